@@ -1,0 +1,25 @@
+//! The words every part of Cleave shares.
+//!
+//! Owns: identifiers, [`Time`], [`Request`], the [`StepPlan`] a scheduler hands to an engine, the
+//! [`Order`]s a router sends to a worker and the [`Report`]s that come back.
+//! Never: reads a clock, touches I/O, holds a decision. Everything here is plain data.
+//! Invariant: every type serialises, so that any conversation can be taped and replayed.
+
+mod fleet;
+mod id;
+mod message;
+mod plan;
+mod request;
+mod time;
+
+pub use fleet::{Fingerprint, Leg, Load, WorkerDescription};
+pub use id::{
+    BlockHash, BlockIndex, FlightId, Generation, HandoffId, Incarnation, RouterId, Slot, SlotIndex,
+    StepId, TokenId, WorkerId, WorkerRef,
+};
+pub use message::{
+    Ending, Failure, FinishReason, Order, Prefill, Refusal, Report, Reserve, Target, Usage,
+};
+pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepResult};
+pub use request::{Request, Sampling, Slo, StopRules};
+pub use time::Time;

@@ -1,0 +1,207 @@
+//! What routers and workers say to each other. The same values travel through a channel in one
+//! process, a gRPC stream between processes, and the simulator's links.
+
+use crate::{BlockHash, HandoffId, Load, Request, Slot, WorkerRef};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// From a router to a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Order {
+    /// Decode leg: hold blocks for a sequence that will arrive.
+    Reserve(Reserve),
+    /// Prefill leg: run the prompt and hand it on.
+    Prefill(Prefill),
+    /// These are still wanted: their leases start anew.
+    Renew {
+        /// Every hand-off that the router has on this worker.
+        handoffs: Vec<HandoffId>,
+    },
+    /// No longer wanted: free everything of it.
+    Cancel {
+        /// What.
+        handoff: HandoffId,
+    },
+    /// Accept nothing new; finish what is here.
+    Drain,
+}
+
+/// See [`Order::Reserve`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reserve {
+    /// The attempt.
+    pub handoff: HandoffId,
+    /// What to generate.
+    pub request: Arc<Request>,
+    /// Who will write; nobody else may. The worker itself when both legs are one.
+    pub sender: WorkerRef,
+}
+
+/// See [`Order::Prefill`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prefill {
+    /// The attempt.
+    pub handoff: HandoffId,
+    /// What to run: prompt and tokens generated so far.
+    pub request: Arc<Request>,
+    /// Where the blocks go.
+    pub target: Target,
+}
+
+/// The reserved place on the decode worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// Who reserved. The worker itself when both legs are one; then nothing is sent.
+    pub worker: WorkerRef,
+    /// The sequence's first `skip` blocks are there already and are not sent.
+    pub skip: u32,
+    /// Where the others go, in order: block `skip + i` of the sequence goes to `slots[i]`.
+    pub slots: Vec<Slot>,
+}
+
+/// From a worker to the router whose order it is about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// Answers `Reserve`: blocks are held and may be written to.
+    Reserved {
+        /// The attempt.
+        handoff: HandoffId,
+        /// Leading blocks that are here already.
+        present: u32,
+        /// The others, as in [`Target::slots`].
+        slots: Vec<Slot>,
+    },
+    /// Answers `Reserve` or `Prefill`: not taken, and nothing is held.
+    Refused {
+        /// The attempt.
+        handoff: HandoffId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// Prefill leg: the first token was drawn (and emitted), and all blocks are on their way.
+    Prefilled {
+        /// The attempt.
+        handoff: HandoffId,
+        /// Prompt tokens that came from the prefix cache.
+        cached_tokens: u32,
+    },
+    /// Decode leg: everything arrived, was verified, and the sequence runs.
+    Landed {
+        /// The attempt.
+        handoff: HandoffId,
+    },
+    /// The sequence produced its last token here.
+    Finished {
+        /// The attempt.
+        handoff: HandoffId,
+        /// Why it ended.
+        reason: FinishReason,
+        /// Output tokens over its whole life.
+        output_tokens: u32,
+    },
+    /// This worker's leg cannot go on; what it held is freed.
+    LegFailed {
+        /// The attempt.
+        handoff: HandoffId,
+        /// Why.
+        failure: Failure,
+    },
+    /// The last thing said of a hand-off that was accepted: nothing of it is held here any more.
+    Released {
+        /// The attempt.
+        handoff: HandoffId,
+    },
+    /// How busy the worker is.
+    Load(Load),
+    /// What the worker's prefix cache gained and lost.
+    Prefix {
+        /// Blocks that can now be reused.
+        stored: Vec<BlockHash>,
+        /// Blocks that are gone.
+        evicted: Vec<BlockHash>,
+    },
+}
+
+/// Why something was not taken on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The queue is at its limit.
+    QueueFull {
+        /// Earliest time worth trying again.
+        retry_after: Duration,
+    },
+    /// Not enough blocks can become free.
+    NoBlocks {
+        /// Earliest time worth trying again.
+        retry_after: Duration,
+    },
+    /// Prompt and output would exceed what any worker's pool or context can hold.
+    TooLong {
+        /// What it takes.
+        tokens_max: u32,
+    },
+    /// No worker (pair) for this model is connected.
+    NoWorker,
+    /// Shutting down.
+    Draining,
+    /// The order names another life of this worker, a leg it does not serve, or a hand-off it has.
+    WrongWorker,
+}
+
+/// Why a leg, and in the end perhaps a flight, failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Failure {
+    /// A worker went away.
+    WorkerLost,
+    /// The link to the other worker broke.
+    LinkLost,
+    /// Nobody renewed the lease.
+    LeaseExpired,
+    /// Blocks arrived damaged, incomplete or for another generation.
+    Corrupt,
+    /// The receiver would not take what was sent.
+    Rejected,
+    /// The engine could not run the step.
+    Engine(String),
+    /// Retries are used up; the last reason.
+    RetriesSpent(Box<Failure>),
+}
+
+/// Why generation stopped of its own accord.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FinishReason {
+    /// A stop token was drawn.
+    Stop,
+    /// `max_tokens` or the context's end was reached.
+    Length,
+}
+
+/// How a flight ended; every flight has exactly one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// Every token was produced.
+    Done {
+        /// Why it stopped.
+        reason: FinishReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// Not taken on; nothing was emitted.
+    Refused(Refusal),
+    /// The client no longer wanted it.
+    Cancelled,
+    /// Broken off; tokens may have been emitted.
+    Failed(Failure),
+}
+
+/// Token counts of a flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Prompt length.
+    pub prompt_tokens: u32,
+    /// Tokens produced.
+    pub output_tokens: u32,
+    /// Prompt tokens that came from a prefix cache.
+    pub cached_tokens: u32,
+}

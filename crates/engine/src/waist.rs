@@ -1,0 +1,82 @@
+//! The upper waist: what a worker needs of a model, on whatever device.
+
+use cleave_domain::{BlockIndex, Fingerprint, StepPlan, StepResult};
+
+/// What an engine is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineDescription {
+    /// Architecture and size, for people.
+    pub model: String,
+    /// Processor and number formats, for people.
+    pub device: String,
+    /// Weights revision, numeric type, block layout and size.
+    pub fingerprint: Fingerprint,
+    /// Tokens per block.
+    pub block_tokens: u32,
+    /// Blocks in the pool.
+    pub blocks_count: u32,
+    /// Bytes per block: `layers × 2 × kv_heads × block_tokens × head_dim × element`.
+    pub block_bytes: u32,
+    /// Seats for sequences.
+    pub slots_count: u32,
+    /// Tokens in one step at most.
+    pub step_tokens_max: u32,
+    /// The model's context.
+    pub context_tokens_max: u32,
+    /// Size of the vocabulary.
+    pub vocab_size: u32,
+}
+
+/// A model with a KV pool. Synchronous, driven by one thread.
+///
+/// The KV pool is one span per block, `[block][layer][K|V][kv_head][token][dim]`.
+pub trait Engine: Send {
+    /// What this is.
+    fn describe(&self) -> &EngineDescription;
+
+    /// Runs one step.
+    ///
+    /// # Errors
+    /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
+    /// `Device` if the device failed; what the plan's blocks hold is then unknown.
+    fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
+
+    /// Copies bytes of a block out; `out.len()` bytes from `offset`.
+    ///
+    /// # Errors
+    /// `Plan` if the range is outside the block or the pool.
+    fn read_block(
+        &self,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError>;
+
+    /// Copies bytes into a block.
+    ///
+    /// # Errors
+    /// As [`Engine::read_block`].
+    fn write_block(
+        &mut self,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError>;
+
+    /// Copies whole blocks, `(from, to)`, in order.
+    ///
+    /// # Errors
+    /// As [`Engine::read_block`].
+    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError>;
+}
+
+/// Why an engine could not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The caller asked for something impossible; nothing has changed.
+    #[error("impossible step: {0}")]
+    Plan(String),
+    /// The device failed.
+    #[error("device failed: {0}")]
+    Device(String),
+}

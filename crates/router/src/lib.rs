@@ -1,0 +1,9 @@
+//! The cluster's brain.
+//!
+//! Owns: which worker serves which leg of which flight, and each flight's way from submission to
+//! its one end. Never: sees text, a token that was generated, an address, or a clock.
+//! Invariant: every flight submitted ends in exactly one `Output::End`.
+
+mod event;
+
+pub use event::{Input, Limits, Note, Output};
