@@ -10,6 +10,7 @@ mod id;
 mod message;
 mod plan;
 mod request;
+mod tape;
 mod time;
 
 pub use fleet::{Fingerprint, Leg, Load, WorkerDescription};
@@ -22,4 +23,5 @@ pub use message::{
 };
 pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepResult};
 pub use request::{Request, Sampling, Slo, StopRules};
+pub use tape::{Tape, TapeLine};
 pub use time::Time;
