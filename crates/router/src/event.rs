@@ -17,8 +17,9 @@ pub struct Limits {
     pub queue_max: u32,
     /// How long a flight may wait for room before it is refused.
     pub queue_wait_max: Duration,
-    /// Attempts per flight, the first included.
-    pub attempts_max: u32,
+    /// Failures a flight survives. A worker that refuses starts a new attempt too, but is no
+    /// failure; `queue_wait_max` bounds those.
+    pub failures_max: u32,
     /// How often leases are renewed; a third of the workers' lease or less.
     pub renew_every: Duration,
     /// How long a reservation's answer may take before the worker is passed over; also how long a
