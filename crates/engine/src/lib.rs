@@ -7,7 +7,14 @@
 //! is in the step or how it was cut into chunks.
 
 pub mod checkpoint;
+mod forward;
+mod model;
 pub mod ops;
+mod plan;
+mod sampling;
 mod waist;
+mod weights;
 
+pub use model::{EngineLimits, ModelEngine};
 pub use waist::{Engine, EngineDescription, EngineError};
+pub use weights::{LoadProgress, Weights};

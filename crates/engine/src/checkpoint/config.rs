@@ -16,7 +16,7 @@ use std::path::Path;
 const WIDTH_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
-const CONTEXT_MAX: usize = 1 << 27;
+const CONTEXT_MAX: usize = 1 << 22;
 
 /// A family of models that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -51,10 +51,6 @@ impl Fields {
         }
     }
 
-    pub(super) fn file(&self) -> &Path {
-        &self.file
-    }
-
     /// A field that is there and not null.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.map.get(name).filter(|value| !value.is_null())

@@ -81,11 +81,6 @@ impl Folder {
         Ok(())
     }
 
-    /// What a message about a missing tensor should point to.
-    pub(super) fn root(&self) -> &Path {
-        &self.root
-    }
-
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }
