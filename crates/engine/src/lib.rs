@@ -7,6 +7,7 @@
 //! is in the step or how it was cut into chunks.
 
 pub mod checkpoint;
+pub mod conformance;
 mod forward;
 mod model;
 pub mod ops;

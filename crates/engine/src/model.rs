@@ -1,17 +1,18 @@
 //! A model with a KV pool: [`Engine`] over any [`Ops`].
 //!
-//! Owns: seats, the pool, and what a step does in which order.
+//! Owns: slots, the pool, and what a step does in which order.
 //! Never: decides what to run.
 //! Invariant: a refused plan changes nothing.
 
 use crate::forward::{Buffers, LOGIT_ROWS_MAX, Pass};
 use crate::ops::{Batch, BatchSegment, Ops, PoolShape};
 use crate::plan::{PlanCheck, out_of_range};
-use crate::sampling::{Sampler, Seat};
+use crate::sampling::{Sampler, Slot};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Fingerprint, LogitsWanted, Sampled, Segment, SlotIndex, StepPlan, StepResult,
+    BlockIndex, Capacity, Fingerprint, LogitsWanted, Sampled, Segment, SlotIndex, StepPlan,
+    StepResult,
 };
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ pub struct EngineLimits {
     pub block_tokens: u32,
     /// Blocks in the pool, at least 1.
     pub blocks_count: u32,
-    /// Seats for sequences, at least 1.
+    /// Sequences that have a slot at once, at least 1.
     pub slots_count: u32,
     /// Tokens in one step at most, at least 1. Activations are allocated for so many rows.
     pub step_tokens_max: u32,
@@ -36,7 +37,7 @@ pub struct ModelEngine<O: Ops> {
     buffers: Buffers<O>,
     description: EngineDescription,
     check: PlanCheck,
-    seats: Vec<Option<Seat>>,
+    slots: Vec<Option<Slot>>,
     sampler: Sampler,
     /// The step's rows, kept for their memory.
     batch: Batch,
@@ -51,9 +52,9 @@ pub struct ModelEngine<O: Ops> {
 /// What a row's logits are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// Score the token at this index of the seat's history.
+    /// Score the token at this index of the slot's history.
     Score(SlotIndex, usize),
-    /// Draw the seat's next token.
+    /// Draw the slot's next token.
     Sample(SlotIndex),
 }
 
@@ -90,19 +91,21 @@ impl<O: Ops> ModelEngine<O> {
             model: weights.name.clone(),
             device: ops.device(),
             fingerprint: fingerprint(&weights, &shape),
-            block_tokens,
-            blocks_count,
-            block_bytes,
-            slots_count,
-            step_tokens_max,
-            context_tokens_max: weights.context_tokens_max() as u32,
+            capacity: Capacity {
+                block_tokens,
+                block_bytes,
+                blocks_count,
+                slots_count,
+                step_tokens_max,
+                context_tokens_max: weights.context_tokens_max() as u32,
+            },
             vocab_size: config.vocab_size as u32,
         };
         Ok(Self {
             pool: ops.pool(shape)?,
             buffers: Buffers::new(&ops, &weights, step_tokens_max as usize)?,
             check: PlanCheck::new(blocks_count as usize, slots_count as usize),
-            seats: (0..slots_count).map(|_| None).collect(),
+            slots: (0..slots_count).map(|_| None).collect(),
             sampler: Sampler::default(),
             batch: Batch::default(),
             wanted: Vec::new(),
@@ -119,10 +122,10 @@ impl<O: Ops> ModelEngine<O> {
             batch,
             wanted,
             purposes,
-            seats,
+            slots,
             ..
         } = self;
-        let block_tokens = self.description.block_tokens as usize;
+        let block_tokens = self.description.capacity.block_tokens as usize;
         batch.tokens.clear();
         batch.positions.clear();
         batch.segments.clear();
@@ -130,21 +133,22 @@ impl<O: Ops> ModelEngine<O> {
         wanted.clear();
         purposes.clear();
         for segment in &plan.segments {
-            let (first, len) = (batch.tokens.len(), segment.tokens.len());
-            let end = segment.position as usize + len;
-            let table = batch.blocks.len();
-            batch.tokens.extend(&segment.tokens);
+            let (first, len) = (batch.tokens.len(), segment.len as usize);
+            let (position, table) = (segment.position as usize, batch.blocks.len());
+            let end = position + len;
+            let slot = slots[segment.slot.0 as usize].as_ref();
+            let slot = slot.expect("the plan was checked: every slot is open");
+            let history = &slot.history;
+            batch.tokens.extend(&history[position..end]);
             batch.positions.extend(segment.position..end as u32);
             let used = &segment.blocks[..end.div_ceil(block_tokens)];
             batch.blocks.extend(used);
             batch.segments.push(BatchSegment {
                 rows: first..first + len,
-                position: segment.position as usize,
+                position,
                 blocks: table..batch.blocks.len(),
             });
-            let seat = seats[segment.slot.0 as usize].as_ref();
-            let prompt_count = seat.map_or(0, |seat| seat.prompt_count);
-            for (row, purpose) in purposes_of(segment, prompt_count) {
+            for (row, purpose) in purposes_of(segment, history.len()) {
                 wanted.push((first + row) as u32);
                 purposes.push(purpose);
             }
@@ -182,25 +186,20 @@ impl<O: Ops> ModelEngine<O> {
         let vocab = self.weights.config().vocab_size;
         let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
         let (Purpose::Score(slot, _) | Purpose::Sample(slot)) = purpose;
-        let seat = self.seats[slot.0 as usize]
+        let state = self.slots[slot.0 as usize]
             .as_mut()
-            .expect("the plan was checked: every seat is open");
+            .expect("the plan was checked: every slot is open");
         let not_finite = |_| EngineError::Device(format!("the logits of {slot} are not finite"));
         match purpose {
             Purpose::Sample(_) => {
-                let (token, scores) = self.sampler.draw(seat, logits).map_err(not_finite)?;
-                result.sampled.push(Sampled {
-                    slot,
-                    token,
-                    scores,
-                });
+                let (token, scores) = self.sampler.draw(state, logits).map_err(not_finite)?;
+                result.sampled.push((slot, Sampled { token, scores }));
             }
             Purpose::Score(_, at) => {
-                let token = seat.history[at];
-                let count = seat.sampling.prompt_logprobs.unwrap_or(0);
+                let token = state.history[at];
+                let count = state.sampling.prompt_logprobs.unwrap_or(0);
                 let scores = self.sampler.score(logits, token, count);
                 let scored = Sampled {
-                    slot,
                     token,
                     scores: Some(scores.map_err(not_finite)?),
                 };
@@ -214,10 +213,10 @@ impl<O: Ops> ModelEngine<O> {
     }
 
     fn check_range(&self, block: BlockIndex, offset: usize, len: usize) -> Result<(), EngineError> {
-        if block.0 >= self.description.blocks_count {
+        if block.0 >= self.description.capacity.blocks_count {
             return Err(EngineError::Plan(out_of_range(&self.description, block)));
         }
-        let bytes = self.description.block_bytes as usize;
+        let bytes = self.description.capacity.block_bytes as usize;
         match offset.checked_add(len) {
             Some(end) if end <= bytes => Ok(()),
             _ => Err(EngineError::Plan(format!(
@@ -228,16 +227,15 @@ impl<O: Ops> ModelEngine<O> {
 }
 
 /// The rows of a segment whose logits are wanted, in order, and why.
-fn purposes_of(segment: &Segment, prompt_count: usize) -> impl Iterator<Item = (usize, Purpose)> {
-    let (slot, len) = (segment.slot, segment.tokens.len());
+fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, Purpose)> {
+    let (slot, len) = (segment.slot, segment.len as usize);
     let position = segment.position as usize;
     let (scored, samples) = match segment.logits {
         LogitsWanted::No => (0, false),
         LogitsWanted::Sample => (0, true),
-        // A row scores the token after it, as far as the prompt goes.
-        LogitsWanted::ScorePrompt { sample } => {
-            (len.min(prompt_count.saturating_sub(position + 1)), sample)
-        }
+        // A row scores the token after it, as far as tokens are known.
+        LogitsWanted::Score => (len.min(known - position - 1), false),
+        LogitsWanted::ScoreAndSample => (len - 1, true),
     };
     let scores = (0..scored).map(move |row| (row, Purpose::Score(slot, position + row + 1)));
     scores.chain(samples.then_some((len - 1, Purpose::Sample(slot))))
@@ -268,10 +266,10 @@ impl<O: Ops> Engine for ModelEngine<O> {
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
         self.check
-            .check(&self.description, &self.seats, plan)
+            .check(&self.description, &self.slots, plan)
             .map_err(EngineError::Plan)?;
         for open in &plan.opens {
-            self.seats[open.slot.0 as usize] = Some(Seat::open(open));
+            self.slots[open.slot.0 as usize] = Some(Slot::open(open));
         }
         let mut result = StepResult {
             step: plan.step,

@@ -3,21 +3,21 @@
 //! Owns: every rule a [`StepPlan`] must keep. Nothing of a plan is believed.
 //! Never: changes an engine.
 //! Invariant: a plan that passes cannot index outside a buffer, write two sequences into one block,
-//! or run tokens that are not the seat's own.
+//! or run a token that is not in the slot's history.
 
 use crate::EngineDescription;
-use crate::sampling::{self, Seat};
-use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Segment, StepPlan, TokenId};
+use crate::sampling::{self, Slot};
+use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Segment, StepPlan};
 
-/// Marks which blocks and seats a plan has named, without clearing them between plans.
+/// Marks which blocks and slots a plan has named, without clearing them between plans.
 #[derive(Debug)]
 pub(crate) struct PlanCheck {
     /// Segment that last named a block, as a serial number.
     named: Vec<u64>,
     /// Plan that last wrote a block.
     written: Vec<u64>,
-    /// Plan that last ran a seat.
-    seated: Vec<u64>,
+    /// Plan that last ran a slot.
+    ran: Vec<u64>,
     segments_serial: u64,
     plans_serial: u64,
 }
@@ -27,7 +27,7 @@ impl PlanCheck {
         Self {
             named: vec![0; blocks_count],
             written: vec![0; blocks_count],
-            seated: vec![0; slots_count],
+            ran: vec![0; slots_count],
             segments_serial: 0,
             plans_serial: 0,
         }
@@ -37,7 +37,7 @@ impl PlanCheck {
     pub(crate) fn check(
         &mut self,
         engine: &EngineDescription,
-        seats: &[Option<Seat>],
+        slots: &[Option<Slot>],
         plan: &StepPlan,
     ) -> Result<(), String> {
         for (index, open) in plan.opens.iter().enumerate() {
@@ -49,12 +49,12 @@ impl PlanCheck {
         self.plans_serial += 1;
         let mut rows = 0;
         for segment in &plan.segments {
-            rows += segment.tokens.len();
-            if rows > engine.step_tokens_max as usize {
-                let most = engine.step_tokens_max;
+            rows += segment.len as usize;
+            if rows > engine.capacity.step_tokens_max as usize {
+                let most = engine.capacity.step_tokens_max;
                 return Err(format!("{rows} tokens or more in a step of {most}"));
             }
-            self.check_segment(engine, seats, (plan, segment))
+            self.check_segment(engine, slots, (plan, segment))
                 .map_err(|problem| format!("{}: {problem}", segment.slot))?;
         }
         Ok(())
@@ -63,44 +63,42 @@ impl PlanCheck {
     fn check_segment(
         &mut self,
         engine: &EngineDescription,
-        seats: &[Option<Seat>],
+        slots: &[Option<Slot>],
         (plan, segment): (&StepPlan, &Segment),
     ) -> Result<(), String> {
         let slot = segment.slot.0 as usize;
-        let Some(seated) = self.seated.get_mut(slot) else {
-            return Err(format!("no such seat, there are {}", engine.slots_count));
+        let Some(ran) = self.ran.get_mut(slot) else {
+            return Err(format!(
+                "no such slot, there are {}",
+                engine.capacity.slots_count
+            ));
         };
-        if std::mem::replace(seated, self.plans_serial) == self.plans_serial {
+        if std::mem::replace(ran, self.plans_serial) == self.plans_serial {
             return Err("has two segments".to_owned());
         }
         let opened = plan.opens.iter().find(|open| open.slot == segment.slot);
-        let history: &[TokenId] = match (opened, &seats[slot]) {
-            (Some(open), _) => &open.history,
-            (None, Some(seat)) => &seat.history,
+        let known = match (opened, &slots[slot]) {
+            (Some(open), _) => open.prompt.len() + open.output.len(),
+            (None, Some(slot)) => slot.history.len(),
             (None, None) => return Err("was never opened".to_owned()),
         };
-        let len = segment.tokens.len();
-        if len == 0 {
+        if segment.len == 0 {
             return Err("a segment without tokens".to_owned());
         }
         let position = segment.position as usize;
-        let end = position + len;
-        if end > engine.context_tokens_max as usize {
-            let most = engine.context_tokens_max;
+        let end = position + segment.len as usize;
+        if end > engine.capacity.context_tokens_max as usize {
+            let most = engine.capacity.context_tokens_max;
             return Err(format!("position {end} in a context of {most}"));
         }
-        if history.get(position..end) != Some(&segment.tokens) {
-            let known = history.len();
-            return Err(format!(
-                "tokens at {position}..{end} are not those of its history ({known} long)"
-            ));
+        if end > known {
+            return Err(format!("tokens {position}..{end} of {known}"));
         }
         let samples = matches!(
             segment.logits,
-            LogitsWanted::Sample | LogitsWanted::ScorePrompt { sample: true }
+            LogitsWanted::Sample | LogitsWanted::ScoreAndSample
         );
-        if samples && end != history.len() {
-            let known = history.len();
+        if samples && end != known {
             return Err(format!("samples after {end} of {known} tokens"));
         }
         self.check_blocks(engine, segment, end)
@@ -112,7 +110,7 @@ impl PlanCheck {
         segment: &Segment,
         end: usize,
     ) -> Result<(), String> {
-        let block_tokens = engine.block_tokens as usize;
+        let block_tokens = engine.capacity.block_tokens as usize;
         let needed = end.div_ceil(block_tokens);
         let Some(table) = segment.blocks.get(..needed) else {
             let has = segment.blocks.len();
@@ -141,12 +139,18 @@ impl PlanCheck {
 
 /// As an error says it.
 pub(crate) fn out_of_range(engine: &EngineDescription, block: BlockIndex) -> String {
-    format!("no block {block}, the pool has {}", engine.blocks_count)
+    format!(
+        "no block {block}, the pool has {}",
+        engine.capacity.blocks_count
+    )
 }
 
 fn check_open(engine: &EngineDescription, open: &OpenSlot) -> Result<(), String> {
-    if open.slot.0 >= engine.slots_count {
-        return Err(format!("no such seat, there are {}", engine.slots_count));
+    if open.slot.0 >= engine.capacity.slots_count {
+        return Err(format!(
+            "no such slot, there are {}",
+            engine.capacity.slots_count
+        ));
     }
     sampling::check(open, engine.vocab_size as usize)
 }

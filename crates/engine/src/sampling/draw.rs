@@ -1,15 +1,15 @@
 //! From logits to a token.
 
 use super::philox::uniform;
-use super::seat::Seat;
 use super::select::{Candidate, top};
+use super::slot::Slot;
 use super::softmax;
 use cleave_domain::{Sampling, Scores, TokenId};
 
 /// How many candidates a nucleus is first looked for in; grows eightfold until it is found.
 const NUCLEUS_FIRST: usize = 128;
 
-/// Scratch space for drawing, shared by all seats.
+/// Scratch space for drawing, shared by all slots.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     undo: Vec<(TokenId, f32)>,
@@ -23,32 +23,32 @@ pub(crate) struct Sampler {
 pub(crate) struct NotFinite;
 
 impl Sampler {
-    /// Draws a seat's next token and appends it to the seat's history. `logits` `(vocab)` are
+    /// Draws a slot's next token and appends it to the slot's history. `logits` `(vocab)` are
     /// scratch afterwards.
     pub(crate) fn draw(
         &mut self,
-        seat: &mut Seat,
+        slot: &mut Slot,
         logits: &mut [f32],
     ) -> Result<(TokenId, Option<Scores>), NotFinite> {
         if !softmax::all_finite(logits) {
             return Err(NotFinite);
         }
-        let mut scores = seat
+        let mut scores = slot
             .sampling
             .logprobs
             .map(|count| self.describe(logits, count));
-        seat.adjust(logits, &mut self.undo);
-        let token = if seat.is_greedy() {
+        slot.adjust(logits, &mut self.undo);
+        let token = if slot.is_greedy() {
             softmax::argmax(logits) as TokenId
         } else {
-            let uniform = uniform(seat.sampling.seed, seat.history.len() as u64);
-            self.pick(&seat.sampling, logits, uniform)
+            let uniform = uniform(slot.sampling.seed, slot.history.len() as u64);
+            self.pick(&slot.sampling, logits, uniform)
         };
         if let Some(scores) = &mut scores {
             let before = self.undo.iter().find(|(changed, _)| *changed == token);
             scores.chosen = before.map_or(logits[token as usize], |(_, logit)| *logit);
         }
-        seat.push(token);
+        slot.push(token);
         Ok((token, scores))
     }
 

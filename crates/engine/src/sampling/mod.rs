@@ -1,6 +1,6 @@
 //! Drawing tokens.
 //!
-//! Owns: a seat's sampling state and the rules of [`Sampling`], in the order documented there:
+//! Owns: a slot's sampling state and the rules of [`Sampling`], in the order documented there:
 //! bias (and the ban on stop tokens), penalties, temperature, top-k, top-p, min-p, then one draw
 //! keyed by seed and position.
 //! Never: remembers a draw: what comes next depends on logits, history and seed alone.
@@ -8,10 +8,10 @@
 
 mod draw;
 mod philox;
-mod seat;
 mod select;
+mod slot;
 mod softmax;
 
 pub(crate) use draw::Sampler;
 pub(crate) use philox::philox4x32;
-pub(crate) use seat::{Seat, check};
+pub(crate) use slot::{Slot, check};

@@ -1,4 +1,4 @@
-//! A sequence's seat: what the sampler must know of it.
+//! A sequence's slot: what the sampler must know of it.
 
 use cleave_domain::{OpenSlot, Sampling, TokenId};
 use std::collections::BTreeMap;
@@ -9,36 +9,34 @@ const TEMPERATURE_MIN: f32 = 1e-5;
 
 /// One sequence's sampling state.
 #[derive(Clone, Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Slot {
     pub(crate) sampling: Arc<Sampling>,
     /// Prompt and output.
     pub(crate) history: Vec<TokenId>,
-    pub(crate) prompt_count: usize,
+    prompt_count: usize,
     stop_tokens: Arc<[TokenId]>,
     min_tokens: usize,
     /// How often each token of the history is in the output; kept only where a penalty needs it.
     counts: Option<BTreeMap<TokenId, u32>>,
 }
 
-impl Seat {
+impl Slot {
     pub(crate) fn open(open: &OpenSlot) -> Self {
         let sampling = Arc::clone(&open.sampling);
         let has_penalty = sampling.repetition_penalty != 1.0
             || sampling.presence_penalty != 0.0
             || sampling.frequency_penalty != 0.0;
-        let prompt_count = open.prompt_count as usize;
         let counts = has_penalty.then(|| {
-            let (prompt, output) = open.history.split_at(prompt_count);
-            let mut counts: BTreeMap<_, _> = prompt.iter().map(|token| (*token, 0)).collect();
-            for token in output {
+            let mut counts: BTreeMap<_, _> = open.prompt.iter().map(|t| (*t, 0)).collect();
+            for token in &open.output {
                 *counts.entry(*token).or_insert(0) += 1;
             }
             counts
         });
         Self {
             sampling,
-            history: open.history.clone(),
-            prompt_count,
+            history: [&open.prompt, open.output.as_slice()].concat(),
+            prompt_count: open.prompt.len(),
             stop_tokens: Arc::clone(&open.stop_tokens),
             min_tokens: open.min_tokens as usize,
             counts,
@@ -93,17 +91,11 @@ impl Seat {
     }
 }
 
-/// Whether a seat can be opened: numbers in range, tokens in the vocabulary.
+/// Whether a slot can be opened: numbers in range, tokens in the vocabulary.
 pub(crate) fn check(open: &OpenSlot, vocab_size: usize) -> Result<(), String> {
     let is_token = |token: &TokenId| (*token as usize) < vocab_size;
-    if open.prompt_count as usize > open.history.len() {
-        return Err(format!(
-            "prompt of {} tokens in a history of {}",
-            open.prompt_count,
-            open.history.len()
-        ));
-    }
-    if let Some(token) = open.history.iter().find(|token| !is_token(token)) {
+    let mut history = open.prompt.iter().chain(&open.output);
+    if let Some(token) = history.find(|token| !is_token(token)) {
         return Err(format!("token {token} in a vocabulary of {vocab_size}"));
     }
     let sampling = &*open.sampling;
