@@ -9,12 +9,12 @@ use crate::checkpoint::layout::{LAST_NORM, in_layer};
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredTensor};
 use crate::ops::{Pack, RotaryTable};
 
-/// How far loading is.
+/// How far a long piece of work on a checkpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Bytes of the checkpoint that are on the device.
+pub struct Progress {
+    /// Bytes of the checkpoint that are on the device, or written.
     pub bytes_done: u64,
-    /// Bytes to load.
+    /// Bytes of all of it.
     pub bytes_total: u64,
 }
 
@@ -62,7 +62,7 @@ impl<P: Pack> Weights<P> {
         pack: &P,
         checkpoint: &Checkpoint,
         context_tokens_max: Option<usize>,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, CheckpointError> {
         let config = checkpoint.config().clone();
         let context = context_tokens_max
@@ -134,7 +134,7 @@ fn rounded(count: u64) -> String {
 struct Loader<'a, P> {
     pack: &'a P,
     checkpoint: &'a Checkpoint,
-    progress: &'a mut dyn FnMut(LoadProgress),
+    progress: &'a mut dyn FnMut(Progress),
     bytes_done: u64,
     bytes_total: u64,
 }
@@ -217,7 +217,7 @@ impl<P: Pack> Loader<'_, P> {
 
     fn advance(&mut self, bytes: usize) {
         self.bytes_done += bytes as u64;
-        (self.progress)(LoadProgress {
+        (self.progress)(Progress {
             bytes_done: self.bytes_done,
             bytes_total: self.bytes_total,
         });

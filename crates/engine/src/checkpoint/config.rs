@@ -110,24 +110,36 @@ impl ModelConfig {
                  and *.safetensors",
             )
         })?;
-        let architecture = architecture(&fields)?;
-        refuse(&fields)?;
+        Self::from_fields(&fields)
+    }
+
+    /// Reads what is to become config.json.
+    pub(crate) fn from_object(
+        file: &Path,
+        object: serde_json::Map<String, serde_json::Value>,
+    ) -> Result<Self, CheckpointError> {
+        Self::from_fields(&Fields::of(file, object))
+    }
+
+    fn from_fields(fields: &Fields) -> Result<Self, CheckpointError> {
+        let architecture = architecture(fields)?;
+        refuse(fields)?;
         let vocab_size = fields.size("vocab_size", VOCAB_MAX)?;
         let context_tokens_max = fields.size("max_position_embeddings", CONTEXT_MAX)?;
         let layers_count = fields.size("num_hidden_layers", LAYERS_MAX)?;
-        let heads = heads(&fields, architecture)?;
+        let heads = heads(fields, architecture)?;
         Ok(Self {
             architecture,
             vocab_size,
             hidden_size: fields.size("hidden_size", WIDTH_MAX)?,
             intermediate_size: fields.size("intermediate_size", WIDTH_MAX)?,
             heads,
-            windows: windows(&fields, architecture, layers_count)?,
-            norm_epsilon: epsilon(&fields)?,
-            rope: Rope::read(&fields)?,
+            windows: windows(fields, architecture, layers_count)?,
+            norm_epsilon: epsilon(fields)?,
+            rope: Rope::read(fields)?,
             context_tokens_max,
             tied: fields.flag("tie_word_embeddings")?,
-            biases: biases(&fields, architecture)?,
+            biases: biases(fields, architecture)?,
             head_norms: architecture == Architecture::Qwen3,
             bos: fields
                 .token_ids("bos_token_id")?

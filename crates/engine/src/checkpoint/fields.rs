@@ -51,6 +51,15 @@ impl Fields {
         }
     }
 
+    /// An object that is about to become a file.
+    pub(super) fn of(file: &Path, map: Map<String, Value>) -> Self {
+        Self {
+            file: file.to_owned(),
+            prefix: String::new(),
+            map,
+        }
+    }
+
     /// A field that is there and not null.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.map.get(name).filter(|value| !value.is_null())

@@ -8,10 +8,10 @@ use super::config::ModelConfig;
 
 /// A tensor that must be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Expected {
-    pub(super) name: String,
+pub(crate) struct Expected {
+    pub(crate) name: String,
     /// One or two dimensions.
-    pub(super) shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
 }
 
 /// The embedding, `(vocab, hidden)`.
@@ -32,7 +32,7 @@ pub(super) fn is_harmless(name: &str, tied: bool) -> bool {
 }
 
 /// Every tensor of the model.
-pub(super) fn expected(config: &ModelConfig, tied: bool) -> Vec<Expected> {
+pub(crate) fn expected(config: &ModelConfig, tied: bool) -> Vec<Expected> {
     let mut list = vec![
         (
             EMBEDDING.to_owned(),

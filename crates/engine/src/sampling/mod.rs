@@ -11,6 +11,8 @@ mod philox;
 mod select;
 mod slot;
 mod softmax;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use draw::Sampler;
 pub(crate) use philox::philox4x32;

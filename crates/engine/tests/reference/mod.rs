@@ -10,21 +10,21 @@ use cleave_engine::{EngineError, EngineLimits, ModelEngine, Weights};
 use std::path::Path;
 use std::sync::Arc;
 
-pub struct Plain;
+pub(crate) struct Plain;
 
-pub struct Matrix {
+pub(crate) struct Matrix {
     columns: usize,
     values: Vec<f32>,
     bias: Vec<f32>,
 }
 
-pub struct Rotary {
+pub(crate) struct Rotary {
     cos: Vec<f32>,
     sin: Vec<f32>,
     half: usize,
 }
 
-pub struct Rows {
+pub(crate) struct Rows {
     width: usize,
     values: Vec<f32>,
 }
@@ -39,7 +39,7 @@ impl Rows {
     }
 }
 
-pub struct Pool {
+pub(crate) struct Pool {
     shape: PoolShape,
     values: Vec<f32>,
 }
@@ -399,7 +399,7 @@ impl Ops for Plain {
 }
 
 /// An engine over the plain ops.
-pub fn engine(dir: &Path, limits: EngineLimits) -> Result<ModelEngine<Plain>, String> {
+pub(crate) fn engine(dir: &Path, limits: EngineLimits) -> Result<ModelEngine<Plain>, String> {
     let checkpoint =
         cleave_engine::checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
     let weights = Weights::load(&Plain, &checkpoint, None, &mut |_| {});
