@@ -107,7 +107,10 @@ impl FromStr for Isa {
         let known = Self::ALL.into_iter().find(|isa| isa.name() == text);
         known.ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|isa| isa.name()).collect();
-            format!("no instruction set {text:?}; choose one of {}", names.join(", "))
+            format!(
+                "no instruction set {text:?}; choose one of {}",
+                names.join(", ")
+            )
         })
     }
 }

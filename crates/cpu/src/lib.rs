@@ -14,7 +14,8 @@
 //! matrix products agree to the bit (down to numbers of 1e-38, which that instruction takes for
 //! zero). In f32, and in the exponential, the plain set rounds after multiplying where the others
 //! fuse; there results agree within a bound.
-#![allow(unsafe_code)] // Vector instructions, and slices shared between threads.
+#![allow(unsafe_code)]
+// Vector instructions, and slices shared between threads.
 // Vectors are arrays in the plain set: indexing shows which lane goes where.
 #![allow(clippy::needless_range_loop)]
 
@@ -22,8 +23,8 @@ mod affinity;
 mod isa;
 mod kernel;
 mod memory;
-mod options;
 mod ops;
+mod options;
 mod pack;
 mod plan;
 mod simd;

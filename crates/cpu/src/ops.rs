@@ -158,12 +158,11 @@ impl CpuOps {
             words: Parts::new(&mut self.left[..words]),
         };
         let tiles_each = PIECE_ELEMENTS.div_ceil(matrix.width.max(1) * self.kernels.rows_max);
-        self.threads
-            .run(cut.count().div_ceil(tiles_each), &|turn| {
-                let tiles = piece(turn.task, tiles_each, cut.count());
-                // SAFETY: `Kernels::of` checked the instructions.
-                unsafe { (kernels.pack)(&left, tiles) }
-            });
+        self.threads.run(cut.count().div_ceil(tiles_each), &|turn| {
+            let tiles = piece(turn.task, tiles_each, cut.count());
+            // SAFETY: `Kernels::of` checked the instructions.
+            unsafe { (kernels.pack)(&left, tiles) }
+        });
         let product = Product {
             right: &matrix.words,
             steps: matrix.steps,
@@ -398,7 +397,10 @@ impl Ops for CpuOps {
     }
 
     fn pool(&self, shape: PoolShape) -> Result<CpuPool, EngineError> {
-        assert_eq!(shape.precision, self.precision, "a pool of another precision");
+        assert_eq!(
+            shape.precision, self.precision,
+            "a pool of another precision"
+        );
         Ok(CpuPool {
             bytes: Memory::zeroed(shape.blocks_count * shape.block_bytes())?,
             shape,

@@ -310,7 +310,11 @@ fn merge<S: Simd>(s: S, total: &mut State, row: usize, (top, sum, out): (f32, &[
     let (sums, _) = total.sum[row * LANES..(row + 1) * LANES].as_chunks_mut::<LANES>();
     let (outs, _) = total.out[row * width..(row + 1) * width].as_chunks_mut::<LANES>();
     let mine = sums.iter_mut().chain(outs);
-    let theirs = sum.as_chunks::<LANES>().0.iter().chain(out.as_chunks::<LANES>().0);
+    let theirs = sum
+        .as_chunks::<LANES>()
+        .0
+        .iter()
+        .chain(out.as_chunks::<LANES>().0);
     for (mine, theirs) in mine.zip(theirs) {
         s.store(s.fma(s.load(theirs), new, s.mul(s.load(mine), old)), mine);
     }
@@ -334,7 +338,10 @@ fn finish<S: Simd, T>(s: S, task: &Task<'_, T>, total: &State, row: usize) {
         s.store(s.div(s.load(out), weight), to);
     }
     if !tail.is_empty() {
-        s.store_part(s.div(s.load_part(&out[whole..whole + tail.len()]), weight), tail);
+        s.store_part(
+            s.div(s.load_part(&out[whole..whole + tail.len()]), weight),
+            tail,
+        );
     }
 }
 
@@ -585,7 +592,10 @@ fn weigh<S: Simd, F: Format<S>, const R: usize>(
     let mut largest = s.splat(f32::NEG_INFINITY);
     for (chunk, score) in scores.iter_mut().enumerate() {
         let first = chunk * LANES;
-        let (from, to) = (seen_start.saturating_sub(first), seen_end.saturating_sub(first));
+        let (from, to) = (
+            seen_start.saturating_sub(first),
+            seen_end.saturating_sub(first),
+        );
         let mut v = s.mul(s.load(score), scale);
         if from > 0 || to < LANES {
             v = s.keep(v, from, to);

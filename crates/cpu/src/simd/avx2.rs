@@ -4,16 +4,15 @@
 
 use super::{LANES, Simd};
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0,
-    _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32, _mm256_add_ps,
-    _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256, _mm256_castsi256_ps,
-    _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32,
-    _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
-    _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps,
-    _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_ps, _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi32,
-    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps,
-    _mm256_unpacklo_ps, _CMP_GE_OQ, _CMP_LT_OQ, _CMP_UNORD_Q,
+    __m128i, __m256, __m256i, _CMP_GE_OQ, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
+    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
+    _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256, _mm256_castsi256_ps,
+    _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256,
+    _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64, _mm256_round_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_ps, _mm256_shuffle_epi32, _mm256_shuffle_ps,
+    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_ps,
+    _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 /// AVX2 and FMA.
@@ -276,10 +275,7 @@ unsafe fn round_bf16(x: __m256) -> __m256 {
     unsafe {
         let bits = _mm256_castps_si256(x);
         let even = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-        let rounded = _mm256_add_epi32(
-            bits,
-            _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)),
-        );
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
         let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
         let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
         upper(_mm256_blendv_ps(
@@ -334,7 +330,12 @@ unsafe fn transpose(from: &[*const u32; 8], to: *mut u32, stride: usize) {
         }
         // Afterwards `rows[4g + c]` holds, in 128-bit lane l, column 4l + c of rows 4g..4g + 4.
         for g in 0..2 {
-            let [a, b, c, d] = [rows[4 * g], rows[4 * g + 1], rows[4 * g + 2], rows[4 * g + 3]];
+            let [a, b, c, d] = [
+                rows[4 * g],
+                rows[4 * g + 1],
+                rows[4 * g + 2],
+                rows[4 * g + 3],
+            ];
             let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
             let (ef, gh) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
             rows[4 * g] = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);

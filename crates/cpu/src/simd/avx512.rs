@@ -4,16 +4,16 @@
 
 use super::{LANES, Simd};
 use std::arch::x86_64::{
-    __m256bh, __m256i, __m512, __m512bh, __m512i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
-    _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32,
-    _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+    __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
+    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_storeu_si256,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
     _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh,
     _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
     _mm512_loadu_si512, _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi32, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_srli_epi32,
-    _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps, _mm512_unpackhi_epi32,
-    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _CMP_UNORD_Q,
+    _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_shuffle_epi32, _mm512_shuffle_i32x4, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps, _mm512_unpackhi_epi32,
+    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
 /// AVX-512 F, BW, DQ, VL.
@@ -278,7 +278,12 @@ unsafe fn transpose(from: &[*const u32; LANES], to: *mut u32, stride: usize) {
         // Within 128-bit lanes: pairs of rows, then pairs of pairs. Afterwards `rows[4g + c]` holds,
         // in its 128-bit lane l, column 4l + c of rows 4g..4g + 4.
         for g in 0..4 {
-            let [a, b, c, d] = [rows[4 * g], rows[4 * g + 1], rows[4 * g + 2], rows[4 * g + 3]];
+            let [a, b, c, d] = [
+                rows[4 * g],
+                rows[4 * g + 1],
+                rows[4 * g + 2],
+                rows[4 * g + 3],
+            ];
             let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
             let (ef, gh) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
             rows[4 * g] = _mm512_unpacklo_epi64(ab, cd);
@@ -297,10 +302,26 @@ unsafe fn transpose(from: &[*const u32; LANES], to: *mut u32, stride: usize) {
                 _mm512_shuffle_i32x4::<0b11_10_11_10>(a, b),
                 _mm512_shuffle_i32x4::<0b11_10_11_10>(d, e),
             );
-            store(to, c * stride, _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high));
-            store(to, (4 + c) * stride, _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high));
-            store(to, (8 + c) * stride, _mm512_shuffle_i32x4::<0b10_00_10_00>(low2, high2));
-            store(to, (12 + c) * stride, _mm512_shuffle_i32x4::<0b11_01_11_01>(low2, high2));
+            store(
+                to,
+                c * stride,
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high),
+            );
+            store(
+                to,
+                (4 + c) * stride,
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high),
+            );
+            store(
+                to,
+                (8 + c) * stride,
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(low2, high2),
+            );
+            store(
+                to,
+                (12 + c) * stride,
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(low2, high2),
+            );
         }
     }
 }

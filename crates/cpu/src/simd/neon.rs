@@ -5,12 +5,11 @@
 use super::{LANES, Simd};
 use std::arch::aarch64::{
     float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u32, vbslq_f32,
-    vbslq_u32, vceqq_f32, vcltq_u32, vcgeq_u32, vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32,
-    vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vld1_u16, vld1q_f32,
-    vld1q_u32, vmaxq_f32, vmaxvq_f32, vminq_f32, vmovl_u16, vmulq_f32, vorrq_u32,
-    vreinterpretq_f32_s32, vreinterpretq_f32_u32, vreinterpretq_u32_f32,
-    vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vshrn_n_u32, vshrq_n_u32, vst1_u16,
-    vst1q_f32, vst1q_u32, vsubq_f32,
+    vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32,
+    vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vld1_u16, vld1q_f32, vld1q_u32, vmaxq_f32, vmaxvq_f32,
+    vminq_f32, vmovl_u16, vmulq_f32, vorrq_u32, vreinterpretq_f32_s32, vreinterpretq_f32_u32,
+    vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vshrn_n_u32,
+    vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32, vsubq_f32,
 };
 
 /// NEON.

@@ -164,7 +164,9 @@ impl Simd for Plain {
     #[inline(always)]
     fn pair_phase(self, pairs: V, phase: usize) -> V {
         if phase == 0 {
-            each(pairs, pairs, |x, _| f32::from_bits(x.to_bits() & 0xffff_0000))
+            each(pairs, pairs, |x, _| {
+                f32::from_bits(x.to_bits() & 0xffff_0000)
+            })
         } else {
             each(pairs, pairs, |x, _| f32::from_bits(x.to_bits() << 16))
         }
