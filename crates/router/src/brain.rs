@@ -168,7 +168,7 @@ impl Brain {
             "{handoff} generates nowhere"
         );
         assert!(
-            attempt.prefilled.is_some() || prefill.is_some(),
+            attempt.prefilled || prefill.is_some(),
             "{handoff} runs its prompt nowhere"
         );
     }
@@ -276,7 +276,7 @@ impl Brain {
             flight: id,
         };
         let flight = Flight {
-            content: Content::of(&request),
+            content: Content::of(&request, self.fleet.block_sizes()),
             request,
             place,
             submitted: self.now,
@@ -335,7 +335,7 @@ impl Brain {
             prefill: choice.prefill,
             decode: choice.decode,
             reserved: false,
-            prefilled: None,
+            prefilled: false,
             landed: false,
             finished: None,
         });
@@ -359,6 +359,8 @@ impl Brain {
             handoff,
             request,
             sender: choice.prefill,
+            expected_output_tokens: self.limits.expected_output_tokens,
+            waited,
         };
         self.tell(choice.decode, Order::Reserve(reserve));
     }

@@ -6,10 +6,11 @@
 
 use crate::ledger::{Ledger, Promise};
 use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
-use crate::prefix::Prefixes;
+use crate::prefix::Content;
 use cleave_domain::{
     Fingerprint, FlightId, HandoffId, Load, Report, Time, WorkerDescription, WorkerId, WorkerRef,
 };
+use cleave_kv::FleetIndex;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(crate) struct Worker {
 #[derive(Debug, Default)]
 struct Group {
     workers: BTreeSet<WorkerId>,
-    prefixes: Prefixes,
+    prefixes: FleetIndex,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +47,7 @@ pub(crate) struct Fleet {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query<'a> {
     pub(crate) ask: Ask,
-    pub(crate) content: &'a crate::prefix::Content,
+    pub(crate) content: &'a Content,
     pub(crate) excluded: &'a BTreeSet<WorkerId>,
     pub(crate) now: Time,
 }
@@ -81,7 +82,7 @@ impl Fleet {
             .or_default();
         group.workers.insert(me.worker);
         let load = Load {
-            blocks_free: description.blocks_count,
+            blocks_free: description.capacity.blocks_count,
             ..Load::default()
         };
         let worker = Worker {
@@ -105,7 +106,7 @@ impl Fleet {
         let fingerprint = &gone.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);
-            group.prefixes.forget(gone.me);
+            group.prefixes.lost(gone.me);
             if group.workers.is_empty() {
                 self.groups.remove(fingerprint);
             }
@@ -129,7 +130,9 @@ impl Fleet {
             }
             Report::Prefix { stored, evicted } => {
                 if let Some(group) = self.groups.get_mut(&worker.description.fingerprint) {
-                    group.prefixes.update(who, stored, evicted);
+                    // What was evicted and stored again in one report is there.
+                    group.prefixes.evicted(who, evicted);
+                    group.prefixes.stored(who, stored);
                 }
             }
             _ => {}
@@ -166,7 +169,7 @@ impl Fleet {
             let decodes = who == choice.decode;
             let blocks = ask
                 .tokens_expected
-                .div_ceil(worker.description.block_tokens);
+                .div_ceil(worker.description.capacity.block_tokens);
             worker.chosen = placements;
             worker.ledger.open(
                 handoff,
@@ -242,13 +245,25 @@ impl Fleet {
         best
     }
 
+    /// Each group's block size; it is part of what makes a fingerprint.
+    pub(crate) fn block_sizes(&self) -> impl Iterator<Item = u32> {
+        self.groups.values().filter_map(|g| self.block_tokens(g))
+    }
+
+    fn block_tokens(&self, group: &Group) -> Option<u32> {
+        let worker = self.workers.get(group.workers.first()?)?;
+        Some(worker.description.capacity.block_tokens)
+    }
+
     fn cached(&self, group: &Group, query: &Query) -> BTreeMap<WorkerId, u32> {
-        let block_tokens = group
-            .workers
-            .first()
-            .and_then(|id| self.workers.get(id))
-            .map_or(1, |worker| worker.description.block_tokens);
-        group.prefixes.matches(&query.content.hashes(block_tokens))
+        let Some(block_tokens) = self.block_tokens(group) else {
+            return BTreeMap::new();
+        };
+        let found = group.prefixes.longest(query.content.hashes(block_tokens));
+        found
+            .into_iter()
+            .map(|(who, blocks)| (who.worker, blocks))
+            .collect()
     }
 
     /// Whether news of this worker could give `query` a place.
@@ -260,7 +275,7 @@ impl Fleet {
                 let blocks = query
                     .ask
                     .prompt_tokens
-                    .div_ceil(worker.description.block_tokens);
+                    .div_ceil(worker.description.capacity.block_tokens);
                 policy::has_room(&candidate(worker, query, blocks), &query.ask)
             })
     }
@@ -294,13 +309,10 @@ fn candidate(worker: &Worker, query: &Query, cached_blocks: u32) -> Candidate {
     let busy = load.sequences_running + load.sequences_waiting + totals.sequences_fresh;
     Candidate {
         worker: worker.me,
-        leg: about.leg,
+        role: about.role,
         shut: worker.shut_until > query.now || query.excluded.contains(&worker.me.worker),
-        block_tokens: about.block_tokens,
-        blocks_count: about.blocks_count,
+        capacity: about.capacity,
         blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
-        context_tokens_max: about.context_tokens_max,
-        slots_count: about.slots_count,
         sequences: busy.max(totals.sequences),
         queue_max: about.queue_max,
         prompts_open: totals.prompts,

@@ -5,7 +5,7 @@
 
 use crate::line::Place;
 use crate::prefix::Content;
-use cleave_domain::{Failure, FinishReason, HandoffId, Request, Time, Usage, WorkerId, WorkerRef};
+use cleave_domain::{Failure, FinishReason, HandoffId, Request, Time, WorkerId, WorkerRef};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -51,12 +51,12 @@ pub(crate) struct Attempt {
     pub(crate) decode: WorkerRef,
     /// D holds blocks; P was told to start.
     pub(crate) reserved: bool,
-    /// P drew the first token; so many prompt tokens were cached.
-    pub(crate) prefilled: Option<u32>,
+    /// P drew the first token, and the client has it.
+    pub(crate) prefilled: bool,
     /// D has everything.
     pub(crate) landed: bool,
     /// The last token was produced.
-    pub(crate) finished: Option<(FinishReason, u32)>,
+    pub(crate) finished: Option<FinishReason>,
 }
 
 impl Flight {
@@ -75,17 +75,10 @@ impl Flight {
         }
     }
 
-    /// Once the last token is known to be out and the first one to be with the client: how it
-    /// went. Waiting for both means that every token has passed, for links keep their order.
-    pub(crate) fn done(&self) -> Option<(FinishReason, Usage)> {
+    /// Once the last token is known to be out and the first one to be with the client: why it
+    /// stopped. Waiting for both means that every token has passed, for links keep their order.
+    pub(crate) fn done(&self) -> Option<FinishReason> {
         let attempt = self.attempt()?;
-        let cached_tokens = attempt.prefilled?;
-        let (reason, output_tokens) = attempt.finished?;
-        let usage = Usage {
-            prompt_tokens: self.request.prompt.len() as u32,
-            output_tokens,
-            cached_tokens,
-        };
-        Some((reason, usage))
+        attempt.finished.filter(|_| attempt.prefilled)
     }
 }

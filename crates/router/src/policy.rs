@@ -4,7 +4,7 @@
 //! a snapshot and returns a choice. Costs O(workers): the legs are judged apart, because what
 //! makes a good prefill worker and a good decode worker has nothing in common but the link.
 
-use cleave_domain::{Leg, Request, WorkerRef};
+use cleave_domain::{Capacity, Request, Role, WorkerRef};
 
 /// A running sequence slows a prompt on the same worker about as much as this many queued prompt
 /// tokens; it weighs the two legs against each other when one worker serves both.
@@ -42,20 +42,14 @@ impl Ask {
 pub struct Candidate {
     /// Who.
     pub worker: WorkerRef,
-    /// What it serves.
-    pub leg: Leg,
+    /// Which legs it serves.
+    pub role: Role,
     /// Not to be chosen now: it refused or failed a moment ago. It still counts as existing.
     pub shut: bool,
-    /// Tokens per block.
-    pub block_tokens: u32,
-    /// Blocks in its pool.
-    pub blocks_count: u32,
+    /// What it can hold.
+    pub capacity: Capacity,
     /// Blocks free after every promise is kept.
     pub blocks_free: u32,
-    /// The longest sequence it takes.
-    pub context_tokens_max: u32,
-    /// Sequences it runs at once.
-    pub slots_count: u32,
     /// Sequences it runs, has waiting, or was promised.
     pub sequences: u32,
     /// Prompts it queues at most.
@@ -109,7 +103,7 @@ pub fn choose(candidates: &[Candidate], ask: &Ask) -> Result<Choice, NoPlace> {
     let whole = best(candidates, |c| whole_cost(c, ask));
     let (prefill, decode) = match (prefill, decode) {
         // Two workers that serve both legs gain nothing from a hand-off between them.
-        (Some((_, p)), Some((_, d))) if p.leg == Leg::Both && d.leg == Leg::Both => {
+        (Some((_, p)), Some((_, d))) if p.role == Role::Both && d.role == Role::Both => {
             let (_, both) = whole.ok_or(NoPlace::Busy)?;
             (both, both)
         }
@@ -137,22 +131,22 @@ pub fn has_room(candidate: &Candidate, ask: &Ask) -> bool {
 // === filter ===
 
 fn exists(candidates: &[Candidate], ask: &Ask) -> Result<(), NoPlace> {
-    let longest = |serves: fn(Leg) -> bool, holds: fn(&Candidate) -> u32| {
+    let longest = |serves: fn(Role) -> bool, holds: fn(&Candidate) -> u32| {
         candidates
             .iter()
-            .filter(|c| serves(c.leg))
+            .filter(|c| serves(c.role))
             .map(holds)
             .max()
             .ok_or(NoPlace::NoWorker)
     };
-    let prompt_max = longest(Leg::prefills, Candidate::tokens_max)?;
-    let whole_max = longest(Leg::decodes, Candidate::tokens_max)?;
+    let prompt_max = longest(Role::prefills, Candidate::tokens_max)?;
+    let whole_max = longest(Role::decodes, Candidate::tokens_max)?;
     // A sequence ends at the context's end whatever `max_tokens` says, so only the pool bounds it.
-    let pool_max = longest(Leg::decodes, Candidate::pool_tokens)?;
+    let pool_max = longest(Role::decodes, Candidate::pool_tokens)?;
     let fits = ask.prompt_tokens < prompt_max.min(whole_max)
         && candidates
             .iter()
-            .any(|c| c.leg.decodes() && c.holds_whole(ask));
+            .any(|c| c.role.decodes() && c.holds_whole(ask));
     if fits {
         Ok(())
     } else {
@@ -164,52 +158,57 @@ fn exists(candidates: &[Candidate], ask: &Ask) -> Result<(), NoPlace> {
 
 impl Candidate {
     fn pool_tokens(&self) -> u32 {
-        self.blocks_count.saturating_mul(self.block_tokens)
+        self.capacity
+            .blocks_count
+            .saturating_mul(self.capacity.block_tokens)
     }
 
     fn tokens_max(&self) -> u32 {
-        self.context_tokens_max.min(self.pool_tokens())
+        self.capacity.context_tokens_max.min(self.pool_tokens())
     }
 
     fn blocks(&self, tokens: u32) -> u32 {
         tokens
-            .min(self.context_tokens_max)
-            .div_ceil(self.block_tokens)
+            .min(self.capacity.context_tokens_max)
+            .div_ceil(self.capacity.block_tokens)
     }
 
     fn holds_whole(&self, ask: &Ask) -> bool {
-        ask.prompt_tokens < self.tokens_max() && self.blocks(ask.tokens_max) <= self.blocks_count
+        ask.prompt_tokens < self.tokens_max()
+            && self.blocks(ask.tokens_max) <= self.capacity.blocks_count
     }
 
     /// At least one token is always computed: its logits are what the prompt is run for.
     fn cached_tokens(&self, ask: &Ask) -> u32 {
-        let tokens = self.cached_blocks.saturating_mul(self.block_tokens);
+        let tokens = self
+            .cached_blocks
+            .saturating_mul(self.capacity.block_tokens);
         tokens.min(ask.prompt_tokens - 1)
     }
 
     /// Seats are overbooked by a quarter: a sequence is promised one while its prompt still runs.
     fn seats(&self) -> u32 {
-        self.slots_count + self.slots_count.div_ceil(4)
+        self.capacity.slots_count + self.capacity.slots_count.div_ceil(4)
     }
 }
 
 // === score ===
 
 fn prefill_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
-    let able = c.leg.prefills() && !c.shut && ask.prompt_tokens < c.tokens_max();
+    let able = c.role.prefills() && !c.shut && ask.prompt_tokens < c.tokens_max();
     let room = c.prompts_open < c.queue_max;
     (able && room)
         .then(|| c.queue_tokens + u64::from(ask.prompt_tokens) - u64::from(c.cached_tokens(ask)))
 }
 
 fn decode_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
-    let able = c.leg.decodes() && !c.shut && c.holds_whole(ask);
+    let able = c.role.decodes() && !c.shut && c.holds_whole(ask);
     let room =
         c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= c.blocks_free + c.cached_blocks;
     (able && room).then(|| {
-        let held = u64::from(c.blocks_count.saturating_sub(c.blocks_free));
-        let fill_blocks = held * 1000 / u64::from(c.blocks_count.max(1));
-        let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.slots_count.max(1));
+        let held = u64::from(c.capacity.blocks_count.saturating_sub(c.blocks_free));
+        let fill_blocks = held * 1000 / u64::from(c.capacity.blocks_count.max(1));
+        let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.capacity.slots_count.max(1));
         let prompt = u64::from(c.blocks(ask.prompt_tokens)).max(1);
         let sent = prompt.saturating_sub(u64::from(c.cached_blocks));
         fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt
@@ -232,6 +231,6 @@ fn best(
     candidates
         .iter()
         .filter_map(|c| cost(c).map(|cost| (cost, c)))
-        .min_by_key(|(cost, c)| (c.leg == Leg::Both, *cost, c.chosen, c.worker))
+        .min_by_key(|(cost, c)| (c.role == Role::Both, *cost, c.chosen, c.worker))
         .map(|(cost, c)| (cost, *c))
 }

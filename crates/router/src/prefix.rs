@@ -1,60 +1,37 @@
-//! What is cached where.
+//! A request as content: the hashes its prefix would be cached under.
 //!
-//! Owns: the exact index of block hashes by worker, fed by the workers' own reports, and a
-//! request's hashes. Never: guesses what a worker might have cached.
-//! Invariant: holds nothing of a worker that is not connected in that life.
+//! Owns: when they are computed. Never: defines them; `kv` does, for workers too.
+//! Invariant: hashed once, at submission, for each block size in the fleet. A block size that
+//! appears later finds nothing cached, as is true of a worker that has just started.
 
-use cleave_domain::{BlockHash, Request, TokenId, WorkerId, WorkerRef};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use cleave_domain::{BlockHash, Request, TokenId};
+use cleave_kv::block_hashes;
+use std::collections::BTreeMap;
 
-/// What a request's sequence starts with, as content.
+/// What a request's sequence starts with, by block size.
 #[derive(Debug)]
 pub(crate) struct Content {
-    request: Arc<Request>,
+    hashes: BTreeMap<u32, Vec<BlockHash>>,
 }
 
 impl Content {
-    pub(crate) fn of(request: &Arc<Request>) -> Self {
-        Self {
-            request: Arc::clone(request),
-        }
-    }
-    pub(crate) fn hashes(&self, block_tokens: u32) -> Vec<BlockHash> {
-        let tokens: Vec<TokenId> = self
-            .request
+    pub(crate) fn of(request: &Request, block_sizes: impl Iterator<Item = u32>) -> Self {
+        let tokens: Vec<TokenId> = request
             .prompt
             .iter()
-            .chain(self.request.generated.iter())
+            .chain(request.generated.iter())
             .copied()
             .collect();
-        let _ = (tokens, block_tokens);
-        Vec::new()
+        let mut hashes = BTreeMap::new();
+        for size in block_sizes {
+            hashes
+                .entry(size)
+                .or_insert_with(|| block_hashes(request.cache_salt, &tokens, size));
+        }
+        Self { hashes }
     }
-}
 
-#[derive(Debug, Default)]
-pub(crate) struct Prefixes {
-    holders: BTreeMap<BlockHash, BTreeSet<WorkerId>>,
-}
-
-impl Prefixes {
-    pub(crate) fn update(&mut self, who: WorkerRef, stored: &[BlockHash], evicted: &[BlockHash]) {
-        for hash in evicted {
-            if let Some(h) = self.holders.get_mut(hash) {
-                h.remove(&who.worker);
-            }
-        }
-        for hash in stored {
-            self.holders.entry(*hash).or_default().insert(who.worker);
-        }
-    }
-    pub(crate) fn forget(&mut self, who: WorkerRef) {
-        for h in self.holders.values_mut() {
-            h.remove(&who.worker);
-        }
-    }
-    pub(crate) fn matches(&self, _hashes: &[BlockHash]) -> BTreeMap<WorkerId, u32> {
-        BTreeMap::new()
+    pub(crate) fn hashes(&self, block_tokens: u32) -> &[BlockHash] {
+        self.hashes.get(&block_tokens).map_or(&[], Vec::as_slice)
     }
 }

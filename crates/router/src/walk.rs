@@ -10,9 +10,10 @@
 use crate::brain::Brain;
 use crate::event::Note;
 use crate::flight::{Attempt, Stage};
+use crate::ledger::Promise;
 use crate::policy::NoPlace;
 use cleave_domain::{
-    Ending, Failure, FinishReason, FlightId, HandoffId, Order, Prefill, Refusal, Report, Slot,
+    BlockRef, Ending, Failure, FinishReason, FlightId, HandoffId, Order, Prefill, Refusal, Report,
     Target, WorkerDescription, WorkerRef,
 };
 use std::sync::Arc;
@@ -34,7 +35,7 @@ enum Parting {
 #[derive(Debug)]
 struct Held {
     present: u32,
-    slots: Vec<Slot>,
+    blocks: Vec<BlockRef>,
 }
 
 impl Brain {
@@ -83,22 +84,18 @@ impl Brain {
                 self.news_of(worker);
             }
             Report::Prefix { .. } => self.fleet.hear(worker, &report),
+            Report::Draining => self.fleet.drain(worker),
             Report::Reserved {
                 handoff,
                 present,
-                slots,
-            } => self.reserved(worker, handoff, Held { present, slots }),
+                blocks,
+            } => self.reserved(worker, handoff, Held { present, blocks }),
             Report::Refused { handoff, refusal } => self.refused(worker, handoff, refusal),
-            Report::Prefilled {
-                handoff,
-                cached_tokens,
-            } => self.prefilled(worker, handoff, cached_tokens),
+            Report::Prefilled { handoff } => self.prefilled(worker, handoff),
             Report::Landed { handoff } => self.landed(worker, handoff),
             Report::Finished {
-                handoff,
-                reason,
-                output_tokens,
-            } => self.finished(worker, handoff, (reason, output_tokens)),
+                handoff, reason, ..
+            } => self.finished(worker, handoff, reason),
             Report::LegFailed { handoff, failure } => self.leg_failed(worker, handoff, failure),
             Report::Released { handoff } => self.released(worker, handoff),
         }
@@ -110,6 +107,7 @@ impl Brain {
             return self.note(Note::Stale { worker });
         };
         let request = Arc::clone(&flight.request);
+        let waited = self.now.since(flight.submitted);
         let asked = |a: &&mut Attempt| a.decode == worker && !a.reserved;
         let Some(attempt) = flight.attempt_mut(handoff).filter(asked) else {
             return self.note(Note::Stale { worker });
@@ -123,18 +121,19 @@ impl Brain {
         self.fleet.change(sender, handoff, |p| p.told = true);
         let target = Target {
             worker,
-            skip: held.present,
-            slots: held.slots,
+            present: held.present,
+            blocks: held.blocks,
         };
         let prefill = Prefill {
             handoff,
             request,
             target,
+            waited,
         };
         self.tell(sender, Order::Prefill(prefill));
     }
 
-    fn prefilled(&mut self, worker: WorkerRef, handoff: HandoffId, cached_tokens: u32) {
+    fn prefilled(&mut self, worker: WorkerRef, handoff: HandoffId) {
         self.fleet.change(worker, handoff, |p| {
             p.tokens = 0;
             p.answered = true;
@@ -148,7 +147,7 @@ impl Brain {
         let Some(attempt) = flight.attempt_mut(handoff).filter(ran) else {
             return self.note(Note::Stale { worker });
         };
-        attempt.prefilled = Some(cached_tokens);
+        attempt.prefilled = true;
         self.finish_if_done(handoff.flight);
         self.news_of(worker);
     }
@@ -164,11 +163,16 @@ impl Brain {
             return self.note(Note::Stale { worker });
         };
         attempt.landed = true;
+        let sender = attempt.prefill;
         // A prefill worker that went away may have left a timer.
         self.set_timer(handoff.flight, None);
+        // The receiver tells the sender too, but if that is lost nobody else would.
+        if sender != worker {
+            self.part(sender, handoff, Parting::Cancel);
+        }
     }
 
-    fn finished(&mut self, worker: WorkerRef, handoff: HandoffId, how: (FinishReason, u32)) {
+    fn finished(&mut self, worker: WorkerRef, handoff: HandoffId, reason: FinishReason) {
         let here = |a: &&mut Attempt| a.decode == worker || a.prefill == worker;
         let attempt = self
             .flights
@@ -178,8 +182,12 @@ impl Brain {
         let Some(attempt) = attempt else {
             return self.note(Note::Stale { worker });
         };
-        attempt.finished = Some(how);
+        attempt.finished = Some(reason);
         attempt.landed = true;
+        if attempt.prefill == worker {
+            // Every token came through this worker's stream, the first one too.
+            attempt.prefilled = true;
+        }
         self.set_timer(handoff.flight, None);
         self.part(worker, handoff, Parting::Known);
         self.finish_if_done(handoff.flight);
@@ -189,9 +197,9 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        if let Some((reason, usage)) = flight.done() {
+        if let Some(reason) = flight.done() {
             self.drop_legs(id);
-            self.end(id, Ending::Done { reason, usage });
+            self.end(id, Ending::Done { reason });
         }
     }
 
@@ -216,7 +224,7 @@ impl Brain {
             Some(a) if a.decode == worker && a.finished.is_none() => {
                 self.fail(handoff, Failure::Rejected, worker);
             }
-            Some(a) if a.prefill == worker && a.prefilled.is_none() => {
+            Some(a) if a.prefill == worker && !a.prefilled => {
                 self.fail(handoff, Failure::Rejected, worker);
             }
             _ => {}
@@ -227,7 +235,10 @@ impl Brain {
     // === passing over, failing, retrying ===
 
     fn refused(&mut self, worker: WorkerRef, handoff: HandoffId, refusal: Refusal) {
-        if self.fleet.release(worker, handoff).is_some() {
+        // A worker that holds the reservation and refuses the prompt keeps the reservation.
+        let held = |p: &Promise| p.blocks > 0 && p.answered;
+        let keeps = self.fleet.promised(worker, handoff).is_some_and(held);
+        if !keeps && self.fleet.release(worker, handoff).is_some() {
             self.leg_closed(handoff.flight);
         }
         match &refusal {
@@ -282,7 +293,7 @@ impl Brain {
         let Some(attempt) = self.current(handoff) else {
             return;
         };
-        if attempt.prefilled.is_none() {
+        if !attempt.prefilled {
             self.fail(handoff, failure, worker);
         } else if !attempt.landed {
             let until = self.now + self.limits.reserve_timeout;
@@ -296,12 +307,12 @@ impl Brain {
         let Some(attempt) = self.current(handoff) else {
             return;
         };
-        let resumable = attempt.prefilled.is_none();
+        let untouched = !attempt.prefilled;
         self.drop_legs(id);
-        if !resumable {
+        if !untouched {
             return self.end(id, Ending::Failed(failure));
         }
-        let attempts_max = self.limits.attempts_max;
+        let failures_max = self.limits.failures_max;
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
@@ -309,7 +320,7 @@ impl Brain {
         flight.failure = Some(failure.clone());
         flight.excluded.insert(worker.worker);
         flight.wait_until = None;
-        if flight.failures >= attempts_max {
+        if flight.failures > failures_max {
             return self.give_up(id);
         }
         self.note(Note::Retried { handoff, failure });
