@@ -121,6 +121,11 @@ impl Brain {
         [timer, door, self.renew_at].into_iter().flatten().min()
     }
 
+    /// Legs that were told of a hand-off and have not released it, ended flights' included.
+    pub fn legs_open(&self) -> u32 {
+        self.fleet.legs_open_in_all()
+    }
+
     /// Asserts every invariant.
     pub fn check(&self) {
         self.fleet.check();

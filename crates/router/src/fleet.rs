@@ -74,6 +74,10 @@ impl Fleet {
         self.legs.get(&flight).copied().unwrap_or(0)
     }
 
+    pub(crate) fn legs_open_in_all(&self) -> u32 {
+        self.legs.values().sum()
+    }
+
     /// Adds a worker; the caller has removed its earlier life.
     pub(crate) fn join(&mut self, me: WorkerRef, description: WorkerDescription) {
         let group = self

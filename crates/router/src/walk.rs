@@ -143,7 +143,7 @@ impl Brain {
         };
         // The token went to the client before this report, whichever attempt drew it.
         flight.emitted = true;
-        let ran = |a: &&mut Attempt| a.prefill == worker;
+        let ran = |a: &&mut Attempt| a.reserved && a.prefill == worker;
         let Some(attempt) = flight.attempt_mut(handoff).filter(ran) else {
             return self.note(Note::Stale { worker });
         };
@@ -153,7 +153,7 @@ impl Brain {
     }
 
     fn landed(&mut self, worker: WorkerRef, handoff: HandoffId) {
-        let here = |a: &&mut Attempt| a.decode == worker;
+        let here = |a: &&mut Attempt| a.reserved && a.decode == worker;
         let attempt = self
             .flights
             .get_mut(&handoff.flight)
@@ -173,7 +173,7 @@ impl Brain {
     }
 
     fn finished(&mut self, worker: WorkerRef, handoff: HandoffId, reason: FinishReason) {
-        let here = |a: &&mut Attempt| a.decode == worker || a.prefill == worker;
+        let here = |a: &&mut Attempt| a.reserved && (a.decode == worker || a.prefill == worker);
         let attempt = self
             .flights
             .get_mut(&handoff.flight)
