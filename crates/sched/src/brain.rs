@@ -280,7 +280,8 @@ impl Brain {
                 Stage::Active | Stage::Reserved => load.sequences_waiting += 1,
                 Stage::Sending | Stage::Closing { .. } => {}
             }
-            if sequence.stage == Stage::Active && sequence.rest() > 1 {
+            let decodes = sequence.phase == Phase::Decode && sequence.rest() == 1;
+            if sequence.stage == Stage::Active && !decodes {
                 load.queue_tokens += u64::from(sequence.rest());
             }
         }

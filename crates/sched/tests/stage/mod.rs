@@ -4,7 +4,11 @@
 //! any order, late, twice or never. Never: decides what a worker does.
 //! Invariant: an engine panics when it meets KV that is not the sequence's own, a body when a frame
 //! is not answered once, and every brain is checked after every fact.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses another part of the stage")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses another part of the stage"
+)]
 
 pub mod engine;
 pub mod line;
@@ -342,7 +346,10 @@ impl World {
             panic!("an export")
         };
         if fate == Fate::Damaged {
-            let outcome = ExportOutcome::Dropped;
+            let outcome = match ordinal % 2 {
+                0 => ExportOutcome::Dropped,
+                _ => ExportOutcome::Broken,
+            };
             return self.feed(
                 at,
                 Input::Exported {
