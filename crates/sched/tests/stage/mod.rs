@@ -159,11 +159,11 @@ impl World {
 
     fn feed_frame(&mut self, machine: usize, input: Input, mut payload: Option<Vec<u64>>) {
         let framed = payload.is_some();
-        self.write(machine, '<', line::input(&input));
+        self.write(machine, '<', &line::input(&input));
         self.machines[machine].brain.handle(self.now, input);
         let mut answers = 0;
         while let Some(output) = self.machines[machine].brain.poll() {
-            self.write(machine, '>', line::output(&output));
+            self.write(machine, '>', &line::output(&output));
             answers += u32::from(matches!(
                 output,
                 Output::Import { .. } | Output::Discard { .. }
@@ -174,7 +174,7 @@ impl World {
         self.machines[machine].brain.check();
     }
 
-    fn write(&mut self, machine: usize, way: char, said: String) {
+    fn write(&mut self, machine: usize, way: char, said: &str) {
         if !said.is_empty() {
             let millis = self.now.as_nanos() / 1_000_000;
             let name = self.machines[machine].name;
@@ -261,7 +261,7 @@ impl World {
         self.now = self.now.max(key.0);
         match what {
             Pending::Step(at) => self.perform_step(at, fate),
-            Pending::Export { at, .. } => self.perform_export(at, what, fate),
+            Pending::Export { at, .. } => self.perform_export(at, &what, fate),
             Pending::Import {
                 at,
                 handoff,
@@ -333,7 +333,7 @@ impl World {
     }
 
     /// Two frames for each block; the block is read only now.
-    fn perform_export(&mut self, at: usize, what: Pending, fate: Fate) {
+    fn perform_export(&mut self, at: usize, what: &Pending, fate: Fate) {
         let Pending::Export {
             handoff,
             to,
@@ -341,7 +341,7 @@ impl World {
             ordinal,
             block,
             ..
-        } = what
+        } = *what
         else {
             panic!("an export")
         };
