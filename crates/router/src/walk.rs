@@ -266,17 +266,20 @@ impl Brain {
     /// The worker does not take its leg: somebody else may.
     fn pass_over(&mut self, handoff: HandoffId, worker: WorkerRef, refusal: Option<Refusal>) {
         let id = handoff.flight;
+        let too_long = match &refusal {
+            Some(Refusal::TooLong { tokens_max }) => Some(*tokens_max),
+            _ => None,
+        };
         self.drop_legs(id);
         self.note(Note::PassedOver {
             handoff,
             worker,
-            refusal: refusal.clone(),
+            refusal,
         });
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        if let (Some(Refusal::TooLong { tokens_max }), None) = (&refusal, &flight.failure) {
-            let tokens_max = *tokens_max;
+        if let (Some(tokens_max), None) = (too_long, &flight.failure) {
             return self.end(id, Ending::Refused(Refusal::TooLong { tokens_max }));
         }
         flight.refusals += 1;
