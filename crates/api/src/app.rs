@@ -55,7 +55,7 @@ struct Shared {
     model: watch::Sender<Option<Served>>,
     grace_ends: Instant,
     metrics: Arc<Metrics>,
-    long_bodies: Semaphore,
+    long_bodies: Arc<Semaphore>,
 }
 
 /// The model, and since when.
@@ -75,7 +75,7 @@ impl App {
             options,
             model: watch::Sender::new(None),
             metrics: Arc::new(Metrics::new()),
-            long_bodies: Semaphore::new(cores),
+            long_bodies: Arc::new(Semaphore::new(cores)),
         };
         Self {
             shared: Arc::new(shared),
@@ -197,9 +197,13 @@ impl App {
         if bytes.len() < LONG_BODY_BYTES {
             return work(&bytes);
         }
-        let permit = self.shared.long_bodies.acquire().await;
-        let result = tokio::task::spawn_blocking(move || work(&bytes)).await;
-        drop(permit);
+        let permit = self.shared.long_bodies.clone().acquire_owned().await;
+        let work = move || {
+            // Held by the work: it goes on when the client has left.
+            let _permit = permit;
+            work(&bytes)
+        };
+        let result = tokio::task::spawn_blocking(work).await;
         let panicked = |_| ApiError::internal("panicked", "The request could not be read.");
         result.map_err(panicked)?
     }

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 /// All sequences of an answer.
 pub(crate) struct Flights {
-    events: SelectAll<BoxStream<'static, (usize, FlightEvent)>>,
+    /// `None` is the stream's end.
+    events: SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>>,
     aborts: Vec<AbortHandle>,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
@@ -46,7 +47,8 @@ impl Flights {
         let mut aborts = Vec::new();
         for (index, request) in ask.requests(slo).into_iter().enumerate() {
             let (flight, abort) = stream::abortable(frontend.submit(request));
-            events.push(flight.map(move |event| (index, event)).boxed());
+            let events_then_end = flight.map(Some).chain(stream::iter([None]));
+            events.push(events_then_end.map(move |event| (index, event)).boxed());
             aborts.push(abort);
         }
         let choices_per_prompt = ask.choices as usize;
@@ -73,12 +75,15 @@ impl Flights {
         if self.open == 0 {
             return None;
         }
-        let result = match self.events.next().await {
-            Some((index, event)) => self.take(index, event).map(|delta| (index, delta)),
-            None => Err(ApiError::internal(
-                "stream_broken",
-                "A flight broke off without an end.",
-            )),
+        let broken = || ApiError::internal("stream_broken", "A flight broke off without an end.");
+        let result = loop {
+            match self.events.next().await {
+                Some((index, Some(event))) => {
+                    break self.take(index, event).map(|delta| (index, delta));
+                }
+                Some((index, None)) if self.choices[index].finish().is_some() => {}
+                Some((_, None)) | None => break Err(broken()),
+            }
         };
         match &result {
             Ok((
@@ -96,7 +101,10 @@ impl Flights {
                 }
             }
             Ok(_) => {}
-            Err(error) => self.meter.failed(error),
+            Err(error) => {
+                self.events.clear();
+                self.meter.failed(error);
+            }
         }
         Some(result)
     }

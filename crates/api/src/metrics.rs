@@ -43,7 +43,7 @@ pub(crate) struct Metrics {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Answered {
-    route: &'static str,
+    route: String,
     status: u16,
 }
 
@@ -53,7 +53,7 @@ struct Ended(&'static str);
 impl EncodeLabelSet for Answered {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel;
-        ("route", self.route).encode(encoder.encode_label())?;
+        ("route", self.route.as_str()).encode(encoder.encode_label())?;
         ("status", u64::from(self.status)).encode(encoder.encode_label())
     }
 }
@@ -127,7 +127,8 @@ impl Metrics {
     }
 
     /// An HTTP answer was given.
-    pub(crate) fn answered(&self, route: &'static str, status: u16) {
+    pub(crate) fn answered(&self, route: &str, status: u16) {
+        let route = route.to_owned();
         self.responses
             .get_or_create(&Answered { route, status })
             .inc();

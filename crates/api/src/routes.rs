@@ -9,11 +9,11 @@ use crate::generate::generate;
 use crate::model::ModelText;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{get, post};
 use serde_json::{Value, json};
 use std::any::Any;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -27,34 +27,22 @@ const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 #[derive(Clone)]
 struct RequestId(String);
 
-fn table() -> [(&'static str, MethodRouter<App>); 15] {
-    [
-        ("/v1/chat/completions", post(chat)),
-        ("/v1/completions", post(completions)),
-        ("/v1/models", get(models)),
-        ("/v1/models/{*id}", get(model)),
-        ("/tokenize", post(tokenize)),
-        ("/detokenize", post(detokenize)),
-        ("/health", get(health)),
-        ("/healthz", get(health)),
-        ("/live", get(live)),
-        ("/livez", get(live)),
-        ("/ping", get(live)),
-        ("/ready", get(ready)),
-        ("/readyz", get(ready)),
-        ("/metrics", get(metrics)),
-        ("/version", get(version)),
-    ]
-}
-
 impl App {
     /// All routes. It has a fallback: a router merged with it must have none.
     pub fn router(&self) -> Router {
-        let mut router = Router::new();
-        for (path, methods) in table() {
-            router = router.route(path, methods);
-        }
-        router
+        Router::new()
+            .route("/v1/chat/completions", post(chat))
+            .route("/v1/completions", post(completions))
+            .route("/v1/models", get(models))
+            .route("/v1/models/{*id}", get(model))
+            .route("/tokenize", post(tokenize))
+            .route("/detokenize", post(detokenize))
+            .route("/health", get(health))
+            .route("/live", get(live))
+            .route("/ping", get(live))
+            .route("/ready", get(ready))
+            .route("/metrics", get(metrics))
+            .route("/version", get(version))
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             // Innermost: a panic is that request's answer, and is counted as one.
@@ -67,9 +55,11 @@ impl App {
 
 async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = ask::request_id(request.headers());
-    let route = route_label(request.uri().path());
+    // The route, not the path: a label must not be a client's choice.
+    let route = request.extensions().get::<MatchedPath>().cloned();
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
+    let route = route.as_ref().map_or("other", MatchedPath::as_str);
     app.metrics().answered(route, response.status().as_u16());
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -77,18 +67,10 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     response
 }
 
-/// Known paths only: a label must not be a client's choice.
-fn route_label(path: &str) -> &'static str {
-    if path.starts_with("/v1/models/") {
-        return "/v1/models/{id}";
-    }
-    let known = table().into_iter().map(|(route, _)| route);
-    known
-        .into_iter()
-        .find(|route| *route == path)
-        .unwrap_or("other")
-}
-
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the layer hands the panic over"
+)]
 fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
     let reason = panic.downcast_ref::<String>().cloned();
     let reason = reason.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

@@ -92,7 +92,9 @@ struct Date {
 impl Date {
     /// Walks years and months: exact, and a template asks once.
     fn of(days: u64) -> Self {
-        let leap = |year: u64| (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+        let leap = |year: u64| {
+            (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400)
+        };
         let (mut year, mut left) = (1970, days);
         while left >= 365 + u64::from(leap(year)) {
             left -= 365 + u64::from(leap(year));

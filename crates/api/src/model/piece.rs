@@ -66,15 +66,14 @@ pub(crate) fn fallback_byte(piece: &str) -> Option<u8> {
     }
 }
 
-/// GPT-2's alphabet: printable Latin-1 characters are themselves, the other 68 bytes, in order,
+/// GPT-2's alphabet: printable Latin-1 characters are themselves; the other 68 bytes, in order,
 /// are the characters from U+0100 on.
 fn level_byte(character: char) -> Option<u8> {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    match u8::try_from(character) {
-        Ok(byte) => printable(byte).then_some(byte),
-        Err(_) => {
-            let place = (character as usize).checked_sub(0x100)?;
-            (0..=255).filter(|&byte| !printable(byte)).nth(place)
-        }
+    match character as u32 {
+        code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
+        code @ 0x100..=0x120 => Some((code - 0x100) as u8),
+        code @ 0x121..=0x142 => Some((code - 0x121 + 0x7F) as u8),
+        0x143 => Some(0xAD),
+        _ => None,
     }
 }

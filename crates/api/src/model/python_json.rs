@@ -152,6 +152,7 @@ impl Style {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Nest {
     open: char,
     close: char,

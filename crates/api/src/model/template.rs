@@ -115,13 +115,16 @@ impl ChatTemplates {
             .filter(|_| tools.is_some());
         let template = match with_tools {
             Some(template) => template,
-            None => self.environment.get_template("default").map_err(refused)?,
+            None => self
+                .environment
+                .get_template("default")
+                .map_err(|error| refused(&error))?,
         };
         let rendered = template
             .render(Value::from(Serde(&context)))
-            .map_err(refused)?;
+            .map_err(|error| refused(&error))?;
         match end {
-            End::LastMessage => cut_at_last_message(rendered, messages),
+            End::LastMessage => cut_at_last_message(&rendered, messages),
             End::Closed | End::Answer => Ok(rendered),
         }
     }
@@ -129,7 +132,7 @@ impl ChatTemplates {
 
 /// Ends the text where the last message's own text ends.
 fn cut_at_last_message(
-    rendered: String,
+    rendered: &str,
     messages: &[serde_json::Value],
 ) -> Result<String, RenderError> {
     let content = messages
@@ -149,7 +152,7 @@ fn cut_at_last_message(
     Ok(rendered[..start + kept.len()].to_owned())
 }
 
-fn refused(error: Error) -> RenderError {
+fn refused(error: &Error) -> RenderError {
     match error.kind() {
         ErrorKind::OutOfFuel => RenderError::OutOfFuel,
         _ => RenderError::Refused(match error.detail() {
@@ -187,13 +190,17 @@ fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-fn strftime_now(format: String) -> String {
+fn strftime_now(format: &str) -> String {
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
-    strftime(&format, since.as_secs())
+    strftime(format, since.as_secs())
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the template engine passes options by value"
+)]
 fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
     let named: Option<usize> = options.get("indent")?;
     let mut style = Style::indented(indent.or(named));
