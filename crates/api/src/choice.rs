@@ -130,16 +130,15 @@ impl Choice {
         if index == 0 {
             self.cached_tokens = prompt.as_ref().map(|facts| facts.cached_tokens);
         }
-        let mut delta = self.take_echo(prompt.as_ref());
+        let mut delta = self.take_echo(prompt.as_ref())?;
         self.tokens_count += 1;
         self.last = Some(sampled.token);
         if self.wanted == Wanted::PromptOnly {
             return Ok(self.close(delta, "length", StopCause::Own));
         }
-        let offset = self.chars_count;
-        delta
-            .scores
-            .extend(self.output.logprobs.map(|top| score(&sampled, top, offset)));
+        if let Some(top) = self.output.logprobs {
+            delta.scores.push(score(&sampled, top, self.chars_count)?);
+        }
         let ends = self.rules.stop_tokens.contains(&sampled.token);
         if ends && self.output.stop_text == StopText::Cut {
             return Ok(delta);
@@ -195,57 +194,56 @@ impl Choice {
     }
 
     /// The prompt, before the first token.
-    fn take_echo(&mut self, facts: Option<&PromptFacts>) -> Delta {
+    fn take_echo(&mut self, facts: Option<&PromptFacts>) -> Result<Delta, ApiError> {
         let Some(Echo { text, tokens }) = self.echo.take() else {
-            return Delta::default();
+            return Ok(Delta::default());
         };
         let mut scores = Vec::new();
         if let Some(top) = self.output.logprobs {
+            let scored = facts.map_or(&[][..], |facts| &facts.scores);
+            if scored.len() + 1 != tokens.len() {
+                return Err(scores_missing());
+            }
             let mut stream = TextStream::new(self.model.clone(), self.output.special, Start::Fresh);
             let mut offset = 0;
             for (place, &token) in tokens.iter().enumerate() {
-                let scored = place
-                    .checked_sub(1)
-                    .and_then(|place| facts?.scores.get(place));
-                let unscored = TokenScore {
-                    token,
-                    logprob: None,
-                    top: Vec::new(),
-                    offset,
-                };
-                scores.push(scored.map_or(unscored, |sampled| score(sampled, top, offset)));
+                scores.push(match place.checked_sub(1) {
+                    Some(place) => score(&scored[place], top, offset)?,
+                    None => TokenScore {
+                        token,
+                        logprob: None,
+                        top: Vec::new(),
+                        offset,
+                    },
+                });
                 offset += stream.push(token).chars().count();
             }
         }
-        Delta {
+        Ok(Delta {
             text,
             scores,
             finish: None,
-        }
+        })
     }
 }
 
+fn scores_missing() -> ApiError {
+    ApiError::internal(
+        "scores_missing",
+        "The worker sent no scores though they were asked for.",
+    )
+}
+
 /// Logits less their normalizer; what no number can hold is as unlikely as vLLM's -9999.
-fn score(sampled: &Sampled, top: u32, offset: usize) -> TokenScore {
-    let token = sampled.token;
-    let Some(scores) = &sampled.scores else {
-        return TokenScore {
-            token,
-            logprob: None,
-            top: Vec::new(),
-            offset,
-        };
-    };
+fn score(sampled: &Sampled, top: u32, offset: usize) -> Result<TokenScore, ApiError> {
+    let scores = sampled.scores.as_ref().ok_or_else(scores_missing)?;
     let logprob = |logit: f32| (logit - scores.normalizer).max(-9999.0);
-    let top = scores
-        .top
-        .iter()
-        .take(top as usize)
-        .map(|&(token, logit)| (token, logprob(logit)));
-    TokenScore {
-        token,
+    let top = scores.top.iter().take(top as usize);
+    let top = top.map(|&(token, logit)| (token, logprob(logit)));
+    Ok(TokenScore {
+        token: sampled.token,
         logprob: Some(logprob(scores.chosen)),
         top: top.collect(),
         offset,
-    }
+    })
 }

@@ -1,7 +1,7 @@
 //! What happens when it does not go well.
 
-use crate::stage::{Script, Set, done, files, options, plain, post, set, set_with};
-use cleave_api::{ApiOptions, App, FlightEvent, ModelText};
+use crate::stage::{Script, Set, done, ended, files, options, plain, post, set, set_with};
+use cleave_api::{ApiOptions, App, ModelText};
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
 use serde_json::json;
 use std::time::Duration;
@@ -121,11 +121,26 @@ async fn a_choice_without_an_end_was_noticed_after_the_others() {
 }
 
 #[tokio::test]
+async fn lesson_16_scores_that_never_came_were_null() {
+    let set = set("llama3");
+    for body in [
+        json!({"prompt": "ab", "logprobs": 1}),
+        json!({"prompt": "ab", "logprobs": 1, "echo": true, "max_tokens": 0}),
+    ] {
+        let sender = set.live();
+        sender.unbounded_send(plain(0, 5)).unwrap();
+        set.post(TEXT, body)
+            .await
+            .is_error(500, "scores_missing", None);
+    }
+}
+
+#[tokio::test]
 async fn one_failed_choice_left_the_others_running() {
     let set = set("llama3");
     let (one, two) = (set.live(), set.live());
     one.unbounded_send(plain(0, 5)).unwrap();
-    two.unbounded_send(FlightEvent::Ended(Ending::Failed(Failure::LinkLost)))
+    two.unbounded_send(ended(Ending::Failed(Failure::LinkLost)))
         .unwrap();
     set.post(TEXT, json!({"prompt": "a", "n": 2}))
         .await
@@ -251,7 +266,7 @@ async fn a_silent_stream_was_taken_for_dead() {
         tokio::time::sleep(Duration::from_secs(12)).await;
         sender.unbounded_send(plain(1, 6)).unwrap();
         sender
-            .unbounded_send(FlightEvent::Ended(done(FinishReason::Length)))
+            .unbounded_send(ended(done(FinishReason::Length)))
             .unwrap();
     };
     let request = set.post(TEXT, json!({"prompt": "a", "stream": true}));
@@ -276,7 +291,7 @@ async fn a_request_kept_no_model_when_another_came() {
             sender.unbounded_send(plain(index as u32, token)).unwrap();
         }
         sender
-            .unbounded_send(FlightEvent::Ended(done(FinishReason::Length)))
+            .unbounded_send(ended(done(FinishReason::Length)))
             .unwrap();
     };
     let (answer, ()) = futures::join!(request, change);

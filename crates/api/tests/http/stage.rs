@@ -4,9 +4,11 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
 use cleave_api::{
-    ApiOptions, App, FlightEvent, FlightStream, Frontend, ModelFiles, ModelText, Readiness, Token,
+    ApiOptions, App, FlightEvent, FlightStream, Frontend, ModelFiles, ModelText, Readiness,
 };
-use cleave_domain::{Ending, FinishReason, Request, Sampled, Scores, SlotIndex, TokenId, Usage};
+use cleave_domain::{
+    Emission, Ending, FinishReason, PromptFacts, Request, Sampled, Scores, TokenId, Usage,
+};
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use http_body_util::BodyExt;
@@ -47,7 +49,7 @@ impl Frontend for Stage {
             Script::Play(tokens, ending) => {
                 let events = tokens.into_iter().enumerate();
                 let events = events.map(|(index, token)| event(&request, index as u32, token));
-                let events: Vec<_> = events.chain([FlightEvent::Ended(ending)]).collect();
+                let events: Vec<_> = events.chain([ended(ending)]).collect();
                 futures::stream::iter(events).boxed()
             }
             Script::Live(events) => events.boxed(),
@@ -70,61 +72,65 @@ impl Frontend for Stage {
 }
 
 /// Scores that are easy to check: every log-probability is -(rank + 1).
-pub(crate) fn scores(token: TokenId, top: u32) -> Scores {
-    let others = (0..top)
-        .map(|rank| (token + rank, 9.0 - rank as f32))
-        .collect();
+fn scores(token: TokenId, top: u32) -> Scores {
+    let others = (0..top).map(|rank| (token + rank, 9.0 - rank as f32));
     Scores {
         normalizer: 10.0,
         chosen: 9.0,
-        top: others,
+        top: others.collect(),
     }
 }
 
+fn sampled(token: TokenId, wanted: Option<u32>) -> Sampled {
+    let scores = wanted.map(|top| scores(token, top));
+    Sampled { token, scores }
+}
+
 /// The token event that a real worker would send for this request.
-pub(crate) fn event(request: &Request, index: u32, token: TokenId) -> FlightEvent {
-    let sampled = |token, wanted: Option<u32>| Sampled {
-        slot: SlotIndex(0),
-        token,
-        scores: wanted.map(|top| scores(token, top)),
-    };
-    let prompt = request.sampling.prompt_logprobs.filter(|_| index == 0);
-    let scored = prompt.map(|top| {
-        request.prompt[1..]
-            .iter()
-            .map(|&t| sampled(t, Some(top)))
-            .collect()
+fn event(request: &Request, index: u32, token: TokenId) -> FlightEvent {
+    let scored = request.sampling.prompt_logprobs.map(|top| {
+        let prompt = request.prompt[1..].iter();
+        prompt.map(|&token| sampled(token, Some(top))).collect()
     });
-    FlightEvent::Token(Token {
+    let facts = PromptFacts {
+        cached_tokens: CACHED,
+        scores: scored.unwrap_or_default(),
+    };
+    FlightEvent::Token(Emission {
         index,
         sampled: sampled(token, request.sampling.logprobs),
-        prompt_scores: scored.unwrap_or_default(),
+        prompt: (index == 0).then_some(facts),
     })
 }
 
+/// A token of a request that wants no scores.
 pub(crate) fn plain(index: u32, token: TokenId) -> FlightEvent {
-    let sampled = Sampled {
-        slot: SlotIndex(0),
-        token,
-        scores: None,
+    let facts = PromptFacts {
+        cached_tokens: CACHED,
+        scores: Vec::new(),
     };
-    FlightEvent::Token(Token {
+    FlightEvent::Token(Emission {
         index,
-        sampled,
-        prompt_scores: Vec::new(),
+        sampled: sampled(token, None),
+        prompt: (index == 0).then_some(facts),
     })
 }
 
 pub(crate) fn done(reason: FinishReason) -> Ending {
-    Ending::Done {
-        reason,
-        usage: Usage {
-            prompt_tokens: 0,
-            output_tokens: 0,
-            cached_tokens: 3,
-        },
-    }
+    Ending::Done { reason }
 }
+
+/// The flight's last event.
+pub(crate) fn ended(ending: Ending) -> FlightEvent {
+    let usage = Usage {
+        cached_tokens: CACHED,
+        ..Usage::default()
+    };
+    FlightEvent::Ended { ending, usage }
+}
+
+/// Prompt tokens that every flight found in the prefix cache.
+pub(crate) const CACHED: u32 = 3;
 
 /// Everything a test needs.
 pub(crate) struct Set {
