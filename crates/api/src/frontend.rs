@@ -1,6 +1,6 @@
 //! What the HTTP face needs of whatever serves behind it.
 
-use cleave_domain::{Ending, Request, Sampled};
+use cleave_domain::{Emission, Ending, Request, Usage};
 use futures::stream::BoxStream;
 
 /// The serving side, as the HTTP face sees it.
@@ -21,21 +21,15 @@ pub type FlightStream = BoxStream<'static, FlightEvent>;
 /// What a sequence's stream carries.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FlightEvent {
-    /// The next output token.
-    Token(Token),
+    /// The next output token; indices count from 0 without gaps.
+    Token(Emission),
     /// The last event.
-    Ended(Ending),
-}
-
-/// An output token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// Counted from 0, without gaps.
-    pub index: u32,
-    /// The token with its scores.
-    pub sampled: Sampled,
-    /// With the first token, when asked for: scores of prompt tokens 1.. .
-    pub prompt_scores: Vec<Sampled>,
+    Ended {
+        /// How.
+        ending: Ending,
+        /// What it took so far.
+        usage: Usage,
+    },
 }
 
 /// See [`Frontend::readiness`].

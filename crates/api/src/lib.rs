@@ -6,4 +6,4 @@
 
 mod frontend;
 
-pub use frontend::{FlightEvent, FlightStream, Frontend, Readiness, Token};
+pub use frontend::{FlightEvent, FlightStream, Frontend, Readiness};

@@ -3,9 +3,18 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Which half of a request a worker serves.
+/// One half of a request's way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Leg {
+    /// The prompt is run.
+    Prefill,
+    /// The output is generated.
+    Decode,
+}
+
+/// Which legs a worker serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Role {
     /// Runs prompts and hands their KV on.
     Prefill,
     /// Receives KV and generates.
@@ -14,19 +23,19 @@ pub enum Leg {
     Both,
 }
 
-impl Leg {
-    /// Whether a worker of this leg may run prompts for others.
+impl Role {
+    /// Whether a worker of this role runs prompts.
     pub fn prefills(self) -> bool {
         matches!(self, Self::Prefill | Self::Both)
     }
 
-    /// Whether a worker of this leg may generate.
+    /// Whether a worker of this role generates.
     pub fn decodes(self) -> bool {
         matches!(self, Self::Decode | Self::Both)
     }
 }
 
-impl fmt::Display for Leg {
+impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Prefill => "prefill",
@@ -44,24 +53,33 @@ pub struct Fingerprint(pub String);
 /// What a worker is and what it can hold; sent once when it joins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerDescription {
-    /// Which half it serves.
-    pub leg: Leg,
+    /// Which legs it serves.
+    pub role: Role,
     /// The model's served name.
     pub model: String,
     /// With whom it may exchange blocks.
     pub fingerprint: Fingerprint,
-    /// Tokens per block.
-    pub block_tokens: u32,
-    /// Blocks in its pool.
-    pub blocks_count: u32,
-    /// Bytes of one block, all layers.
-    pub block_bytes: u64,
-    /// The longest sequence it takes, prompt and output together.
-    pub context_tokens_max: u32,
-    /// Sequences it runs at once.
-    pub slots_count: u32,
+    /// What it can hold.
+    pub capacity: Capacity,
     /// Requests it queues at most, each leg.
     pub queue_max: u32,
+}
+
+/// What an engine can hold and run; the same numbers for engine, scheduler and router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Tokens per block.
+    pub block_tokens: u32,
+    /// Bytes of one block: `layers × 2 × kv_heads × block_tokens × head_dim × element`.
+    pub block_bytes: u32,
+    /// Blocks in the pool.
+    pub blocks_count: u32,
+    /// Sequences in one step at most (`max_num_seqs`).
+    pub slots_count: u32,
+    /// Tokens in one step at most (`max_num_batched_tokens`); bounds the prefill chunk.
+    pub step_tokens_max: u32,
+    /// The longest sequence, prompt and output together.
+    pub context_tokens_max: u32,
 }
 
 /// How busy a worker is, as of its last step.

@@ -10,16 +10,19 @@ mod id;
 mod message;
 mod plan;
 mod request;
+mod tape;
 mod time;
 
-pub use fleet::{Fingerprint, Leg, Load, WorkerDescription};
+pub use fleet::{Capacity, Fingerprint, Leg, Load, Role, WorkerDescription};
 pub use id::{
-    BlockHash, BlockIndex, FlightId, Generation, HandoffId, Incarnation, RouterId, Slot, SlotIndex,
-    StepId, TokenId, WorkerId, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
+    SlotIndex, StepId, TokenId, WorkerId, WorkerRef,
 };
 pub use message::{
-    Ending, Failure, FinishReason, Order, Prefill, Refusal, Report, Reserve, Target, Usage,
+    Cause, Emission, Ending, Failure, FinishReason, Order, Prefill, PromptFacts, Refusal, Report,
+    Reserve, Target, Usage,
 };
 pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepResult};
 pub use request::{Request, Sampling, Slo, StopRules};
+pub use tape::{Tape, TapeLine};
 pub use time::Time;

@@ -1,7 +1,7 @@
 //! What routers and workers say to each other. The same values travel through a channel in one
 //! process, a gRPC stream between processes, and the simulator's links.
 
-use crate::{BlockHash, HandoffId, Load, Request, Slot, WorkerRef};
+use crate::{BlockHash, BlockRef, HandoffId, Load, Request, Sampled, WorkerRef};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +36,10 @@ pub struct Reserve {
     pub request: Arc<Request>,
     /// Who will write; nobody else may. The worker itself when both legs are one.
     pub sender: WorkerRef,
+    /// Output tokens to set blocks aside for; beyond it blocks are taken as they are needed.
+    pub expected_output_tokens: u32,
+    /// How long the request is under way already; clocks are not shared.
+    pub waited: Duration,
 }
 
 /// See [`Order::Prefill`].
@@ -47,6 +51,8 @@ pub struct Prefill {
     pub request: Arc<Request>,
     /// Where the blocks go.
     pub target: Target,
+    /// How long the request is under way already; clocks are not shared.
+    pub waited: Duration,
 }
 
 /// The reserved place on the decode worker.
@@ -54,10 +60,11 @@ pub struct Prefill {
 pub struct Target {
     /// Who reserved. The worker itself when both legs are one; then nothing is sent.
     pub worker: WorkerRef,
-    /// The sequence's first `skip` blocks are there already and are not sent.
-    pub skip: u32,
-    /// Where the others go, in order: block `skip + i` of the sequence goes to `slots[i]`.
-    pub slots: Vec<Slot>,
+    /// The sequence's first `present` blocks are there already and are not sent.
+    pub present: u32,
+    /// Where the others go, in order: block `present + i` of the sequence goes to `blocks[i]`.
+    /// May be more than the prompt fills: the rest is room to grow.
+    pub blocks: Vec<BlockRef>,
 }
 
 /// From a worker to the router whose order it is about.
@@ -69,29 +76,29 @@ pub enum Report {
         handoff: HandoffId,
         /// Leading blocks that are here already.
         present: u32,
-        /// The others, as in [`Target::slots`].
-        slots: Vec<Slot>,
+        /// The others, as in [`Target::blocks`].
+        blocks: Vec<BlockRef>,
     },
-    /// Answers `Reserve` or `Prefill`: not taken, and nothing is held.
+    /// Answers `Reserve` or `Prefill`: not taken; the order changed nothing. (A worker that holds
+    /// the reservation and refuses the prefill keeps the reservation.) An order that names a
+    /// hand-off and leg already taken is a repetition, and gets no answer.
     Refused {
         /// The attempt.
         handoff: HandoffId,
         /// Why.
         refusal: Refusal,
     },
-    /// Prefill leg: the first token was drawn (and emitted), and all blocks are on their way.
+    /// Prefill leg: the first token was drawn, and emitted before this is said.
     Prefilled {
         /// The attempt.
         handoff: HandoffId,
-        /// Prompt tokens that came from the prefix cache.
-        cached_tokens: u32,
     },
     /// Decode leg: everything arrived, was verified, and the sequence runs.
     Landed {
         /// The attempt.
         handoff: HandoffId,
     },
-    /// The sequence produced its last token here.
+    /// The sequence produced its last token here; emitted before this is said.
     Finished {
         /// The attempt.
         handoff: HandoffId,
@@ -100,21 +107,24 @@ pub enum Report {
         /// Output tokens over its whole life.
         output_tokens: u32,
     },
-    /// This worker's leg cannot go on; what it held is freed.
+    /// This worker's leg cannot go on; `Released` follows when nothing is held.
     LegFailed {
         /// The attempt.
         handoff: HandoffId,
         /// Why.
         failure: Failure,
     },
-    /// The last thing said of a hand-off that was accepted: nothing of it is held here any more.
+    /// The last thing said of a hand-off that was accepted, once for both legs if both are here:
+    /// nothing of it is held any more.
     Released {
         /// The attempt.
         handoff: HandoffId,
     },
-    /// How busy the worker is.
+    /// How busy the worker is; also said to a router that joins.
     Load(Load),
-    /// What the worker's prefix cache gained and lost.
+    /// The worker takes nothing new and will leave.
+    Draining,
+    /// What the worker's prefix cache gained and lost; a router that joins is told all of it.
     Prefix {
         /// Blocks that can now be reused.
         stored: Vec<BlockHash>,
@@ -145,7 +155,7 @@ pub enum Refusal {
     NoWorker,
     /// Shutting down.
     Draining,
-    /// The order names another life of this worker, a leg it does not serve, or a hand-off it has.
+    /// The order names another worker or life, or a leg that this one does not serve.
     WrongWorker,
 }
 
@@ -184,8 +194,6 @@ pub enum Ending {
     Done {
         /// Why it stopped.
         reason: FinishReason,
-        /// What it took.
-        usage: Usage,
     },
     /// Not taken on; nothing was emitted.
     Refused(Refusal),
@@ -204,4 +212,36 @@ pub struct Usage {
     pub output_tokens: u32,
     /// Prompt tokens that came from a prefix cache.
     pub cached_tokens: u32,
+}
+
+/// Why one end of a hand-off no longer wants it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// The sequence ended before it had to move.
+    Finished,
+    /// The router cancelled, or the hand-off is unknown here.
+    Cancelled,
+    /// Something broke.
+    Failed(Failure),
+}
+
+/// A token on its way to a client. What a worker emits and what it reports about a flight share one
+/// ordered stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Emission {
+    /// Which output token of the request, counted from 0, [`Request::generated`] included.
+    pub index: u32,
+    /// The token with its scores.
+    pub sampled: Sampled,
+    /// With the token that ends the prefill leg, and no other.
+    pub prompt: Option<PromptFacts>,
+}
+
+/// What is known of a prompt once it has been run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PromptFacts {
+    /// Prompt tokens that came from the prefix cache.
+    pub cached_tokens: u32,
+    /// Scores of the prompt's tokens from the second on, when asked for.
+    pub scores: Vec<Sampled>,
 }

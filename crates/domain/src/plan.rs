@@ -10,23 +10,24 @@ use std::sync::Arc;
 pub struct StepPlan {
     /// Which step; the result names it.
     pub step: StepId,
-    /// Seats taken with this step; a seat that was taken before is taken over.
+    /// Slots taken with this step; one that was taken before is taken over.
     pub opens: Vec<OpenSlot>,
-    /// At most one per seat. The engine may reorder the work, never the results.
+    /// At most one per slot. The engine may reorder the work, never the results.
     pub segments: Vec<Segment>,
 }
 
-/// A sequence takes a seat: all that the sampler must know of it.
+/// A sequence takes a slot: all that the engine must know of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenSlot {
-    /// The seat.
+    /// The place.
     pub slot: SlotIndex,
     /// How its tokens are drawn.
     pub sampling: Arc<Sampling>,
-    /// Prompt and output so far, `[tokens]`; every token drawn in this seat is appended.
-    pub history: Vec<TokenId>,
-    /// The first `prompt_count` tokens of the history are the prompt.
-    pub prompt_count: u32,
+    /// The prompt, `[tokens]`.
+    pub prompt: Arc<[TokenId]>,
+    /// Output so far, `[tokens]`; prompt and output together are the slot's history, and every
+    /// token drawn in the slot is appended to it.
+    pub output: Vec<TokenId>,
     /// Tokens banned until `min_tokens` output tokens exist.
     pub stop_tokens: Arc<[TokenId]>,
     /// See `stop_tokens`.
@@ -36,12 +37,12 @@ pub struct OpenSlot {
 /// A run of consecutive tokens of one sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
-    /// The sequence's seat.
+    /// The sequence's slot.
     pub slot: SlotIndex,
-    /// The tokens to run, `[len]`, `len >= 1`.
-    pub tokens: Vec<TokenId>,
-    /// Position of the first of them: as many tokens have their KV in `blocks` already.
+    /// Position of the first token to run: as many tokens have their KV in `blocks` already.
     pub position: u32,
+    /// How many tokens to run, at least 1: `history[position..position + len]`.
+    pub len: u32,
     /// The sequence's block table, `[ceil((position + len) / block_tokens)]` or longer.
     pub blocks: Vec<BlockIndex>,
     /// What to compute beyond the KV.
@@ -55,12 +56,10 @@ pub enum LogitsWanted {
     No,
     /// Draw the next token after the segment's last one.
     Sample,
-    /// As `Sample` when `sample` is set; also score each token of the segment that has a
-    /// predecessor in it, and the first one against the previous segment's end is not scored.
-    ScorePrompt {
-        /// Draw the next token too.
-        sample: bool,
-    },
+    /// Score the token that follows each position of the segment; draw none.
+    Score,
+    /// As `Score` for all but the last position, and draw the token after that.
+    ScoreAndSample,
 }
 
 /// What a step gave.
@@ -69,18 +68,15 @@ pub struct StepResult {
     /// Which step.
     pub step: StepId,
     /// One per segment that asked to sample, in the order of the plan.
-    pub sampled: Vec<Sampled>,
-    /// For segments that asked for prompt scores: seat, then for each position of the segment the
-    /// scores of the token that follows that position in the sequence (`position + i + 1`), where
-    /// the sequence has one.
+    pub sampled: Vec<(SlotIndex, Sampled)>,
+    /// For segments that asked for scores: for each position of the segment the scores of the token
+    /// at `position + i + 1` of the history (across the segment's end too), where there is one.
     pub prompt_scores: Vec<(SlotIndex, Vec<Sampled>)>,
 }
 
 /// A token drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
-    /// The seat it was drawn in.
-    pub slot: SlotIndex,
     /// The token.
     pub token: TokenId,
     /// Present when the sampling asked for log-probabilities.

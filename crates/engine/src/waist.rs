@@ -1,6 +1,6 @@
 //! The upper waist: what a worker needs of a model, on whatever device.
 
-use cleave_domain::{BlockIndex, Fingerprint, StepPlan, StepResult};
+use cleave_domain::{BlockIndex, Capacity, Fingerprint, StepPlan, StepResult};
 
 /// What an engine is.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,18 +11,8 @@ pub struct EngineDescription {
     pub device: String,
     /// Weights revision, numeric type, block layout and size.
     pub fingerprint: Fingerprint,
-    /// Tokens per block.
-    pub block_tokens: u32,
-    /// Blocks in the pool.
-    pub blocks_count: u32,
-    /// Bytes per block: `layers × 2 × kv_heads × block_tokens × head_dim × element`.
-    pub block_bytes: u32,
-    /// Seats for sequences.
-    pub slots_count: u32,
-    /// Tokens in one step at most.
-    pub step_tokens_max: u32,
-    /// The model's context.
-    pub context_tokens_max: u32,
+    /// What it can hold and run.
+    pub capacity: Capacity,
     /// Size of the vocabulary.
     pub vocab_size: u32,
 }

@@ -1,10 +1,11 @@
 //! What two workers say to each other about one hand-off. The payload of a frame travels beside
 //! it; brains see only this.
 
-use cleave_domain::{Failure, HandoffId, Slot, TokenId};
+use cleave_domain::{BlockRef, Cause, HandoffId, TokenId};
 use serde::{Deserialize, Serialize};
 
-/// From worker to worker over a link. A link keeps the order of what is sent through it.
+/// From worker to worker over a link. Nothing may depend on the order in which packets arrive: a
+/// hand-off has landed when seal, blocks and digest agree, whichever came last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Packet {
     /// Sender to receiver: bytes of a block.
@@ -12,13 +13,11 @@ pub enum Packet {
         /// The attempt.
         handoff: HandoffId,
         /// Where they go: the receiver's block and the generation it was reserved with.
-        slot: Slot,
+        block: BlockRef,
         /// Which bytes of which block of the sequence.
         part: BlockPart,
         /// XXH3-64 of the payload as the sender computed it.
         checksum: u64,
-        /// Whether the payload that arrived has that checksum; the link says so.
-        intact: bool,
     },
     /// Sender to receiver: that was all.
     Seal(Seal),
@@ -27,12 +26,13 @@ pub enum Packet {
         /// The attempt.
         handoff: HandoffId,
     },
-    /// Either way: given up; what the other end holds for it may go.
-    Failed {
+    /// Either way: no longer wanted; what the other end holds for it may go. The answer to a frame
+    /// or seal of an unknown hand-off; never answered itself.
+    Abandoned {
         /// The attempt.
         handoff: HandoffId,
         /// Why.
-        failure: Failure,
+        cause: Cause,
     },
 }
 
@@ -42,7 +42,7 @@ impl Packet {
         match self {
             Self::Frame { handoff, .. }
             | Self::Landed { handoff }
-            | Self::Failed { handoff, .. } => *handoff,
+            | Self::Abandoned { handoff, .. } => *handoff,
             Self::Seal(seal) => seal.handoff,
         }
     }
@@ -68,8 +68,7 @@ pub struct Seal {
     pub blocks_count: u32,
     /// The digest over every frame, in any order; both ends compute it.
     pub digest: u64,
-    /// The token drawn from the last prompt position; emitted already by the sender.
-    pub first_token: TokenId,
-    /// Position of that token: the sequence's KV covers `0..position`.
-    pub position: u32,
+    /// Output tokens drawn since the reservation, `[tokens >= 1]`, emitted already by the sender. The
+    /// last of them has no KV yet: the KV covers everything before it.
+    pub output: Vec<TokenId>,
 }

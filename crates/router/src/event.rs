@@ -1,7 +1,8 @@
 //! Everything that can happen to the fleet, and everything the router can ask of its body.
 
 use cleave_domain::{
-    Ending, Failure, FlightId, HandoffId, Order, Report, Request, WorkerDescription, WorkerRef,
+    Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, WorkerDescription,
+    WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -16,12 +17,17 @@ pub struct Limits {
     pub queue_max: u32,
     /// How long a flight may wait for room before it is refused.
     pub queue_wait_max: Duration,
-    /// Attempts per flight, the first included.
-    pub attempts_max: u32,
+    /// Failures a flight survives. A worker that refuses starts a new attempt too, but is no
+    /// failure; `queue_wait_max` bounds those.
+    pub failures_max: u32,
     /// How often leases are renewed; a third of the workers' lease or less.
     pub renew_every: Duration,
-    /// How long a reservation's answer may take before the worker is passed over.
+    /// How long a reservation's answer may take before the worker is passed over; also how long a
+    /// decode worker may take to say whether everything landed after the prefill worker is gone.
     pub reserve_timeout: Duration,
+    /// Output tokens to count on when a decode worker's room is judged (or `max_tokens`, if
+    /// smaller); the workers' own number.
+    pub expected_output_tokens: u32,
 }
 
 /// What happened.
@@ -58,6 +64,8 @@ pub enum Input {
         /// Which.
         flight: FlightId,
     },
+    /// The brain's deadline passed; an early wake-up is harmless.
+    Woke,
     /// The process was asked to end: accept nothing new.
     Draining,
 }
@@ -100,6 +108,20 @@ pub enum Note {
         cached_tokens: u32,
         /// From submission.
         waited: Duration,
+    },
+    /// A worker would not take its leg, or did not answer in time; the flight goes elsewhere.
+    PassedOver {
+        /// The attempt.
+        handoff: HandoffId,
+        /// Who.
+        worker: WorkerRef,
+        /// What it said; `None` when it said nothing in time.
+        refusal: Option<Refusal>,
+    },
+    /// A report about a past attempt, or of a past life, was ignored.
+    Stale {
+        /// Whose.
+        worker: WorkerRef,
     },
     /// An attempt failed and another was started.
     Retried {

@@ -1,8 +1,8 @@
 //! Everything that can happen to a worker, and everything it can ask of its body.
 
 use cleave_domain::{
-    BlockIndex, Failure, HandoffId, Leg, Order, Report, RouterId, Sampled, Slot, StepPlan,
-    StepResult, WorkerId, WorkerRef,
+    BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, Order, Report, Role, RouterId,
+    StepId, StepPlan, StepResult, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use serde::{Deserialize, Serialize};
@@ -14,26 +14,16 @@ pub struct Limits {
     /// Who this is.
     pub me: WorkerRef,
     /// Which legs it serves.
-    pub leg: Leg,
-    /// Tokens per block.
-    pub block_tokens: u32,
-    /// Bytes per block; frames of one block add up to it.
-    pub block_bytes: u32,
-    /// Blocks in the pool.
-    pub blocks_count: u32,
-    /// Sequences in one step at most (`max_num_seqs`).
-    pub slots_count: u32,
-    /// Tokens in one step at most (`max_num_batched_tokens`); bounds the prefill chunk.
-    pub step_tokens_max: u32,
-    /// The model's context: prompt and output.
-    pub context_tokens_max: u32,
+    pub role: Role,
+    /// What the engine can hold and run.
+    pub capacity: Capacity,
     /// Prefill orders queued, and reservations waiting, at most; each.
     pub queue_max: u32,
-    /// Output tokens to set blocks aside for when a sequence is reserved (or its `max_tokens`, if
-    /// smaller); beyond it blocks are taken as they are needed.
-    pub expected_output_tokens: u32,
     /// How long a hand-off lives without its router renewing it.
     pub lease: Duration,
+    /// How long a hand-off may stand still once nothing is left to compute for it: a frame or seal
+    /// that got lost without its link breaking.
+    pub stall_max: Duration,
     /// Whether blocks of finished sequences are kept for reuse.
     pub prefix_cache: bool,
 }
@@ -58,34 +48,39 @@ pub enum Input {
         /// Which.
         router: RouterId,
     },
-    /// Another worker said something. A frame's payload is kept by the body until it is imported
-    /// or discarded.
+    /// Another worker said something. The body keeps a frame's payload; exactly one `Import` or
+    /// `Discard` answers it before the next input.
     Arrived {
         /// Who.
         from: WorkerRef,
         /// What.
         packet: Packet,
+        /// Whether a frame's payload has the checksum that the sender gave it.
+        condition: Condition,
     },
-    /// The link to another worker broke; what was under way on it will not arrive.
+    /// The link to another worker's life broke; what was under way on it will not arrive, and it is
+    /// said before anything that arrives on a new one.
     LinkLost {
         /// To whom.
-        peer: WorkerId,
+        peer: WorkerRef,
     },
-    /// The engine copied bytes out and the link took them.
+    /// The one answer to `Export`, also after `Forget` or `LinkLost`: the block is no longer read.
     Exported {
         /// The attempt.
         handoff: HandoffId,
-        /// Which bytes.
-        part: BlockPart,
-        /// Their XXH3-64.
-        checksum: u64,
+        /// Which block of the sequence.
+        ordinal: u32,
+        /// What became of it.
+        outcome: ExportOutcome,
     },
-    /// A frame's payload is in the pool.
+    /// The one answer to `Import`, also after `Forget`: the block is no longer written.
     Imported {
         /// The attempt.
         handoff: HandoffId,
         /// Which bytes.
         part: BlockPart,
+        /// What became of them.
+        outcome: ImportOutcome,
     },
     /// The step ran.
     Stepped {
@@ -96,9 +91,15 @@ pub enum Input {
     },
     /// The engine refused or broke the step; nothing of its results can be used.
     StepFailed {
+        /// Which.
+        step: StepId,
         /// The engine's words.
         reason: String,
+        /// What became of the blocks in it.
+        damage: Damage,
     },
+    /// The brain's deadline passed; an early wake-up is harmless.
+    Woke,
     /// The process was asked to end: accept nothing new.
     Draining,
 }
@@ -117,23 +118,23 @@ pub enum Output {
     },
     /// A token for the client; goes past the router's brain.
     Emit {
-        /// The router whose client it is.
-        router: RouterId,
+        /// The attempt; its flight names the router.
+        handoff: HandoffId,
         /// The token.
         emission: Emission,
     },
-    /// Copy a block out of the pool and send it: one frame or several, then `Exported` for each.
+    /// Copy a block out of the pool and send it, as one frame or several; answered by `Exported`.
     Export {
         /// The attempt.
         handoff: HandoffId,
         /// To whom.
         to: WorkerRef,
         /// From where.
-        block: BlockIndex,
+        from: BlockIndex,
         /// Which block of the sequence.
         ordinal: u32,
         /// To where.
-        slot: Slot,
+        block: BlockRef,
     },
     /// Say this to another worker, after the frames that were exported before.
     Send {
@@ -142,23 +143,24 @@ pub enum Output {
         /// What; never a frame.
         packet: Packet,
     },
-    /// Write a kept frame's payload into the pool, then `Imported`.
+    /// Write the payload of the frame that just arrived into the pool; answered by `Imported`.
     Import {
         /// The attempt.
         handoff: HandoffId,
         /// Which frame.
         part: BlockPart,
         /// To where.
-        slot: Slot,
+        block: BlockRef,
     },
-    /// Drop a kept frame's payload.
+    /// Drop the payload of the frame that just arrived.
     Discard {
         /// The attempt.
         handoff: HandoffId,
         /// Which frame.
         part: BlockPart,
     },
-    /// The hand-off is over for this worker: drop every kept payload and unsent frame of it.
+    /// The hand-off is over for this worker: what is still under way of it need not be finished, but
+    /// every `Export` and `Import` is still answered.
     Forget {
         /// The attempt.
         handoff: HandoffId,
@@ -169,17 +171,49 @@ pub enum Output {
     Note(Note),
 }
 
-/// A token on its way to a client.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Emission {
-    /// The attempt.
-    pub handoff: HandoffId,
-    /// Which output token of the request, counted from 0.
-    pub index: u32,
-    /// The token with its scores.
-    pub sampled: Sampled,
-    /// With the first token, when asked for: scores of prompt tokens 1.. (the first has none).
-    pub prompt_scores: Vec<Sampled>,
+/// See [`Input::Arrived`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Condition {
+    /// As it was sent; packets without a payload always are.
+    Intact,
+    /// The payload is not what the sender checksummed.
+    Damaged,
+}
+
+/// See [`Input::Exported`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExportOutcome {
+    /// The link took all its frames.
+    Sent {
+        /// The fold of its frames into the seal's digest.
+        digest: u64,
+        /// Payload bytes.
+        bytes: u64,
+    },
+    /// The hand-off was forgotten or the link was lost before that.
+    Dropped,
+    /// The engine could not read it.
+    Broken,
+}
+
+/// See [`Input::Imported`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImportOutcome {
+    /// The bytes are in the pool.
+    Written,
+    /// The hand-off was forgotten before that.
+    Dropped,
+    /// The engine could not write them.
+    Broken,
+}
+
+/// See [`Input::StepFailed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Damage {
+    /// The step did not begin.
+    Nothing,
+    /// What the step was to write is unknown.
+    BlocksUnknown,
 }
 
 /// Facts for metrics and logs. The simulator and the real worker count the same ones.
@@ -241,6 +275,11 @@ pub enum Note {
         handoff: HandoffId,
         /// Why.
         failure: Failure,
+    },
+    /// An order named a hand-off and leg that is here already.
+    Repeated {
+        /// The attempt.
+        handoff: HandoffId,
     },
     /// A late, foreign or doubled frame was dropped.
     FrameDiscarded {

@@ -7,4 +7,4 @@
 
 mod event;
 
-pub use event::{Emission, Input, Limits, Note, Output};
+pub use event::{Condition, Damage, ExportOutcome, ImportOutcome, Input, Limits, Note, Output};

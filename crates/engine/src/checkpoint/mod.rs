@@ -1,0 +1,6 @@
+//! Checkpoints: a Hugging Face folder.
+
+mod map;
+mod tensor;
+
+pub use tensor::{StoredTensor, StoredType};

@@ -1,0 +1,172 @@
+//! A tensor as a checkpoint stores it.
+//!
+//! Owns: the element formats that are read, and widening them to f32.
+//! Never: copies a tensor as a whole.
+//! Invariant: `bytes().len() == rows × columns × element_bytes`, checked when it is made.
+
+use super::map::Bytes;
+use half::{bf16, f16};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How a checkpoint stores an element, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredType {
+    /// 32-bit float.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl StoredType {
+    /// Bytes of one element.
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A two-dimensional tensor `(rows, columns)`, row-major; a vector is one row. Cheap to clone: the
+/// bytes stay in the mapped file, which lives as long as any tensor of it.
+#[derive(Clone, Debug)]
+pub struct StoredTensor {
+    name: Arc<str>,
+    source: Arc<Bytes>,
+    range: Range<usize>,
+    stored: StoredType,
+    rows: usize,
+    columns: usize,
+}
+
+impl StoredTensor {
+    /// `None` if the range is not within the source or does not have the shape's size.
+    pub(crate) fn new(
+        name: Arc<str>,
+        place: (Arc<Bytes>, Range<usize>),
+        stored: StoredType,
+        (rows, columns): (usize, usize),
+    ) -> Option<Self> {
+        let (source, range) = place;
+        let bytes = rows
+            .checked_mul(columns)?
+            .checked_mul(stored.element_bytes())?;
+        let within = range.start <= range.end && range.end <= source.as_slice().len();
+        (within && range.len() == bytes).then_some(Self {
+            name,
+            source,
+            range,
+            stored,
+            rows,
+            columns,
+        })
+    }
+
+    /// A tensor made in memory, for tests and measurements.
+    ///
+    /// # Panics
+    /// If `values` is not `rows × columns` long.
+    pub fn from_f32(name: &str, (rows, columns): (usize, usize), values: &[f32]) -> Self {
+        assert_eq!(
+            values.len(),
+            rows * columns,
+            "{name}: size of {rows} × {columns}"
+        );
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Self {
+            name: name.into(),
+            range: 0..bytes.len(),
+            source: Arc::new(Bytes::Owned(bytes)),
+            stored: StoredType::F32,
+            rows,
+            columns,
+        }
+    }
+
+    /// As [`StoredTensor::from_f32`], in bfloat16.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn from_bf16(name: &str, (rows, columns): (usize, usize), values: &[bf16]) -> Self {
+        assert_eq!(
+            values.len(),
+            rows * columns,
+            "{name}: size of {rows} × {columns}"
+        );
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Self {
+            name: name.into(),
+            range: 0..bytes.len(),
+            source: Arc::new(Bytes::Owned(bytes)),
+            stored: StoredType::Bf16,
+            rows,
+            columns,
+        }
+    }
+
+    /// As the checkpoint calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How an element is stored.
+    pub fn stored(&self) -> StoredType {
+        self.stored
+    }
+
+    /// Rows; 1 for a vector.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Every element, little-endian, row after row. Not necessarily aligned to an element.
+    pub fn bytes(&self) -> &[u8] {
+        &self.source.as_slice()[self.range.clone()]
+    }
+
+    /// One row, `columns × element_bytes`.
+    pub fn row_bytes(&self, row: usize) -> &[u8] {
+        let width = self.columns * self.stored.element_bytes();
+        &self.bytes()[row * width..(row + 1) * width]
+    }
+
+    /// Widens one row to f32, exactly. `out.len() == columns`.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` has another length.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.columns, "{}: columns", self.name);
+        let bytes = self.row_bytes(row);
+        match self.stored {
+            StoredType::F32 => widen(bytes, out, f32::from_le_bytes),
+            StoredType::F16 => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            StoredType::Bf16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        }
+    }
+
+    /// Every element widened to f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows * self.columns];
+        if self.columns > 0 {
+            for (row, values) in out.chunks_exact_mut(self.columns).enumerate() {
+                self.read_row(row, values);
+            }
+        }
+        out
+    }
+}
+
+fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], from: impl Fn([u8; N]) -> f32) {
+    let (elements, _) = bytes.as_chunks::<N>();
+    for (value, element) in out.iter_mut().zip(elements) {
+        *value = from(*element);
+    }
+}

@@ -1,0 +1,439 @@
+//! The lower waist: what the forward pass needs of a device, in coarse operations.
+//!
+//! Owns: the traits [`Pack`] (weights, loaded once, shared by several engines) and [`Ops`] (one
+//! engine's device), and the plain data they speak in.
+//! Never: knows an architecture, a request or a sampling rule.
+//! Invariant, which every implementation keeps: **path independence.** An output element depends
+//! only on its own row (and, in attention, on the KV of its own sequence up to its own position),
+//! and is accumulated in an order that does not depend on how many rows, segments or chunks are in
+//! the call. The same row gives the same bits alone, in a batch, and in any chunk.
+//!
+//! Shapes are written `(rows, columns)`, row-major. Activations are f32 as far as the caller can
+//! tell; how weights and KV are stored is [`Precision`], chosen when the implementation is built.
+//! An implementation may assume what is written here and panics, with `assert!`, where it is not so:
+//! the forward pass is checked code, and a wrong shape is a defect, not an input.
+
+use crate::EngineError;
+use crate::checkpoint::StoredTensor;
+use cleave_domain::{BlockIndex, TokenId};
+use std::ops::Range;
+
+/// How weights and KV are stored and multiplied. Sums are always f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16: weights, keys and values, and the activations that meet weights.
+    Bf16,
+}
+
+impl Precision {
+    /// Bytes of one stored element.
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// As the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// The shape of attention's heads, equal in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads; a multiple of `kv_heads`. Query head `h` reads KV head
+    /// `h / (query_heads / kv_heads)`.
+    pub query_heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements per head, even.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Width of all query heads side by side; also of attention's output.
+    pub const fn query_width(&self) -> usize {
+        self.query_heads * self.head_dim
+    }
+
+    /// Width of all key heads side by side; the same for values.
+    pub const fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Width of a row of queries, keys and values: `q | k | v`, heads in order within each.
+    pub const fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.kv_width()
+    }
+}
+
+/// The shape of a KV pool: `[block][layer][K|V][kv_head][token][dim]`, each block one contiguous
+/// span of little-endian elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolShape {
+    /// Blocks.
+    pub blocks_count: usize,
+    /// Layers.
+    pub layers_count: usize,
+    /// Heads; `query_heads` plays no part in the layout.
+    pub heads: HeadShape,
+    /// Tokens per block; also the tile over which attention walks the keys.
+    pub block_tokens: usize,
+    /// How an element is stored.
+    pub precision: Precision,
+}
+
+impl PoolShape {
+    /// Elements of one head of K or of V in one block: `block_tokens × head_dim`.
+    pub const fn head_elements(&self) -> usize {
+        self.block_tokens * self.heads.head_dim
+    }
+
+    /// Elements of one layer in one block, K then V.
+    pub const fn layer_elements(&self) -> usize {
+        2 * self.heads.kv_heads * self.head_elements()
+    }
+
+    /// Elements of a block.
+    pub const fn block_elements(&self) -> usize {
+        self.layers_count * self.layer_elements()
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(&self) -> usize {
+        self.block_elements() * self.precision.element_bytes()
+    }
+
+    /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens follow
+    /// one another, `(block_tokens, head_dim)`.
+    pub const fn key_offset(&self, layer: usize, kv_head: usize) -> usize {
+        layer * self.layer_elements() + kv_head * self.head_elements()
+    }
+
+    /// The same for V.
+    pub const fn value_offset(&self, layer: usize, kv_head: usize) -> usize {
+        self.key_offset(layer, kv_head) + self.heads.kv_heads * self.head_elements()
+    }
+}
+
+/// The rows of one forward pass: every segment's tokens one after the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Token of each row, `(rows)`.
+    pub tokens: Vec<TokenId>,
+    /// Position of each row in its sequence, `(rows)`.
+    pub positions: Vec<u32>,
+    /// The runs, in row order; together they cover every row.
+    pub segments: Vec<BatchSegment>,
+    /// Every segment's block table, one after the other.
+    pub blocks: Vec<BlockIndex>,
+}
+
+impl Batch {
+    /// Number of rows.
+    pub fn rows_count(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// A segment's block table: block `i` holds positions `i × block_tokens ..`.
+    pub fn table(&self, segment: &BatchSegment) -> &[BlockIndex] {
+        &self.blocks[segment.blocks.clone()]
+    }
+}
+
+/// A run of consecutive tokens of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchSegment {
+    /// Its rows in the batch; row `rows.start + i` is at `position + i`.
+    pub rows: Range<usize>,
+    /// Position of its first row. Keys and values of `0..position` are in the pool already.
+    pub position: usize,
+    /// Its block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens.
+    pub blocks: Range<usize>,
+}
+
+/// Cosines and sines of the rotary embedding, for every position of the context.
+///
+/// Pairs are `(i, i + head_dim / 2)`: `x[i] ← x[i]·cos[i] − x[i+half]·sin[i]`,
+/// `x[i+half] ← x[i+half]·cos[i] + x[i]·sin[i]`.
+#[derive(Clone, Copy, Debug)]
+pub struct RotaryTable<'a> {
+    /// `(positions, head_dim / 2)`, scaled by the model's attention factor, if it has one.
+    pub cos: &'a [f32],
+    /// As `cos`.
+    pub sin: &'a [f32],
+    /// Pairs per head, `head_dim / 2`.
+    pub half: usize,
+}
+
+/// Root-mean-square normalisation: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
+#[derive(Debug)]
+pub struct Norm<'a, V> {
+    /// `(width)`.
+    pub weight: &'a V,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// Per-head normalisation of queries and keys, before rotation (Qwen3).
+#[derive(Debug)]
+pub struct HeadNorms<'a, V> {
+    /// `(head_dim)`, the same for every query head.
+    pub query: &'a V,
+    /// `(head_dim)`, the same for every key head.
+    pub key: &'a V,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// How one layer attends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Which layer of the pool.
+    pub layer: usize,
+    /// Multiplies the scores before the softmax, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Position `p` sees `p - window + 1 ..= p` (those that exist); `None` sees `0 ..= p`.
+    pub window: Option<usize>,
+}
+
+/// Loads weights into the form the device likes. Used before any engine runs, from any thread;
+/// what it makes is shared between engines.
+pub trait Pack: Send + Sync {
+    /// A weight `(out, in)` with an optional bias `(out)`.
+    type Matrix: Send + Sync;
+    /// Embedding rows `(vocab, width)`.
+    type Table: Send + Sync;
+    /// A norm's weight `(width)`, f32.
+    type Vector: Send + Sync;
+    /// A rotary table on the device.
+    type Rotary: Send + Sync;
+
+    /// How matrices are stored, and KV with them.
+    fn precision(&self) -> Precision;
+
+    /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix.
+    /// `bias`, if given, has one element per row of the stack.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn matrix(
+        &self,
+        stack: &[StoredTensor],
+        bias: Option<&[f32]>,
+    ) -> Result<Self::Matrix, EngineError>;
+
+    /// Embedding rows. May keep the tensor and read its rows where they lie.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn table(&self, stored: &StoredTensor) -> Result<Self::Table, EngineError>;
+
+    /// A norm's weight.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn vector(&self, values: &[f32]) -> Result<Self::Vector, EngineError>;
+
+    /// A rotary table.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn rotary(&self, table: RotaryTable<'_>) -> Result<Self::Rotary, EngineError>;
+}
+
+/// [`Pack::Matrix`] of an [`Ops`].
+pub type MatrixOf<O> = <<O as Ops>::Pack as Pack>::Matrix;
+/// [`Pack::Table`] of an [`Ops`].
+pub type TableOf<O> = <<O as Ops>::Pack as Pack>::Table;
+/// [`Pack::Vector`] of an [`Ops`].
+pub type VectorOf<O> = <<O as Ops>::Pack as Pack>::Vector;
+/// [`Pack::Rotary`] of an [`Ops`].
+pub type RotaryOf<O> = <<O as Ops>::Pack as Pack>::Rotary;
+
+/// One engine's device. Called by one thread.
+///
+/// In one pass: [`begin`](Ops::begin), then the running operations in any order. `rows` is how many
+/// leading rows of the buffers take part; the rest keep what they hold.
+///
+/// Every running operation fails only with [`EngineError::Device`].
+pub trait Ops: Send {
+    /// What loads its weights.
+    type Pack: Pack;
+    /// An activation buffer `(rows_max, width)`.
+    type Rows: Send;
+    /// A KV pool.
+    type Pool: Send;
+
+    /// Processor or device and number formats, for people: `AVX-512 bf16, 8 threads`.
+    fn device(&self) -> String;
+
+    /// Allocates an activation buffer, zeroed.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn rows(&self, rows_max: usize, width: usize) -> Result<Self::Rows, EngineError>;
+
+    /// Allocates a KV pool, zeroed.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn pool(&self, shape: PoolShape) -> Result<Self::Pool, EngineError>;
+
+    /// A pass begins: everything up to the next `begin` is about this batch. A device with its own
+    /// memory copies it there; a processor may plan its work.
+    fn begin(&mut self, batch: &Batch) -> Result<(), EngineError>;
+
+    /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`. Every token is within the table.
+    fn embed(
+        &mut self,
+        batch: &Batch,
+        table: &TableOf<Self>,
+        out: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// `out[r] = norm(x[r])`, both `(rows, width)`.
+    fn rms_norm(
+        &mut self,
+        norm: &Norm<'_, VectorOf<Self>>,
+        rows: usize,
+        x: &Self::Rows,
+        out: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// `sum.residual[r] += sum.delta[r]`, then `out[r] = norm(residual[r])`, all `(rows, width)`.
+    fn add_rms_norm(
+        &mut self,
+        norm: &Norm<'_, VectorOf<Self>>,
+        rows: usize,
+        sum: Residual<'_, Self::Rows>,
+        out: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// `out[r] = matrix · x[r] + bias`, `x` `(rows, in)`, `out` `(rows, out)`.
+    fn matmul(
+        &mut self,
+        matrix: &MatrixOf<Self>,
+        rows: usize,
+        x: &Self::Rows,
+        out: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// Normalises each query head and each key head of `qkv` `(rows, q | k | v)` in place.
+    fn head_norm(
+        &mut self,
+        norms: &HeadNorms<'_, VectorOf<Self>>,
+        heads: HeadShape,
+        rows: usize,
+        qkv: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// Rotates queries and keys of `qkv` `(rows, q | k | v)` by their positions, queries in place,
+    /// and stores keys and values in `layer` of the pool where the block tables say. Keys need not
+    /// be rotated in `qkv` itself. `heads` and the blocks' layout are the pool's.
+    fn rotate_store(
+        &mut self,
+        batch: &Batch,
+        rotary: &RotaryOf<Self>,
+        qkv: &mut Self::Rows,
+        pool: LayerOf<'_, Self::Pool>,
+    ) -> Result<(), EngineError>;
+
+    /// Causal attention of every row over its own sequence's keys and values in the pool, which
+    /// hold this batch's too (`rotate_store` came first). Reads the queries of `qkv`; `out` is
+    /// `(rows, query_heads × head_dim)`. Keys are walked in tiles of one block, in order.
+    fn attend(
+        &mut self,
+        batch: &Batch,
+        attention: &Attention,
+        io: AttentionIo<'_, Self>,
+    ) -> Result<(), EngineError>;
+
+    /// `out[r][i] = silu(gate[r][i]) · up[r][i]`, `gate_up` `(rows, gate | up)`, `out` half as wide;
+    /// `silu(x) = x / (1 + exp(−x))`.
+    fn silu_gate(
+        &mut self,
+        rows: usize,
+        gate_up: &Self::Rows,
+        out: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// `to[i] = from[indices[i]]`, same width.
+    fn gather(
+        &mut self,
+        indices: &[u32],
+        from: &Self::Rows,
+        to: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// As [`Ops::matmul`], into the host's memory: `out` is `(rows, vocab)`, exactly filled.
+    fn logits(
+        &mut self,
+        head: &MatrixOf<Self>,
+        rows: usize,
+        x: &Self::Rows,
+        out: &mut [f32],
+    ) -> Result<(), EngineError>;
+
+    /// Copies `out.len()` bytes of a block out, from byte `offset`. The range is within the block.
+    fn read_block(
+        &self,
+        pool: &Self::Pool,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError>;
+
+    /// Copies bytes into a block, from byte `offset`. The range is within the block.
+    fn write_block(
+        &mut self,
+        pool: &mut Self::Pool,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError>;
+
+    /// Copies one whole block onto another.
+    fn copy_block(
+        &mut self,
+        pool: &mut Self::Pool,
+        from: BlockIndex,
+        to: BlockIndex,
+    ) -> Result<(), EngineError>;
+}
+
+/// The residual stream and what a layer adds to it, both `(rows, width)`.
+#[derive(Debug)]
+pub struct Residual<'a, R> {
+    /// Grows by `delta`.
+    pub residual: &'a mut R,
+    /// What is added.
+    pub delta: &'a R,
+}
+
+/// One layer of a pool, to be written.
+#[derive(Debug)]
+pub struct LayerOf<'a, P> {
+    /// The pool.
+    pub pool: &'a mut P,
+    /// Which layer.
+    pub layer: usize,
+}
+
+/// What attention reads and writes.
+#[derive(Debug)]
+pub struct AttentionIo<'a, O: Ops + ?Sized> {
+    /// `(rows, q | k | v)`, queries rotated.
+    pub qkv: &'a O::Rows,
+    /// Keys and values.
+    pub pool: &'a O::Pool,
+    /// `(rows, query_heads × head_dim)`.
+    pub out: &'a mut O::Rows,
+}
