@@ -58,8 +58,10 @@ pub enum LinkEvent {
     Arrived {
         /// Who sent it, as it proved in the handshake.
         from: WorkerRef,
-        /// What; a frame's `intact` says whether its checksum held.
+        /// What.
         packet: Packet,
+        /// Whether a frame's payload has the checksum that its sender gave it.
+        intact: bool,
         /// A frame's bytes.
         payload: Option<Payload>,
     },

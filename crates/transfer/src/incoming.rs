@@ -144,17 +144,28 @@ struct Hearing<'a> {
     events: &'a mpsc::Sender<LinkEvent>,
 }
 
+struct Arrival {
+    packet: Packet,
+    intact: bool,
+    payload: Option<Payload>,
+}
+
 async fn hear<R: AsyncRead + Unpin>(reader: &mut Reader<R>, hearing: Hearing<'_>) -> SocketError {
     let from = hearing.peer;
     loop {
-        let (packet, payload) = match hear_one(reader, &hearing).await {
-            Ok(Some(arrived)) => arrived,
+        let Arrival {
+            packet,
+            intact,
+            payload,
+        } = match hear_one(reader, &hearing).await {
+            Ok(Some(arrival)) => arrival,
             Ok(None) => continue,
             Err(error) => return error,
         };
         let event = LinkEvent::Arrived {
             from,
             packet,
+            intact,
             payload,
         };
         if hearing.events.send(event).await.is_err() {
@@ -166,7 +177,7 @@ async fn hear<R: AsyncRead + Unpin>(reader: &mut Reader<R>, hearing: Hearing<'_>
 async fn hear_one<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
     hearing: &Hearing<'_>,
-) -> Result<Option<(Packet, Option<Payload>)>, SocketError> {
+) -> Result<Option<Arrival>, SocketError> {
     let message = match reader.next().await? {
         Received::Message(message) => message,
         Received::Probe => return Ok(None),
@@ -175,7 +186,7 @@ async fn hear_one<R: AsyncRead + Unpin>(
     let packet = match message {
         Message::Seal(seal) => Packet::Seal(seal),
         Message::Landed(handoff) => Packet::Landed { handoff },
-        Message::Failed(handoff, failure) => Packet::Failed { handoff, failure },
+        Message::Abandoned(handoff, cause) => Packet::Abandoned { handoff, cause },
         Message::Ping(nonce) => {
             let answered = hearing.pongs.try_send(nonce);
             return match answered {
@@ -185,24 +196,32 @@ async fn hear_one<R: AsyncRead + Unpin>(
         }
         _ => return Err(SocketError::Unexpected("from the sender of a link")),
     };
-    Ok(Some((packet, None)))
+    Ok(Some(Arrival {
+        packet,
+        intact: true,
+        payload: None,
+    }))
 }
 
 async fn receive_frame<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
     hearing: &Hearing<'_>,
     head: FrameHead,
-) -> Result<(Packet, Option<Payload>), SocketError> {
+) -> Result<Arrival, SocketError> {
     // Credit first: memory is set aside only for what was granted.
     let hold = hearing.account.take(u64::from(head.part.len));
     let hold = hold.ok_or(SocketError::Overdrawn)?;
     let bytes = reader.payload(head.part.len).await?;
     let packet = Packet::Frame {
         handoff: head.handoff,
-        slot: head.slot,
+        block: head.block,
         part: head.part,
         checksum: head.checksum,
-        intact: crate::checksum(&bytes) == head.checksum,
     };
-    Ok((packet, Some(Payload::new(bytes, hold))))
+    let intact = crate::checksum(&bytes) == head.checksum;
+    Ok(Arrival {
+        packet,
+        intact,
+        payload: Some(Payload::new(bytes, hold)),
+    })
 }

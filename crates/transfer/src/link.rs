@@ -1,11 +1,11 @@
 //! The sending end of a link, whatever carries it.
 //!
 //! Credit is taken before a block is even read ([`Link::reserve`]), so blocks that wait for credit
-//! stand in nobody's queue: a seal or a failure sent meanwhile is behind nothing that is stuck.
+//! stand in nobody's queue: a seal or a loss sent meanwhile is behind nothing that is stuck.
 
 use crate::config::LinkDown;
 use bytes::Bytes;
-use cleave_domain::{HandoffId, Slot, WorkerRef};
+use cleave_domain::{BlockRef, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Packet};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -47,7 +47,7 @@ pub struct Frame {
     /// The attempt.
     pub handoff: HandoffId,
     /// Where they go at the receiver.
-    pub slot: Slot,
+    pub block: BlockRef,
     /// Which bytes of which block; `part.len == payload.len()`.
     pub part: BlockPart,
     /// The bytes.
@@ -119,7 +119,7 @@ impl Permit {
     pub fn send(&mut self, frame: Frame) -> Result<u64, LinkDown> {
         let Frame {
             handoff,
-            slot,
+            block,
             part,
             payload,
         } = frame;
@@ -132,10 +132,9 @@ impl Permit {
         let checksum = crate::checksum(&payload);
         let packet = Packet::Frame {
             handoff,
-            slot,
+            block,
             part,
             checksum,
-            intact: true,
         };
         self.link.enqueue(packet, payload)?;
         Ok(checksum)

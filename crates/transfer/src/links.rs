@@ -34,11 +34,14 @@ struct Shared {
     table: Mutex<Table>,
 }
 
+type Incoming = Option<(WorkerRef, AbortHandle)>;
+
 #[derive(Debug, Default)]
 struct Table {
     routes: BTreeMap<WorkerId, (WorkerRef, Route)>,
     outgoing: BTreeMap<WorkerId, Arc<Link>>,
     incoming: BTreeMap<WorkerId, (WorkerRef, AbortHandle)>,
+    seats: BTreeMap<WorkerId, Arc<tokio::sync::Mutex<()>>>,
 }
 
 impl Links {
@@ -160,7 +163,7 @@ impl Shared {
     /// Receives from a peer until its link ends, in the place of an earlier link of it.
     async fn host(self: Arc<Self>, visitor: incoming::Visitor) {
         let peer = visitor.peer;
-        let earlier = self.lock().incoming.get(&peer.worker).cloned();
+        let (earlier, seat) = self.lock().incoming_of(peer.worker);
         if let Some((known, task)) = earlier {
             if known.incarnation > peer.incarnation {
                 let reason = format!("worker {peer} has been replaced by {known}");
@@ -168,26 +171,30 @@ impl Shared {
                 warn!(%peer, %error, "data link turned away");
                 return;
             }
-            // Its frames must not mix with those of the new link: the loss is told first.
             task.abort();
-            let replaced = SocketError::Refused("replaced by a new link of the same peer".into());
-            report(&self.events, known, &replaced, "incoming").await;
         }
+        // The earlier host leaves its seat only after it has told the loss: so the loss is heard
+        // before anything that arrives on this link.
+        let _seat = seat.lock().await;
         let (config, events) = (self.config.clone(), self.events.clone());
         let task = tokio::spawn(async move { visitor.receive(&config, &events).await });
         let abort = task.abort_handle();
         let task_id = abort.id();
         let _end_with_host = AbortOnDrop(abort.clone());
         self.lock().incoming.insert(peer.worker, (peer, abort));
-        let Ok(error) = task.await else {
-            return; // Aborted: whoever did it has told the loss.
-        };
+        let error = task.await.unwrap_or_else(|_| SocketError::Replaced);
         self.lock().forget_incoming(peer.worker, task_id);
         report(&self.events, peer, &error, "incoming").await;
     }
 }
 
 impl Table {
+    /// The link that a peer has now, and the seat that its host holds.
+    fn incoming_of(&mut self, peer: WorkerId) -> (Incoming, Arc<tokio::sync::Mutex<()>>) {
+        let seat = Arc::clone(self.seats.entry(peer).or_default());
+        (self.incoming.get(&peer).cloned(), seat)
+    }
+
     fn forget_incoming(&mut self, peer: WorkerId, task: Id) {
         if let Some((_, current)) = self.incoming.get(&peer)
             && current.id() == task

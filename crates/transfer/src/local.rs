@@ -95,7 +95,7 @@ pub(crate) async fn carry(
     }
 }
 
-/// The bytes are the very ones that were sent, so `intact` stands as the sender set it.
+/// The bytes are the very ones that were sent: they cannot have changed on the way.
 fn arrival(from: WorkerRef, account: &Arc<Account>, parcel: Parcel) -> Option<LinkEvent> {
     let Parcel { packet, payload } = parcel;
     let payload = match packet {
@@ -108,6 +108,7 @@ fn arrival(from: WorkerRef, account: &Arc<Account>, parcel: Parcel) -> Option<Li
     Some(LinkEvent::Arrived {
         from,
         packet,
+        intact: true,
         payload,
     })
 }

@@ -162,19 +162,18 @@ fn message_of(packet: Packet) -> Message {
     match packet {
         Packet::Frame {
             handoff,
-            slot,
+            block,
             part,
             checksum,
-            intact: _,
         } => Message::Frame(FrameHead {
             handoff,
-            slot,
+            block,
             part,
             checksum,
         }),
         Packet::Seal(seal) => Message::Seal(seal),
         Packet::Landed { handoff } => Message::Landed(handoff),
-        Packet::Failed { handoff, failure } => Message::Failed(handoff, failure),
+        Packet::Abandoned { handoff, cause } => Message::Abandoned(handoff, cause),
     }
 }
 

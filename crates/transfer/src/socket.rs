@@ -38,6 +38,8 @@ pub(crate) enum SocketError {
     Refused(String),
     #[error("the peer sent more payload than it was granted")]
     Overdrawn,
+    #[error("replaced by a new link of the same peer")]
+    Replaced,
     #[error("this worker is closing")]
     Closing,
 }
@@ -160,7 +162,7 @@ mod tests {
     fn frame(payload: &[u8]) -> Message {
         Message::Frame(FrameHead {
             handoff: HandoffId::default(),
-            slot: Default::default(),
+            block: Default::default(),
             part: BlockPart {
                 ordinal: 3,
                 offset: 16,

@@ -6,7 +6,8 @@
 
 use bytes::{BufMut, BytesMut};
 use cleave_domain::{
-    BlockIndex, Failure, FlightId, Generation, HandoffId, Incarnation, Slot, WorkerId, WorkerRef,
+    BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation, WorkerId,
+    WorkerRef,
 };
 use cleave_kv::{BlockPart, Seal};
 
@@ -20,6 +21,8 @@ pub(crate) const HEADER_BYTES: usize = 8;
 pub(crate) const FRAME_HEAD_BYTES: usize = 40;
 /// Longest body of a message other than a frame or a probe.
 const CONTROL_BYTES_MAX: usize = 8 << 10;
+/// Longest body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
+const SEAL_BYTES_MAX: usize = 1 << 20;
 /// Longest text in a message.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 /// Bytes of a probe.
@@ -40,7 +43,7 @@ pub(crate) struct Hello {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameHead {
     pub(crate) handoff: HandoffId,
-    pub(crate) slot: Slot,
+    pub(crate) block: BlockRef,
     pub(crate) part: BlockPart,
     pub(crate) checksum: u64,
 }
@@ -60,7 +63,7 @@ pub(crate) enum Message {
     Frame(FrameHead),
     Seal(Seal),
     Landed(HandoffId),
-    Failed(HandoffId, Failure),
+    Abandoned(HandoffId, Cause),
     /// Receiver to sender: this many payload bytes more.
     Grant(u64),
     /// Sender to receiver, to be answered in order.
@@ -90,6 +93,8 @@ pub(crate) enum WireError {
     Text,
     #[error("frame of {0} bytes at offset {1} does not fit a block of {2} bytes")]
     OutsideBlock(u32, u32, u32),
+    #[error("cause code {0} does not exist")]
+    CauseCode(u8),
     #[error("failure code {0} does not exist")]
     FailureCode(u8),
 }
@@ -107,7 +112,7 @@ const REJECT: u8 = 3;
 pub(crate) const FRAME: u8 = 4;
 const SEAL: u8 = 5;
 const LANDED: u8 = 6;
-const FAILED: u8 = 7;
+const ABANDONED: u8 = 7;
 const GRANT: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
@@ -124,6 +129,7 @@ impl Header {
         let max = match kind {
             FRAME => FRAME_HEAD_BYTES + block_bytes as usize,
             PROBE => PROBE_BYTES,
+            SEAL => SEAL_BYTES_MAX,
             _ => CONTROL_BYTES_MAX,
         };
         if body_len > max {
@@ -140,7 +146,7 @@ impl FrameHead {
         let mut fields = Fields(head);
         let frame = Self {
             handoff: fields.handoff()?,
-            slot: Slot {
+            block: BlockRef {
                 block: BlockIndex(fields.u32()?),
                 generation: Generation(fields.u32()?),
             },
@@ -200,8 +206,8 @@ impl Message {
             }
             Self::Frame(frame) => {
                 put_handoff(out, frame.handoff);
-                out.put_u32_le(frame.slot.block.0);
-                out.put_u32_le(frame.slot.generation.0);
+                out.put_u32_le(frame.block.block.0);
+                out.put_u32_le(frame.block.generation.0);
                 out.put_u32_le(frame.part.ordinal);
                 out.put_u32_le(frame.part.offset);
                 out.put_u32_le(frame.part.len);
@@ -212,18 +218,19 @@ impl Message {
                 put_handoff(out, seal.handoff);
                 out.put_u32_le(seal.blocks_count);
                 out.put_u64_le(seal.digest);
-                out.put_u32_le(seal.first_token);
-                out.put_u32_le(seal.position);
+                for token in &seal.output {
+                    out.put_u32_le(*token);
+                }
                 (SEAL, 0)
             }
             Self::Landed(handoff) => {
                 put_handoff(out, *handoff);
                 (LANDED, 0)
             }
-            Self::Failed(handoff, failure) => {
+            Self::Abandoned(handoff, cause) => {
                 put_handoff(out, *handoff);
-                put_failure(out, failure, 0);
-                (FAILED, 0)
+                put_cause(out, cause);
+                (ABANDONED, 0)
             }
             Self::Grant(bytes) => {
                 out.put_u64_le(*bytes);
@@ -269,11 +276,10 @@ impl Message {
                 handoff: fields.handoff()?,
                 blocks_count: fields.u32()?,
                 digest: fields.u64()?,
-                first_token: fields.u32()?,
-                position: fields.u32()?,
+                output: fields.tokens()?,
             }),
             LANDED => Self::Landed(fields.handoff()?),
-            FAILED => Self::Failed(fields.handoff()?, fields.failure(0)?),
+            ABANDONED => Self::Abandoned(fields.handoff()?, fields.cause()?),
             GRANT => Self::Grant(fields.u64()?),
             PING => Self::Ping(fields.u64()?),
             PONG => Self::Pong(fields.u64()?),
@@ -304,6 +310,17 @@ fn put_text(out: &mut BytesMut, text: &str) {
     let cut = text.floor_char_boundary(TEXT_BYTES_MAX);
     out.put_u32_le(u32::try_from(cut).expect("the limit is small"));
     out.put_slice(&text.as_bytes()[..cut]);
+}
+
+fn put_cause(out: &mut BytesMut, cause: &Cause) {
+    match cause {
+        Cause::Finished => out.put_u8(1),
+        Cause::Cancelled => out.put_u8(2),
+        Cause::Failed(failure) => {
+            out.put_u8(3);
+            put_failure(out, failure, 0);
+        }
+    }
 }
 
 fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
@@ -384,6 +401,24 @@ impl Fields<'_> {
         String::from_utf8(text.to_vec()).map_err(|_| WireError::Text)
     }
 
+    /// Tokens up to the body's end.
+    fn tokens(&mut self) -> Result<Vec<u32>, WireError> {
+        let mut tokens = Vec::with_capacity(self.0.len() / 4);
+        while !self.0.is_empty() {
+            tokens.push(self.u32()?);
+        }
+        Ok(tokens)
+    }
+
+    fn cause(&mut self) -> Result<Cause, WireError> {
+        Ok(match self.u8()? {
+            1 => Cause::Finished,
+            2 => Cause::Cancelled,
+            3 => Cause::Failed(self.failure(0)?),
+            other => return Err(WireError::CauseCode(other)),
+        })
+    }
+
     fn failure(&mut self, depth: u32) -> Result<Failure, WireError> {
         Ok(match self.u8()? {
             1 => Failure::WorkerLost,
@@ -440,6 +475,14 @@ mod tests {
         })
     }
 
+    fn cause() -> impl Strategy<Value = Cause> {
+        prop_oneof![
+            Just(Cause::Finished),
+            Just(Cause::Cancelled),
+            failure().prop_map(Cause::Failed),
+        ]
+    }
+
     fn message() -> impl Strategy<Value = Message> {
         let hello = (worker(), worker(), any::<u32>(), ".{0,200}").prop_map(
             |(from, to, block_bytes, fingerprint)| {
@@ -451,14 +494,13 @@ mod tests {
                 })
             },
         );
-        let seal = (handoff(), any::<(u32, u64, u32, u32)>()).prop_map(
-            |(handoff, (blocks_count, digest, first_token, position))| {
+        let seal = (handoff(), any::<(u32, u64, Vec<u32>)>()).prop_map(
+            |(handoff, (blocks_count, digest, output))| {
                 Message::Seal(Seal {
                     handoff,
                     blocks_count,
                     digest,
-                    first_token,
-                    position,
+                    output,
                 })
             },
         );
@@ -468,7 +510,7 @@ mod tests {
             ".{0,200}".prop_map(Message::Reject),
             seal,
             handoff().prop_map(Message::Landed),
-            (handoff(), failure()).prop_map(|(handoff, failure)| Message::Failed(handoff, failure)),
+            (handoff(), cause()).prop_map(|(handoff, cause)| Message::Abandoned(handoff, cause)),
             any::<u64>().prop_map(Message::Grant),
             any::<u64>().prop_map(Message::Ping),
             any::<u64>().prop_map(Message::Pong),
@@ -497,7 +539,7 @@ mod tests {
         ) {
             let head = FrameHead {
                 handoff,
-                slot: Slot { block: BlockIndex(block), generation: Generation(generation) },
+                block: BlockRef { block: BlockIndex(block), generation: Generation(generation) },
                 part: BlockPart { ordinal, offset, len },
                 checksum,
             };
@@ -522,7 +564,9 @@ mod tests {
             let body = &bytes[HEADER_BYTES..];
             prop_assume!(!body.is_empty());
             let keep = keep % body.len();
-            prop_assert!(Message::decode(bytes[0], &body[..keep]).is_err());
+            // A seal cut between two tokens is a shorter seal; the header's length rules that out.
+            let between_tokens = matches!(message, Message::Seal(_)) && keep >= 24;
+            prop_assert!(between_tokens || Message::decode(bytes[0], &body[..keep]).is_err());
         }
     }
 

@@ -3,12 +3,12 @@
 
 use bytes::Bytes;
 use cleave_domain::{
-    BlockIndex, Failure, Fingerprint, FlightId, Generation, HandoffId, Incarnation, Slot, WorkerId,
-    WorkerRef,
+    BlockIndex, BlockRef, Cause, Failure, Fingerprint, FlightId, Generation, HandoffId,
+    Incarnation, WorkerId, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, Seal};
 use cleave_transfer::{
-    Frame, LinkDown, LinkEvent, Links, LinksConfig, LocalNet, Payload, Payloads, Route, checksum,
+    Frame, LinkDown, LinkEvent, Links, LinksConfig, LocalNet, Payload, Route, checksum,
 };
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,6 +18,13 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 const BLOCK: u32 = 4096;
+
+struct Arrived {
+    from: WorkerRef,
+    packet: Packet,
+    intact: bool,
+    payload: Option<Payload>,
+}
 
 struct Worker {
     me: WorkerRef,
@@ -72,14 +79,22 @@ impl Worker {
         next.expect("an event in time").expect("links are open")
     }
 
-    async fn arrived(&mut self) -> (WorkerRef, Packet, Option<Payload>) {
+    async fn arrived(&mut self) -> Arrived {
         loop {
             match self.next().await {
                 LinkEvent::Arrived {
                     from,
                     packet,
+                    intact,
                     payload,
-                } => return (from, packet, payload),
+                } => {
+                    return Arrived {
+                        from,
+                        packet,
+                        intact,
+                        payload,
+                    };
+                }
                 LinkEvent::Lost { peer, reason } => panic!("{peer} lost: {reason}"),
                 LinkEvent::Granted { .. } | LinkEvent::Measured { .. } => {}
             }
@@ -127,7 +142,7 @@ fn block_bytes(flight: u64, ordinal: u32) -> Vec<u8> {
 fn frame(flight: u64, ordinal: u32) -> Frame {
     Frame {
         handoff: handoff(flight),
-        slot: Slot {
+        block: BlockRef {
             block: BlockIndex(ordinal),
             generation: Generation(1),
         },
@@ -145,8 +160,7 @@ fn seal(flight: u64) -> Packet {
         handoff: handoff(flight),
         blocks_count: 1,
         digest: 5,
-        first_token: 6,
-        position: 7,
+        output: vec![6, 7],
     })
 }
 
@@ -202,26 +216,25 @@ async fn frames_and_packets_arrive_whole_and_in_order() {
         });
         for flight in 0..40 {
             for expected in 0..3 {
-                let (from, packet, payload) = receiver.arrived().await;
-                assert_eq!(from, worker_ref(1, 1));
+                let arrived = receiver.arrived().await;
+                assert_eq!(arrived.from, worker_ref(1, 1));
                 let Packet::Frame {
                     handoff: id,
                     part,
-                    intact,
-                    slot,
+                    block,
                     checksum: sum,
-                } = packet
+                } = arrived.packet
                 else {
-                    panic!("{packet:?} in place of a frame");
+                    panic!("{:?} in place of a frame", arrived.packet);
                 };
                 assert_eq!((id, part.ordinal), (handoff(flight), expected));
-                assert_eq!(slot.generation, Generation(1));
-                assert!(intact);
-                let payload = payload.unwrap();
+                assert_eq!(block.generation, Generation(1));
+                assert!(arrived.intact);
+                let payload = arrived.payload.unwrap();
                 assert_eq!(&*payload, block_bytes(flight, expected));
                 assert_eq!(sum, checksum(&payload));
             }
-            assert_eq!(receiver.arrived().await.1, seal(flight));
+            assert_eq!(receiver.arrived().await.packet, seal(flight));
         }
         drop(sending.await.unwrap());
     }
@@ -249,13 +262,13 @@ async fn lesson_02_lesson_16_a_flipped_byte_in_a_payload_is_never_intact() {
     });
     let mut damaged = 0;
     for _ in 0..8 {
-        let (_, packet, payload) = receiver.arrived().await;
-        let Packet::Frame { part, intact, .. } = packet else {
+        let arrived = receiver.arrived().await;
+        let Packet::Frame { part, .. } = arrived.packet else {
             panic!("only frames were sent");
         };
-        let same = *payload.unwrap() == block_bytes(1, part.ordinal)[..];
-        assert_eq!(intact, same);
-        damaged += u32::from(!intact);
+        let same = *arrived.payload.unwrap() == block_bytes(1, part.ordinal)[..];
+        assert_eq!(arrived.intact, same);
+        damaged += u32::from(!arrived.intact);
     }
     assert_eq!(damaged, 1);
     drop(sending.await.unwrap());
@@ -274,23 +287,19 @@ async fn lesson_10_blocks_that_wait_for_credit_hold_up_no_seal() {
         };
         sender.links.know(receiver.me, route);
         // The receiver keeps what arrives, so the window of four blocks fills up.
-        let mut kept = Payloads::default();
+        let mut kept = Vec::new();
         for ordinal in 0..4 {
             sender.send_block(receiver.me, 1, ordinal).await;
-            let (_, packet, payload) = receiver.arrived().await;
-            let Packet::Frame { handoff, part, .. } = packet else {
-                panic!("a frame was sent");
-            };
-            kept.keep(handoff, part, payload.unwrap());
+            kept.push(receiver.arrived().await.payload.unwrap());
         }
         let link = sender.links.link(receiver.me).unwrap();
         assert!(link.reserve(1).is_none(), "the window is used up");
         link.send(seal(2)).unwrap();
-        assert_eq!(receiver.arrived().await.1, seal(2));
-        // Forgetting gives all of it back, and the next block may go.
-        kept.forget(handoff(1));
+        assert_eq!(receiver.arrived().await.packet, seal(2));
+        // Dropping them gives all of it back, and the next block may go.
+        kept.clear();
         sender.send_block(receiver.me, 3, 0).await;
-        assert!(receiver.arrived().await.2.is_some());
+        assert!(receiver.arrived().await.payload.is_some());
     }
 }
 
@@ -367,7 +376,7 @@ async fn garbage_and_idle_strangers_hurt_nobody() {
     }
     sender.links.know(receiver.me, receiver.route());
     sender.send_block(receiver.me, 1, 0).await;
-    assert!(receiver.arrived().await.2.is_some());
+    assert!(receiver.arrived().await.payload.is_some());
     // All but the idle one have been hung up on.
     for stream in &mut strangers[..4] {
         let mut rest = Vec::new();
@@ -382,7 +391,7 @@ async fn lesson_08_a_dead_peer_is_lost_at_both_ends_and_dialled_anew() {
     let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
     sender.links.know(receiver.me, receiver.route());
     sender.send_block(receiver.me, 1, 0).await;
-    assert!(receiver.arrived().await.2.is_some());
+    assert!(receiver.arrived().await.payload.is_some());
 
     receiver.server.abort();
     assert_eq!(sender.lost().await.0, receiver.me);
@@ -431,7 +440,7 @@ async fn lesson_18_each_link_is_measured_before_its_first_block() {
 }
 
 #[tokio::test]
-async fn failures_keep_their_reason_over_the_wire() {
+async fn lesson_03_an_abandoned_hand_off_keeps_its_reason_over_the_wire() {
     let mut sender = Worker::start(worker_ref(1, 1), "f").await;
     let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
     sender.links.know(receiver.me, receiver.route());
@@ -440,16 +449,18 @@ async fn failures_keep_their_reason_over_the_wire() {
         Packet::Landed {
             handoff: handoff(1),
         },
-        Packet::Failed {
+        Packet::Abandoned {
             handoff: handoff(2),
-            failure: Failure::RetriesSpent(Box::new(Failure::Engine("odd ☃".into()))),
+            cause: Cause::Failed(Failure::RetriesSpent(Box::new(Failure::Engine(
+                "odd ☃".into(),
+            )))),
         },
     ];
     for packet in &packets {
         link.send(packet.clone()).unwrap();
     }
     for packet in packets {
-        assert_eq!(receiver.arrived().await.1, packet);
+        assert_eq!(receiver.arrived().await.packet, packet);
     }
     assert!(sender.events.try_recv().is_ok());
 }
