@@ -56,7 +56,7 @@ pub struct Prefill {
 }
 
 /// The reserved place on the decode worker.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
     /// Who reserved. The worker itself when both legs are one; then nothing is sent.
     pub worker: WorkerRef,
@@ -160,7 +160,7 @@ pub enum Refusal {
 }
 
 /// Why a leg, and in the end perhaps a flight, failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Failure {
     /// A worker went away.
     WorkerLost,
@@ -172,8 +172,10 @@ pub enum Failure {
     Corrupt,
     /// The receiver would not take what was sent.
     Rejected,
-    /// The engine could not run the step.
+    /// The engine could not run the step, or not read or write a block.
     Engine(String),
+    /// The sequence alone outgrew the worker's whole pool.
+    OutOfBlocks,
     /// Retries are used up; the last reason.
     RetriesSpent(Box<Failure>),
 }
@@ -215,7 +217,7 @@ pub struct Usage {
 }
 
 /// Why one end of a hand-off no longer wants it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Cause {
     /// The sequence ended before it had to move.
     Finished,

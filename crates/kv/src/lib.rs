@@ -1,11 +1,18 @@
 //! Who holds which KV block.
 //!
 //! Owns: the chained hash that defines "same content", the pool of blocks with their generations,
-//! the prefix index, and the hand-off machine (both ends).
+//! the prefix indexes, and the hand-off machine (both ends).
 //! Never: touches a byte of KV; bodies move bytes, this crate says which.
 //! Invariant: every block has exactly one state, and a write is accepted only by the generation it
 //! was reserved for.
 
+pub mod handoff;
+mod hash;
 mod packet;
+mod pool;
+mod prefix;
 
+pub use hash::{block_hash, block_hashes, extend_hashes};
 pub use packet::{BlockPart, Packet, Seal};
+pub use pool::{Changes, Hits, Pool, Promise};
+pub use prefix::FleetIndex;

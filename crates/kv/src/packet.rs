@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// From worker to worker over a link. Nothing may depend on the order in which packets arrive: a
 /// hand-off has landed when seal, blocks and digest agree, whichever came last.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Packet {
     /// Sender to receiver: bytes of a block.
     Frame {
@@ -60,7 +60,7 @@ pub struct BlockPart {
 }
 
 /// Closes a hand-off: what must have arrived, and where the sequence stands.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Seal {
     /// The attempt.
     pub handoff: HandoffId,

@@ -4,6 +4,17 @@
 //! its one end. Never: sees text, a token that was generated, an address, or a clock.
 //! Invariant: every flight submitted ends in exactly one `Output::End`.
 
+mod brain;
 mod event;
+mod fleet;
+mod flight;
+mod ledger;
+mod line;
+pub mod policy;
+mod prefix;
+mod stream;
+mod walk;
 
+pub use brain::Brain;
 pub use event::{Input, Limits, Note, Output};
+pub use stream::TokenStream;

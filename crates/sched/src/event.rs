@@ -172,7 +172,7 @@ pub enum Output {
 }
 
 /// See [`Input::Arrived`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Condition {
     /// As it was sent; packets without a payload always are.
     Intact,
@@ -181,7 +181,7 @@ pub enum Condition {
 }
 
 /// See [`Input::Exported`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ExportOutcome {
     /// The link took all its frames.
     Sent {
@@ -197,7 +197,7 @@ pub enum ExportOutcome {
 }
 
 /// See [`Input::Imported`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ImportOutcome {
     /// The bytes are in the pool.
     Written,
@@ -208,7 +208,7 @@ pub enum ImportOutcome {
 }
 
 /// See [`Input::StepFailed`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Damage {
     /// The step did not begin.
     Nothing,

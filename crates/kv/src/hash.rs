@@ -1,0 +1,77 @@
+//! What "same content" means for a block.
+//!
+//! Owns: the one definition of a [`BlockHash`], for routers and workers alike.
+//! Never: hashes a block that is not full; a part of a block is nobody's to share.
+//! Invariant: two blocks have equal hashes only if their tokens, all tokens before them and the
+//! cache salt are equal. The salt is in the key, so no tenant can name another's blocks.
+
+use cleave_domain::{BlockHash, TokenId};
+
+/// Fills the key's first 24 bytes; a change of meaning changes it, and so every hash.
+const MEANING: &[u8; 24] = b"cleave kv block, 1st ed.";
+
+/// The hash of one full block: `previous` is the hash of the block before it, `None` at the start
+/// of a sequence.
+pub fn block_hash(salt: u64, previous: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
+    let mut key = [0; 32];
+    key[..24].copy_from_slice(MEANING);
+    key[24..].copy_from_slice(&salt.to_le_bytes());
+    let mut bytes = Vec::with_capacity(16 + 4 * tokens.len());
+    bytes.extend_from_slice(&previous.unwrap_or_default().0);
+    bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    let digest = blake3::keyed_hash(&key, &bytes);
+    let mut hash = BlockHash::default();
+    hash.0.copy_from_slice(&digest.as_bytes()[..16]);
+    hash
+}
+
+/// The hashes of every full block of `tokens`, in order: `[tokens.len() / block_tokens]`.
+pub fn block_hashes(salt: u64, tokens: &[TokenId], block_tokens: u32) -> Vec<BlockHash> {
+    let mut hashes = Vec::new();
+    extend_hashes(&mut hashes, salt, tokens, block_tokens);
+    hashes
+}
+
+/// Appends to `hashes`, which covers the first blocks of `tokens`, those of the full blocks that
+/// follow. A sequence that grows hashes each block once.
+pub fn extend_hashes(
+    hashes: &mut Vec<BlockHash>,
+    salt: u64,
+    tokens: &[TokenId],
+    block_tokens: u32,
+) {
+    let size = block_tokens as usize;
+    for block in tokens.chunks_exact(size).skip(hashes.len()) {
+        hashes.push(block_hash(salt, hashes.last().copied(), block));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{block_hash, block_hashes, extend_hashes};
+
+    #[test]
+    fn a_part_of_a_block_has_no_hash() {
+        assert_eq!(block_hashes(0, &[1, 2, 3], 4), []);
+        assert_eq!(block_hashes(0, &[1, 2, 3, 4, 5], 4).len(), 1);
+    }
+
+    #[test]
+    fn lesson_07_another_tenants_or_another_pasts_block_has_another_hash() {
+        let plain = block_hashes(0, &[1, 2, 3, 4], 2);
+        assert_ne!(plain[1], block_hashes(1, &[1, 2, 3, 4], 2)[1]);
+        assert_ne!(plain[1], block_hashes(0, &[1, 9, 3, 4], 2)[1]);
+        assert_ne!(plain[1], block_hash(0, None, &[3, 4]));
+        assert_eq!(plain, block_hashes(0, &[1, 2, 3, 4, 5], 2));
+    }
+
+    #[test]
+    fn hashing_as_a_sequence_grows_gives_the_same_hashes() {
+        let tokens: Vec<u32> = (0..23).collect();
+        let mut grown = Vec::new();
+        for end in 0..=tokens.len() {
+            extend_hashes(&mut grown, 7, &tokens[..end], 4);
+        }
+        assert_eq!(grown, block_hashes(7, &tokens, 4));
+    }
+}

@@ -1,0 +1,327 @@
+//! The workers, as far as a router knows them.
+//!
+//! Owns: who is connected in which life, how busy, with what cached, and what was promised to
+//! each. Never: sends anything, or knows what a flight is about.
+//! Invariant: nothing of an earlier life is kept: load, promises and prefixes go with it.
+
+use crate::ledger::{Ledger, Promise};
+use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
+use crate::prefix::Content;
+use cleave_domain::{
+    Fingerprint, FlightId, HandoffId, Load, Report, Time, WorkerDescription, WorkerId, WorkerRef,
+};
+use cleave_kv::FleetIndex;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) me: WorkerRef,
+    pub(crate) description: WorkerDescription,
+    pub(crate) load: Load,
+    pub(crate) ledger: Ledger,
+    /// It said that it accepts nothing new.
+    pub(crate) draining: bool,
+    /// It refused; not asked again before this.
+    pub(crate) shut_until: Time,
+    /// The count of placements when it was last chosen.
+    chosen: u64,
+}
+
+/// Workers that may exchange blocks.
+#[derive(Debug, Default)]
+struct Group {
+    workers: BTreeSet<WorkerId>,
+    prefixes: FleetIndex,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Fleet {
+    workers: BTreeMap<WorkerId, Worker>,
+    groups: BTreeMap<Fingerprint, Group>,
+    /// Open promises by flight, over all attempts and workers.
+    legs: BTreeMap<FlightId, u32>,
+    placements: u64,
+}
+
+/// What a placement is asked with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Query<'a> {
+    pub(crate) ask: Ask,
+    pub(crate) content: &'a Content,
+    pub(crate) excluded: &'a BTreeSet<WorkerId>,
+    pub(crate) now: Time,
+}
+
+impl Fleet {
+    pub(crate) fn len(&self) -> u32 {
+        self.workers.len() as u32
+    }
+
+    pub(crate) fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.values()
+    }
+
+    /// The worker, if it is connected in this life.
+    pub(crate) fn get(&self, who: WorkerRef) -> Option<&Worker> {
+        self.workers.get(&who.worker).filter(|w| w.me == who)
+    }
+
+    fn get_mut(&mut self, who: WorkerRef) -> Option<&mut Worker> {
+        self.workers.get_mut(&who.worker).filter(|w| w.me == who)
+    }
+
+    pub(crate) fn legs_open(&self, flight: FlightId) -> u32 {
+        self.legs.get(&flight).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn legs_open_in_all(&self) -> u32 {
+        self.legs.values().sum()
+    }
+
+    /// Adds a worker; the caller has removed its earlier life.
+    pub(crate) fn join(&mut self, me: WorkerRef, description: WorkerDescription) {
+        let group = self
+            .groups
+            .entry(description.fingerprint.clone())
+            .or_default();
+        group.workers.insert(me.worker);
+        let load = Load {
+            blocks_free: description.capacity.blocks_count,
+            ..Load::default()
+        };
+        let worker = Worker {
+            me,
+            description,
+            load,
+            ledger: Ledger::default(),
+            draining: false,
+            shut_until: Time::ZERO,
+            chosen: 0,
+        };
+        let before = self.workers.insert(me.worker, worker);
+        assert!(before.is_none(), "{me} joined while connected");
+    }
+
+    /// Forgets a worker in whatever life it is. Gives the hand-offs it had.
+    pub(crate) fn leave(&mut self, worker: WorkerId) -> Vec<HandoffId> {
+        let Some(gone) = self.workers.remove(&worker) else {
+            return Vec::new();
+        };
+        let fingerprint = &gone.description.fingerprint;
+        if let Some(group) = self.groups.get_mut(fingerprint) {
+            group.workers.remove(&worker);
+            group.prefixes.lost(gone.me);
+            if group.workers.is_empty() {
+                self.groups.remove(fingerprint);
+            }
+        }
+        let handoffs: Vec<HandoffId> = gone.ledger.handoffs().map(|(id, _)| id).collect();
+        for handoff in &handoffs {
+            self.drop_leg(handoff.flight);
+        }
+        handoffs
+    }
+
+    /// Takes a worker's `Load` or `Prefix`; other reports are not the fleet's.
+    pub(crate) fn hear(&mut self, who: WorkerRef, report: &Report) {
+        let Some(worker) = self.workers.get_mut(&who.worker).filter(|w| w.me == who) else {
+            return;
+        };
+        match report {
+            Report::Load(load) => {
+                worker.load = *load;
+                worker.ledger.settle();
+            }
+            Report::Prefix { stored, evicted } => {
+                if let Some(group) = self.groups.get_mut(&worker.description.fingerprint) {
+                    // What was evicted and stored again in one report is there.
+                    group.prefixes.evicted(who, evicted);
+                    group.prefixes.stored(who, stored);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn shut(&mut self, who: WorkerRef, until: Time) {
+        if let Some(worker) = self.get_mut(who) {
+            worker.shut_until = worker.shut_until.max(until);
+        }
+    }
+
+    pub(crate) fn drain(&mut self, who: WorkerRef) {
+        if let Some(worker) = self.get_mut(who) {
+            worker.draining = true;
+        }
+    }
+
+    // === promises ===
+
+    /// Counts a placement: what each leg was promised, before anything is sent.
+    pub(crate) fn promise(&mut self, handoff: HandoffId, choice: &Choice, ask: &Ask) {
+        self.placements += 1;
+        let tokens = u64::from(ask.prompt_tokens - choice.cached_tokens);
+        let mut legs = vec![choice.decode];
+        if choice.prefill != choice.decode {
+            legs.push(choice.prefill);
+        }
+        for who in legs {
+            let placements = self.placements;
+            let Some(worker) = self.get_mut(who) else {
+                continue;
+            };
+            let decodes = who == choice.decode;
+            let blocks = ask
+                .tokens_expected
+                .div_ceil(worker.description.capacity.block_tokens);
+            worker.chosen = placements;
+            worker.ledger.open(
+                handoff,
+                Promise {
+                    tokens: if who == choice.prefill { tokens } else { 0 },
+                    blocks: if decodes { blocks } else { 0 },
+                    told: decodes,
+                    answered: false,
+                    fresh: true,
+                    live: true,
+                },
+            );
+            *self.legs.entry(handoff.flight).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn promised(&self, who: WorkerRef, handoff: HandoffId) -> Option<&Promise> {
+        self.get(who)?.ledger.get(handoff)
+    }
+
+    pub(crate) fn change(
+        &mut self,
+        who: WorkerRef,
+        handoff: HandoffId,
+        edit: impl FnOnce(&mut Promise),
+    ) {
+        if let Some(worker) = self.get_mut(who) {
+            worker.ledger.change(handoff, edit);
+        }
+    }
+
+    /// Nothing of the hand-off is on this worker any more. Says whether there was.
+    pub(crate) fn release(&mut self, who: WorkerRef, handoff: HandoffId) -> Option<Promise> {
+        let promise = self.get_mut(who)?.ledger.close(handoff)?;
+        self.drop_leg(handoff.flight);
+        Some(promise)
+    }
+
+    fn drop_leg(&mut self, flight: FlightId) {
+        if let Some(count) = self.legs.get_mut(&flight) {
+            *count -= 1;
+            if *count == 0 {
+                self.legs.remove(&flight);
+            }
+        }
+    }
+
+    // === placing ===
+
+    /// Chooses in each group and takes the cheapest choice.
+    pub(crate) fn choose(&self, query: &Query) -> Result<Choice, NoPlace> {
+        let mut best: Result<Choice, NoPlace> = Err(NoPlace::NoWorker);
+        for group in self.groups.values() {
+            let cached = self.cached(group, query);
+            let candidates: Vec<Candidate> = group
+                .workers
+                .iter()
+                .filter_map(|id| self.workers.get(id))
+                .filter(|worker| !worker.draining)
+                .map(|worker| {
+                    let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
+                    candidate(worker, query, blocks)
+                })
+                .collect();
+            let choice = policy::choose(&candidates, &query.ask);
+            best = match (best, choice) {
+                (Ok(old), Ok(new)) => Ok(if new.cost < old.cost { new } else { old }),
+                (Ok(old), Err(_)) => Ok(old),
+                (Err(_), Ok(new)) => Ok(new),
+                (Err(old), Err(new)) => Err(old.max(new)),
+            };
+        }
+        best
+    }
+
+    /// Each group's block size; it is part of what makes a fingerprint.
+    pub(crate) fn block_sizes(&self) -> impl Iterator<Item = u32> {
+        self.groups.values().filter_map(|g| self.block_tokens(g))
+    }
+
+    fn block_tokens(&self, group: &Group) -> Option<u32> {
+        let worker = self.workers.get(group.workers.first()?)?;
+        Some(worker.description.capacity.block_tokens)
+    }
+
+    fn cached(&self, group: &Group, query: &Query) -> BTreeMap<WorkerId, u32> {
+        let Some(block_tokens) = self.block_tokens(group) else {
+            return BTreeMap::new();
+        };
+        let found = group.prefixes.longest(query.content.hashes(block_tokens));
+        found
+            .into_iter()
+            .map(|(who, blocks)| (who.worker, blocks))
+            .collect()
+    }
+
+    /// Whether news of this worker could give `query` a place.
+    pub(crate) fn could_help(&self, who: WorkerRef, query: &Query) -> bool {
+        self.get(who)
+            .filter(|worker| !worker.draining)
+            .is_some_and(|worker| {
+                // Cached blocks only make room; suppose that all are.
+                let blocks = query
+                    .ask
+                    .prompt_tokens
+                    .div_ceil(worker.description.capacity.block_tokens);
+                policy::has_room(&candidate(worker, query, blocks), &query.ask)
+            })
+    }
+
+    pub(crate) fn check(&self) {
+        let mut legs: BTreeMap<FlightId, u32> = BTreeMap::new();
+        for worker in self.workers.values() {
+            worker.ledger.check();
+            for (handoff, _) in worker.ledger.handoffs() {
+                *legs.entry(handoff.flight).or_default() += 1;
+            }
+            let group = self.groups.get(&worker.description.fingerprint);
+            assert!(
+                group.is_some_and(|g| g.workers.contains(&worker.me.worker)),
+                "{} is in no group",
+                worker.me
+            );
+        }
+        assert_eq!(legs, self.legs, "open legs are miscounted");
+        let grouped: usize = self.groups.values().map(|g| g.workers.len()).sum();
+        assert_eq!(grouped, self.workers.len(), "a group holds a worker twice");
+    }
+}
+
+/// A worker's last report with what was promised since on top. What this router promised and
+/// still counts is a lower bound, whatever the report says.
+fn candidate(worker: &Worker, query: &Query, cached_blocks: u32) -> Candidate {
+    let about = &worker.description;
+    let load = &worker.load;
+    let totals = worker.ledger.totals();
+    let busy = load.sequences_running + load.sequences_waiting + totals.sequences_fresh;
+    Candidate {
+        worker: worker.me,
+        role: about.role,
+        shut: worker.shut_until > query.now || query.excluded.contains(&worker.me.worker),
+        capacity: about.capacity,
+        blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
+        sequences: busy.max(totals.sequences),
+        queue_max: about.queue_max,
+        prompts_open: totals.prompts,
+        queue_tokens: (load.queue_tokens + totals.tokens_fresh).max(totals.tokens),
+        cached_blocks,
+        chosen: worker.chosen,
+    }
+}

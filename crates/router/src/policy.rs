@@ -1,0 +1,236 @@
+//! Which two workers serve an attempt: filter, score, pick, with a reason.
+//!
+//! Owns: the placement rule. Never: changes anything, reads a clock, or knows of flights; it sees
+//! a snapshot and returns a choice. Costs O(workers): the legs are judged apart, because what
+//! makes a good prefill worker and a good decode worker has nothing in common but the link.
+
+use cleave_domain::{Capacity, Request, Role, WorkerRef};
+
+/// A running sequence slows a prompt on the same worker about as much as this many queued prompt
+/// tokens; it weighs the two legs against each other when one worker serves both.
+const SEQUENCE_AS_TOKENS: u64 = 64;
+/// What sending every block weighs against a full decode worker, in thousandths.
+const TRANSFER_WEIGHT: u64 = 125;
+
+/// What placing needs to know of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Tokens to compute: the prompt and what was generated before.
+    pub prompt_tokens: u32,
+    /// The longest the sequence may become.
+    pub tokens_max: u32,
+    /// How long it is expected to become; never less than `prompt_tokens + 1`.
+    pub tokens_expected: u32,
+}
+
+impl Ask {
+    /// What `request` asks of a fleet, counting on `output` further tokens.
+    pub fn of(request: &Request, output: u32) -> Self {
+        let generated = request.generated.len() as u32;
+        let prompt_tokens = request.prompt.len() as u32 + generated;
+        let left = request.stop.max_tokens.saturating_sub(generated).max(1);
+        Self {
+            prompt_tokens,
+            tokens_max: prompt_tokens.saturating_add(left),
+            tokens_expected: prompt_tokens + left.min(output.max(1)),
+        }
+    }
+}
+
+/// A worker as placing sees it: its last report and what was promised to it since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Who.
+    pub worker: WorkerRef,
+    /// Which legs it serves.
+    pub role: Role,
+    /// Not to be chosen now: it refused or failed a moment ago. It still counts as existing.
+    pub shut: bool,
+    /// What it can hold.
+    pub capacity: Capacity,
+    /// Blocks free after every promise is kept.
+    pub blocks_free: u32,
+    /// Sequences it runs, has waiting, or was promised.
+    pub sequences: u32,
+    /// Prompts it queues at most.
+    pub queue_max: u32,
+    /// Prompts it was given and has not finished.
+    pub prompts_open: u32,
+    /// Prompt tokens it has yet to compute.
+    pub queue_tokens: u64,
+    /// Leading blocks of this request in its prefix cache.
+    pub cached_blocks: u32,
+    /// When it was last chosen, as a count; breaks ties so that equals take turns.
+    pub chosen: u64,
+}
+
+/// Where the legs go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Runs the prompt.
+    pub prefill: WorkerRef,
+    /// Generates.
+    pub decode: WorkerRef,
+    /// Prompt tokens the prefill worker is believed to have cached.
+    pub cached_tokens: u32,
+    /// Lower is better; compares choices of different groups.
+    pub cost: u64,
+}
+
+/// Why there is no choice. The order is that of hope: the greatest is the one to report when
+/// several groups of workers were asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoPlace {
+    /// No pair of legs is connected.
+    NoWorker,
+    /// No pair could ever hold it; this many tokens is the most that one could.
+    TooLong {
+        /// Tokens.
+        tokens_max: u32,
+    },
+    /// A pair exists, and has no room now.
+    Busy,
+}
+
+/// Chooses among workers that may exchange blocks with each other.
+///
+/// # Errors
+/// Says why nobody was chosen.
+pub fn choose(candidates: &[Candidate], ask: &Ask) -> Result<Choice, NoPlace> {
+    exists(candidates, ask)?;
+    let prefill = best(candidates, |c| prefill_cost(c, ask));
+    let decode = best(candidates, |c| decode_cost(c, ask));
+    let whole = best(candidates, |c| whole_cost(c, ask));
+    let (prefill, decode) = match (prefill, decode) {
+        // Two workers that serve both legs gain nothing from a hand-off between them.
+        (Some((_, p)), Some((_, d))) if p.role == Role::Both && d.role == Role::Both => {
+            let (_, both) = whole.ok_or(NoPlace::Busy)?;
+            (both, both)
+        }
+        (Some((_, p)), Some((_, d))) => (p, d),
+        _ => return Err(NoPlace::Busy),
+    };
+    let cached_tokens = prefill.cached_tokens(ask);
+    let cost = ask.prompt_tokens as u64 - cached_tokens as u64
+        + prefill.queue_tokens
+        + decode.sequences as u64 * SEQUENCE_AS_TOKENS;
+    Ok(Choice {
+        prefill: prefill.worker,
+        decode: decode.worker,
+        cached_tokens,
+        cost,
+    })
+}
+
+/// Whether `candidate` could now take one of the legs; tells whether news of it is worth a look
+/// at the queue.
+pub fn has_room(candidate: &Candidate, ask: &Ask) -> bool {
+    prefill_cost(candidate, ask).is_some() || decode_cost(candidate, ask).is_some()
+}
+
+// === filter ===
+
+fn exists(candidates: &[Candidate], ask: &Ask) -> Result<(), NoPlace> {
+    let longest = |serves: fn(Role) -> bool, holds: fn(&Candidate) -> u32| {
+        candidates
+            .iter()
+            .filter(|c| serves(c.role))
+            .map(holds)
+            .max()
+            .ok_or(NoPlace::NoWorker)
+    };
+    let prompt_max = longest(Role::prefills, Candidate::tokens_max)?;
+    let whole_max = longest(Role::decodes, Candidate::tokens_max)?;
+    // A sequence ends at the context's end whatever `max_tokens` says, so only the pool bounds it.
+    let pool_max = longest(Role::decodes, Candidate::pool_tokens)?;
+    let fits = ask.prompt_tokens < prompt_max.min(whole_max)
+        && candidates
+            .iter()
+            .any(|c| c.role.decodes() && c.holds_whole(ask));
+    if fits {
+        Ok(())
+    } else {
+        Err(NoPlace::TooLong {
+            tokens_max: prompt_max.min(whole_max).min(pool_max),
+        })
+    }
+}
+
+impl Candidate {
+    fn pool_tokens(&self) -> u32 {
+        self.capacity
+            .blocks_count
+            .saturating_mul(self.capacity.block_tokens)
+    }
+
+    fn tokens_max(&self) -> u32 {
+        self.capacity.context_tokens_max.min(self.pool_tokens())
+    }
+
+    fn blocks(&self, tokens: u32) -> u32 {
+        tokens
+            .min(self.capacity.context_tokens_max)
+            .div_ceil(self.capacity.block_tokens)
+    }
+
+    fn holds_whole(&self, ask: &Ask) -> bool {
+        ask.prompt_tokens < self.tokens_max()
+            && self.blocks(ask.tokens_max) <= self.capacity.blocks_count
+    }
+
+    /// At least one token is always computed: its logits are what the prompt is run for.
+    fn cached_tokens(&self, ask: &Ask) -> u32 {
+        let tokens = self
+            .cached_blocks
+            .saturating_mul(self.capacity.block_tokens);
+        tokens.min(ask.prompt_tokens - 1)
+    }
+
+    /// Seats are overbooked by a quarter: a sequence is promised one while its prompt still runs.
+    fn seats(&self) -> u32 {
+        self.capacity.slots_count + self.capacity.slots_count.div_ceil(4)
+    }
+}
+
+// === score ===
+
+fn prefill_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
+    let able = c.role.prefills() && !c.shut && ask.prompt_tokens < c.tokens_max();
+    let room = c.prompts_open < c.queue_max;
+    (able && room)
+        .then(|| c.queue_tokens + u64::from(ask.prompt_tokens) - u64::from(c.cached_tokens(ask)))
+}
+
+fn decode_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
+    let able = c.role.decodes() && !c.shut && c.holds_whole(ask);
+    let room =
+        c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= c.blocks_free + c.cached_blocks;
+    (able && room).then(|| {
+        let held = u64::from(c.capacity.blocks_count.saturating_sub(c.blocks_free));
+        let fill_blocks = held * 1000 / u64::from(c.capacity.blocks_count.max(1));
+        let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.capacity.slots_count.max(1));
+        let prompt = u64::from(c.blocks(ask.prompt_tokens)).max(1);
+        let sent = prompt.saturating_sub(u64::from(c.cached_blocks));
+        fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt
+    })
+}
+
+fn whole_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
+    decode_cost(c, ask)?;
+    Some(prefill_cost(c, ask)? + u64::from(c.sequences) * SEQUENCE_AS_TOKENS)
+}
+
+// === pick ===
+
+/// Dedicated workers come first, so that a worker of both legs stays free for whichever pool runs
+/// short; then the cheapest; then the one that was chosen longest ago.
+fn best(
+    candidates: &[Candidate],
+    cost: impl Fn(&Candidate) -> Option<u64>,
+) -> Option<(u64, Candidate)> {
+    candidates
+        .iter()
+        .filter_map(|c| cost(c).map(|cost| (cost, c)))
+        .min_by_key(|(cost, c)| (c.role == Role::Both, *cost, c.chosen, c.worker))
+        .map(|(cost, c)| (cost, *c))
+}

@@ -1,0 +1,37 @@
+//! A request as content: the hashes its prefix would be cached under.
+//!
+//! Owns: when they are computed. Never: defines them; `kv` does, for workers too.
+//! Invariant: hashed once, at submission, for each block size in the fleet. A block size that
+//! appears later finds nothing cached, as is true of a worker that has just started.
+
+use cleave_domain::{BlockHash, Request, TokenId};
+use cleave_kv::block_hashes;
+use std::collections::BTreeMap;
+
+/// What a request's sequence starts with, by block size.
+#[derive(Debug)]
+pub(crate) struct Content {
+    hashes: BTreeMap<u32, Vec<BlockHash>>,
+}
+
+impl Content {
+    pub(crate) fn of(request: &Request, block_sizes: impl Iterator<Item = u32>) -> Self {
+        let tokens: Vec<TokenId> = request
+            .prompt
+            .iter()
+            .chain(request.generated.iter())
+            .copied()
+            .collect();
+        let mut hashes = BTreeMap::new();
+        for size in block_sizes {
+            hashes
+                .entry(size)
+                .or_insert_with(|| block_hashes(request.cache_salt, &tokens, size));
+        }
+        Self { hashes }
+    }
+
+    pub(crate) fn hashes(&self, block_tokens: u32) -> &[BlockHash] {
+        self.hashes.get(&block_tokens).map_or(&[], Vec::as_slice)
+    }
+}

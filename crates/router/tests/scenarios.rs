@@ -1,0 +1,316 @@
+//! The router's brain, by scripts. A file in `scenarios/` has what happens on lines that begin with
+//! `>`, and below each the outputs; `UPDATE=1 cargo test` writes them anew. The brain checks itself
+//! after each line.
+
+use cleave_domain::{
+    BlockIndex, BlockRef, Capacity, Failure, Fingerprint, FinishReason, FlightId, Generation,
+    HandoffId, Incarnation, Load, Order, Refusal, Report, Request, Role, Sampling, Slo, StopRules,
+    Time, WorkerDescription, WorkerId, WorkerRef,
+};
+use cleave_kv::block_hashes;
+use cleave_router::{Brain, Input, Limits, Note, Output};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const BLOCK_TOKENS: u32 = 4;
+
+/// Plays one script; gives it back with the outputs that really came.
+fn play(script: &str) -> String {
+    let mut brain = Brain::new(limits(script));
+    let mut requests = BTreeMap::new();
+    let mut text = String::new();
+    for line in script.lines() {
+        if line.starts_with('#') || line.is_empty() {
+            text.push_str(line);
+            text.push('\n');
+        }
+        let Some(happens) = line.strip_prefix("> ") else {
+            continue;
+        };
+        text.push_str(line);
+        text.push('\n');
+        let words: Vec<&str> = happens.split_whitespace().collect();
+        let millis = words[0].strip_suffix("ms").expect("a time in ms");
+        let now = Time::from_nanos(millis.parse::<u64>().unwrap() * 1_000_000);
+        brain.handle(now, input(&words[1..], &mut requests));
+        while let Some(output) = brain.poll() {
+            if let Some(words) = output_words(&output) {
+                text.push_str(&format!("    {words}\n"));
+            }
+        }
+        brain.check();
+    }
+    text
+}
+
+fn check(name: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/scenarios")
+        .join(format!("{name}.txt"));
+    let script = std::fs::read_to_string(&path).unwrap();
+    let played = play(&script);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, played).unwrap();
+    } else {
+        assert_eq!(script, played, "{name}");
+    }
+}
+
+/// Defaults, and what a line `# limits key=value …` says otherwise.
+fn limits(script: &str) -> Limits {
+    let line = script.lines().find_map(|l| l.strip_prefix("# limits "));
+    let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+    let number = |key, default| number(&words, key).unwrap_or(default);
+    Limits {
+        flights_max: number("flights", 100),
+        queue_max: number("queue", 10),
+        queue_wait_max: Duration::from_millis(number("wait", 1000).into()),
+        failures_max: number("failures", 2),
+        renew_every: Duration::from_millis(number("renew", 100_000).into()),
+        reserve_timeout: Duration::from_millis(number("reserve", 500).into()),
+        expected_output_tokens: 8,
+    }
+}
+
+fn number(words: &[&str], key: &str) -> Option<u32> {
+    let value = |word: &&str| Some(word.strip_prefix(key)?.strip_prefix('=')?.parse().unwrap());
+    words.iter().find_map(value)
+}
+
+fn worker(word: &str) -> WorkerRef {
+    let (worker, life) = word.split_once("/i").unwrap_or((word, "1"));
+    WorkerRef {
+        worker: WorkerId(worker[1..].parse().unwrap()),
+        incarnation: Incarnation(life.parse().unwrap()),
+    }
+}
+
+fn handoff(word: &str) -> HandoffId {
+    let (flight, attempt) = word[1..].split_once('.').unwrap();
+    HandoffId {
+        flight: FlightId(flight.parse().unwrap()),
+        attempt: attempt.parse().unwrap(),
+    }
+}
+
+fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
+    match words[0] {
+        "join" => Input::WorkerJoined {
+            worker: worker(words[1]),
+            description: description(&words[2..]),
+        },
+        "lost" => Input::WorkerLost {
+            worker: worker(words[1]),
+        },
+        "submit" => {
+            let number = words[1][1..].parse().unwrap();
+            let request = Arc::new(request(&words[2..]));
+            requests.insert(number, Arc::clone(&request));
+            Input::Submitted {
+                flight: FlightId(number),
+                request,
+            }
+        }
+        "cancel" => Input::Cancelled {
+            flight: FlightId(words[1][1..].parse().unwrap()),
+        },
+        "woke" => Input::Woke,
+        "drain" => Input::Draining,
+        who => Input::Told {
+            worker: worker(who),
+            report: report(&words[1..], requests),
+        },
+    }
+}
+
+fn description(words: &[&str]) -> WorkerDescription {
+    let number = |key, default| number(words, key).unwrap_or(default);
+    let revision = words.iter().find_map(|w| w.strip_prefix("rev="));
+    WorkerDescription {
+        role: match words[0] {
+            "prefill" => Role::Prefill,
+            "decode" => Role::Decode,
+            "both" => Role::Both,
+            other => panic!("no role {other}"),
+        },
+        model: "m".to_owned(),
+        fingerprint: Fingerprint(revision.unwrap_or("a").to_owned()),
+        capacity: Capacity {
+            block_tokens: BLOCK_TOKENS,
+            block_bytes: 64,
+            blocks_count: number("blocks", 100),
+            slots_count: number("slots", 8),
+            step_tokens_max: 64,
+            context_tokens_max: number("context", 200),
+        },
+        queue_max: number("queue", 8),
+    }
+}
+
+fn request(words: &[&str]) -> Request {
+    let number = |key, default| number(words, key).unwrap_or(default);
+    let from = number("from", 0);
+    Request {
+        prompt: (from..from + number("prompt", 10)).collect(),
+        generated: Arc::new([]),
+        sampling: Sampling::greedy(),
+        stop: StopRules {
+            max_tokens: number("max", 4),
+            min_tokens: 0,
+            stop_tokens: Arc::new([]),
+        },
+        priority: number("priority", 1) as i32 - 1,
+        cache_salt: number("salt", 0).into(),
+        slo: Slo::default(),
+    }
+}
+
+fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
+    let number = |key| number(words, key).unwrap_or(0);
+    let retry_after = Duration::from_millis(200);
+    let id = || handoff(words[1]);
+    match words[0] {
+        "reserved" => Report::Reserved {
+            handoff: id(),
+            present: number("present"),
+            blocks: (0..number("blocks"))
+                .map(|index| BlockRef {
+                    block: BlockIndex(index),
+                    generation: Generation(0),
+                })
+                .collect(),
+        },
+        "refused" => Report::Refused {
+            handoff: id(),
+            refusal: match words[2] {
+                "queue" => Refusal::QueueFull { retry_after },
+                "blocks" => Refusal::NoBlocks { retry_after },
+                "draining" => Refusal::Draining,
+                "long" => Refusal::TooLong { tokens_max: 7 },
+                _ => Refusal::WrongWorker,
+            },
+        },
+        "prefilled" => Report::Prefilled { handoff: id() },
+        "landed" => Report::Landed { handoff: id() },
+        "finished" => Report::Finished {
+            handoff: id(),
+            reason: FinishReason::Length,
+            output_tokens: 4,
+        },
+        "failed" => Report::LegFailed {
+            handoff: id(),
+            failure: match words[2] {
+                "link" => Failure::LinkLost,
+                "corrupt" => Failure::Corrupt,
+                "lease" => Failure::LeaseExpired,
+                _ => Failure::Rejected,
+            },
+        },
+        "released" => Report::Released { handoff: id() },
+        "draining" => Report::Draining,
+        "load" => Report::Load(Load {
+            queue_tokens: number("queue").into(),
+            sequences_waiting: number("waiting"),
+            sequences_running: number("running"),
+            blocks_free: number("free"),
+        }),
+        // The first so many blocks of a flight's prompt.
+        "stored" => Report::Prefix {
+            stored: hashes(words, requests),
+            evicted: Vec::new(),
+        },
+        "evicted" => Report::Prefix {
+            stored: Vec::new(),
+            evicted: hashes(words, requests),
+        },
+        other => panic!("no report {other}"),
+    }
+}
+
+fn hashes(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Vec<cleave_domain::BlockHash> {
+    let request = &requests[&words[1][1..].parse().unwrap()];
+    let mut hashes = block_hashes(request.cache_salt, &request.prompt, BLOCK_TOKENS);
+    hashes.truncate(number(words, "blocks").unwrap() as usize);
+    hashes
+}
+
+fn output_words(output: &Output) -> Option<String> {
+    Some(match output {
+        Output::Tell { worker, order } => format!("{worker} {}", order_words(order)),
+        Output::End { flight, ending } => format!("{flight} ends: {ending:?}"),
+        Output::Drained => "drained".to_owned(),
+        Output::Note(Note::Fleet { .. }) => return None,
+        Output::Note(note) => format!("note {note:?}"),
+    })
+}
+
+fn order_words(order: &Order) -> String {
+    match order {
+        Order::Reserve(order) => format!(
+            "<- reserve {} for {} + {} tokens from {}",
+            order.handoff,
+            order.request.prompt.len(),
+            order.expected_output_tokens,
+            order.sender
+        ),
+        Order::Prefill(order) => format!(
+            "<- prefill {} to {}, {} blocks there and {} to fill",
+            order.handoff,
+            order.target.worker,
+            order.target.present,
+            order.target.blocks.len()
+        ),
+        Order::Renew { handoffs } => {
+            let names: Vec<String> = handoffs.iter().map(HandoffId::to_string).collect();
+            format!("<- renew {}", names.join(" "))
+        }
+        Order::Cancel { handoff } => format!("<- cancel {handoff}"),
+        Order::Drain => "<- drain".to_owned(),
+    }
+}
+
+macro_rules! scenarios {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            check(stringify!($name));
+        })*
+
+        #[test]
+        fn every_script_is_played() {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
+            let count = std::fs::read_dir(folder).unwrap().count();
+            assert_eq!(count, [$(stringify!($name)),*].len());
+        }
+    };
+}
+
+scenarios! {
+    one_flight_on_two_workers
+    one_flight_on_one_worker
+    first_token_is_the_last
+    decode_worker_finishes_before_the_first_token_is_heard
+    burst_does_not_herd
+    dedicated_pools_come_before_workers_of_both_roles
+    cached_prefix_draws_its_kind
+    refusal_goes_to_the_next_worker
+    line_keeps_urgency_and_arrival
+    refused_when_nobody_could_ever
+    cancel_at_each_stage
+    draining_worker_gets_nothing_new
+    router_drains
+    retry_before_the_first_token
+    failure_after_the_first_token
+    late_words_of_a_past_attempt
+    leases_are_renewed
+    lesson_03_refused_prompt_frees_the_reservation
+    lesson_06_restart_forgets_what_was_cached
+    lesson_08_failed_prefill_frees_the_decode_worker_at_once
+    lesson_09_silent_decode_worker_is_passed_over
+    lesson_10_both_legs_are_promised_before_either_starts
+    lesson_15_rejoined_worker_is_a_new_one
+    lesson_19_different_fingerprints_are_never_paired
+    lesson_01_sender_is_released_when_everything_landed
+}
