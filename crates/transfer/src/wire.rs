@@ -334,6 +334,7 @@ fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
             out.put_u8(6);
             put_text(out, reason);
         }
+        Failure::OutOfBlocks => out.put_u8(8),
         // Brains nest at most once; deeper than the limit only the innermost reason is kept.
         Failure::RetriesSpent(last) if depth + 1 < FAILURE_DEPTH_MAX => {
             out.put_u8(7);
@@ -430,6 +431,7 @@ impl Fields<'_> {
             7 if depth + 1 < FAILURE_DEPTH_MAX => {
                 Failure::RetriesSpent(Box::new(self.failure(depth + 1)?))
             }
+            8 => Failure::OutOfBlocks,
             other => return Err(WireError::FailureCode(other)),
         })
     }
@@ -468,6 +470,7 @@ mod tests {
             Just(Failure::LeaseExpired),
             Just(Failure::Corrupt),
             Just(Failure::Rejected),
+            Just(Failure::OutOfBlocks),
             ".{0,40}".prop_map(Failure::Engine),
         ];
         plain.prop_recursive(2, 3, 1, |last| {

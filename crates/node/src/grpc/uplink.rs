@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -57,20 +57,14 @@ impl Uplink {
         let (found, mut addresses) = watch::channel(BTreeSet::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(watch_names(self.routers, found));
-        let mut dialled = BTreeMap::new();
+        let mut dialled: BTreeMap<SocketAddr, AbortHandle> = BTreeMap::new();
         loop {
-            let current = addresses.borrow_and_update().clone();
-            dialled.retain(|address, task: &mut tokio::task::AbortHandle| {
-                let keep = current.contains(address);
-                if !keep {
-                    task.abort();
-                }
-                keep
-            });
-            for address in current {
-                dialled.entry(address).or_insert_with(|| {
-                    tasks.spawn(stay_connected(Arc::clone(&shared), address))
-                });
+            dialled.retain(|_, task| !task.is_finished());
+            for address in addresses.borrow_and_update().iter().copied() {
+                let dial = || stay_connected(Arc::clone(&shared), address, addresses.clone());
+                dialled
+                    .entry(address)
+                    .or_insert_with(|| tasks.spawn(dial()));
             }
             if addresses.changed().await.is_err() {
                 return;
@@ -79,11 +73,17 @@ impl Uplink {
     }
 }
 
-async fn stay_connected(shared: Arc<Shared>, address: SocketAddr) {
+/// Connects again and again, until the address belongs to no router any more. A connection that
+/// stands is kept even then: the name says where to dial, not whom to serve.
+async fn stay_connected(
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    addresses: watch::Receiver<BTreeSet<SocketAddr>>,
+) {
     let (first, longest) = PAUSES;
     let mut pause = first;
     let mut told = String::new();
-    loop {
+    while addresses.borrow().contains(&address) {
         let error = match converse(&shared, address).await {
             Ok(()) => {
                 pause = first;

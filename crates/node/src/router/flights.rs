@@ -13,7 +13,7 @@ use cleave_domain::{
 };
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use std::collections::BTreeMap;
+use cleave_router::TokenStream;
 use tokio::sync::mpsc;
 use tracing::error;
 
@@ -29,8 +29,7 @@ struct Flight {
     /// Holds at most `max_tokens` and an ending, however slowly the client reads.
     client: mpsc::UnboundedSender<FlightEvent>,
     attempt: u32,
-    next: u32,
-    early: BTreeMap<u32, Emission>,
+    tokens: TokenStream<Emission>,
     prompt_tokens: u32,
     cached_tokens: u32,
 }
@@ -58,8 +57,7 @@ impl Flights {
         let opened = Flight {
             client,
             attempt: 0,
-            next: count(&request.generated),
-            early: BTreeMap::new(),
+            tokens: TokenStream::default(),
             prompt_tokens: count(&request.prompt),
             cached_tokens: 0,
         };
@@ -78,8 +76,8 @@ impl Flights {
     /// Ends a flight, after the last token.
     pub(crate) fn end(&self, flight: FlightId, ending: Ending) {
         if let Some((_, open)) = self.open.remove(&flight) {
-            let event = open.close(flight, ending);
-            self.meters.ended(&event.0);
+            let ending = open.close(flight, ending);
+            self.meters.ended(&ending);
         }
     }
 
@@ -99,14 +97,10 @@ impl Flight {
         }
         if attempt > self.attempt {
             self.attempt = attempt;
-            self.early.clear();
+            self.tokens.restart();
         }
-        if emission.index < self.next {
-            return;
-        }
-        self.early.insert(emission.index, emission);
-        while let Some(emission) = self.early.remove(&self.next) {
-            self.next += 1;
+        self.tokens.accept(emission.index, emission);
+        while let Some((_, emission)) = self.tokens.poll() {
             if let Some(facts) = &emission.prompt {
                 self.cached_tokens = facts.cached_tokens;
             }
@@ -115,17 +109,18 @@ impl Flight {
         }
     }
 
-    fn close(self, flight: FlightId, ending: Ending) -> (Ending, Usage) {
+    /// Says the ending; the one that is said comes back.
+    fn close(self, flight: FlightId, ending: Ending) -> Ending {
         let ending = match ending {
-            Ending::Done { .. } if !self.early.is_empty() => {
-                error!(%flight, missing = self.next, "a flight is done and lacks a token");
+            Ending::Done { .. } if self.tokens.has_gap() => {
+                error!(%flight, missing = self.tokens.count(), "a flight is done and lacks a token");
                 Ending::Failed(Failure::WorkerLost)
             }
             ending => ending,
         };
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
-            output_tokens: self.next,
+            output_tokens: self.tokens.count(),
             cached_tokens: self.cached_tokens,
         };
         let event = FlightEvent::Ended {
@@ -133,7 +128,7 @@ impl Flight {
             usage,
         };
         let _ = self.client.send(event);
-        (ending, usage)
+        ending
     }
 }
 

@@ -205,6 +205,7 @@ fn reason(failure: &Failure) -> &'static str {
         Failure::Corrupt => "corrupt",
         Failure::Rejected => "rejected",
         Failure::Engine(_) => "engine",
+        Failure::OutOfBlocks => "out_of_blocks",
         Failure::RetriesSpent(last) => reason(last),
     }
 }
