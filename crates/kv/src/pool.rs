@@ -64,11 +64,6 @@ impl Promise {
     pub fn count(&self) -> u32 {
         self.0
     }
-
-    /// Moves everything promised by `other` into this one.
-    pub fn absorb(&mut self, other: Self) {
-        self.0 += other.0;
-    }
 }
 
 /// What a pool has of a sequence's beginning.
@@ -141,9 +136,9 @@ impl Pool {
         Some(Promise(blocks))
     }
 
-    /// Takes a promise back.
-    pub fn forgive(&mut self, promise: Promise) {
-        let Promise(blocks) = promise;
+    /// Takes a promise back; nothing is left of it.
+    pub fn forgive(&mut self, promise: &mut Promise) {
+        let Promise(blocks) = std::mem::take(promise);
         assert!(
             blocks <= self.promised,
             "more forgiven than was promised: {blocks} of {}",
@@ -157,7 +152,7 @@ impl Pool {
         let some = promise.0 > 0;
         if some {
             promise.0 -= 1;
-            self.forgive(Promise(1));
+            self.forgive(&mut Promise(1));
         }
         some
     }
@@ -431,7 +426,7 @@ mod tests {
         assert_eq!(pool.promise(1), None);
         let grown = pool.take_promised(&mut promise).unwrap();
         pool.check([taken, grown], 1);
-        pool.forgive(promise);
+        pool.forgive(&mut promise);
         assert_eq!(pool.blocks_available(), 1);
         let mut spent = Promise::default();
         assert_eq!(pool.take_promised(&mut spent), None);
@@ -443,9 +438,9 @@ mod tests {
         let held = pool.take().unwrap();
         pool.complete(held, hash(1));
         pool.release(held);
-        let promise = pool.promise(1).unwrap();
+        let mut promise = pool.promise(1).unwrap();
         assert_eq!(pool.hold(hash(1)), None);
-        pool.forgive(promise);
+        pool.forgive(&mut promise);
         assert_eq!(pool.hold(hash(1)), Some(held));
     }
 

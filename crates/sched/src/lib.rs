@@ -4,7 +4,24 @@
 //! runs. Never: sees text, sockets, a clock, or a KV byte.
 //! Invariant: every hand-off accepted ends in exactly one `Report::Released`, and by then holds no
 //! block.
+//!
+//! How to drive it: tell it what happened with [`Brain::handle`], then do everything that
+//! [`Brain::poll`] hands out, in order, until it is `None`, then sleep until the next fact or
+//! [`Brain::deadline`], whichever comes first (at the deadline the fact is [`Input::Woke`]).
+//! [`Brain::limits`], [`Brain::load`], [`Brain::pool`], [`Brain::idle`] and [`Brain::draining`] look
+//! and change nothing; [`Brain::check`] asserts every invariant and is for tests.
 
+mod admit;
+mod brain;
+mod check;
+mod close;
+mod deadline;
 mod event;
+mod peer;
+mod plan;
+mod policy;
+mod sequence;
+mod settle;
 
+pub use brain::Brain;
 pub use event::{Condition, Damage, ExportOutcome, ImportOutcome, Input, Limits, Note, Output};

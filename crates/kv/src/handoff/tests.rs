@@ -156,7 +156,7 @@ fn a_whole_hand_off_lands_and_says_so_again_when_asked_again() {
     );
     let sealed = seal(sealed);
     let landed = ["send landed", "landed [42]"];
-    assert_eq!(feed(&mut receiver, &[sealed.clone()]), landed);
+    assert_eq!(feed(&mut receiver, std::slice::from_ref(&sealed)), landed);
     assert_eq!(feed(&mut receiver, &[sealed]), ["send landed"]);
     assert_eq!(feed(&mut receiver, &frames[..1]), ["discard"]);
 }

@@ -1,0 +1,298 @@
+//! Orders: what is taken on, what is refused, what is renewed.
+//!
+//! Owns: the conditions of admission and the reservation of blocks.
+//! Never: takes on what would have to wait for blocks: whatever a leg needs is held or promised
+//! before it is accepted, or it is refused. So no leg waits for a block that another leg holds.
+//! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
+//! refusal leaves nothing behind, and a repetition changes nothing.
+
+use crate::policy::{self, Rank};
+use crate::sequence::{Sequence, Stage};
+use crate::{Brain, Note};
+use cleave_domain::{HandoffId, Prefill, Refusal, Report, Request, Reserve, RouterId};
+use cleave_kv::handoff::receiver::{Expected, Receiver};
+use cleave_kv::handoff::sender::Sender;
+use std::time::Duration;
+
+/// How much of a sequence may come from the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Every full block: another worker runs the last token.
+    Everything,
+    /// What [`Sequence::reusable`] allows.
+    Reusable,
+}
+
+impl Brain {
+    // === the decode leg ===
+
+    pub(crate) fn reserve(&mut self, router: RouterId, order: Reserve) {
+        let handoff = order.handoff;
+        if self.sequences.contains_key(&handoff) {
+            return self.note(Note::Repeated { handoff });
+        }
+        let taken = self
+            .may_reserve(&order)
+            .and_then(|()| self.take_reservation(router, order));
+        match taken {
+            Ok(reserved) => self.tell(router, reserved),
+            Err(refusal) => self.tell(router, Report::Refused { handoff, refusal }),
+        }
+    }
+
+    fn may_reserve(&self, order: &Reserve) -> Result<(), Refusal> {
+        let me = self.limits.me;
+        // Serving both halves of one request is any worker's business; the role is what it does for
+        // others. A sender that is an earlier life of this worker will never write.
+        let served = self.limits.role.decodes() && order.sender.worker != me.worker;
+        if order.sender != me && !served {
+            return Err(Refusal::WrongWorker);
+        }
+        self.may_take(&order.request)?;
+        let slots = self.limits.capacity.slots_count as usize;
+        let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
+        if decoding >= slots + self.limits.queue_max as usize {
+            let retry_after = self.soonest_end();
+            return Err(Refusal::QueueFull { retry_after });
+        }
+        Ok(())
+    }
+
+    /// Holds every block of prompt and output so far, and sets some aside for growth; all or none.
+    fn take_reservation(&mut self, router: RouterId, order: Reserve) -> Result<Report, Refusal> {
+        let Reserve {
+            handoff,
+            request,
+            sender,
+            expected_output_tokens,
+            waited,
+        } = order;
+        let size = self.limits.capacity.block_tokens;
+        let rank = self.rank(handoff, request.priority, waited);
+        let mut sequence = Sequence::new(rank, router, request, self.now);
+        let tokens = sequence.len();
+        let blocks = tokens.div_ceil(size);
+        let growth = self.growth(&sequence, expected_output_tokens) - blocks;
+        let reach = if sender == self.limits.me {
+            Reach::Reusable
+        } else {
+            Reach::Everything
+        };
+        self.hold(&mut sequence, reach, growth)?;
+        let present = sequence.published;
+        while sequence.table.len() < blocks as usize {
+            let block = self.pool.take_promised(&mut sequence.promise);
+            sequence.table.push(block.expect("promised just now"));
+        }
+        let blocks = sequence.table[present as usize..].to_vec();
+        if sender != self.limits.me {
+            sequence.peered = true;
+            sequence.incoming = Some(Receiver::new(Expected {
+                handoff,
+                sender,
+                present,
+                blocks: blocks.clone(),
+                block_bytes: self.limits.capacity.block_bytes,
+                block_tokens: size,
+                tokens,
+            }));
+        }
+        self.sequences.insert(handoff, sequence);
+        self.renewed(handoff);
+        Ok(Report::Reserved {
+            handoff,
+            present,
+            blocks,
+        })
+    }
+
+    /// Blocks for all that is expected of a sequence; not more than there are. The last token drawn
+    /// is never run, so it needs no room.
+    fn growth(&self, sequence: &Sequence, expected_output_tokens: u32) -> u32 {
+        let capacity = &self.limits.capacity;
+        let left = sequence.request.stop.max_tokens - sequence.output_count();
+        let run = left.min(expected_output_tokens).saturating_sub(1);
+        let tokens = sequence.len().saturating_add(run);
+        tokens
+            .min(capacity.context_tokens_max)
+            .div_ceil(capacity.block_tokens)
+            .min(capacity.blocks_count)
+    }
+
+    // === the prefill leg ===
+
+    pub(crate) fn prefill(&mut self, router: RouterId, order: Prefill) {
+        let handoff = order.handoff;
+        let taken = match self.sequences.get(&handoff) {
+            None => self
+                .may_prefill(&order)
+                .and_then(|()| self.take_prefill(router, order)),
+            Some(sequence) if sequence.awaits_prefill() => self.start_here(router, &order),
+            Some(sequence) if sequence.incoming.is_some() => Err(Refusal::WrongWorker),
+            Some(_) => return self.note(Note::Repeated { handoff }),
+        };
+        if let Err(refusal) = taken {
+            self.tell(router, Report::Refused { handoff, refusal });
+        }
+    }
+
+    /// Both legs are here: the prompt is computed straight into the reserved blocks.
+    fn start_here(&mut self, router: RouterId, order: &Prefill) -> Result<(), Refusal> {
+        let target = &order.target;
+        let (me, now) = (self.limits.me, self.now);
+        let sequence = self
+            .sequences
+            .get_mut(&order.handoff)
+            .filter(|sequence| {
+                target.worker == me
+                    && sequence.router == router
+                    && sequence.published == target.present
+                    && sequence.table[target.present as usize..] == target.blocks
+            })
+            .ok_or(Refusal::WrongWorker)?;
+        sequence.stage = Stage::Active;
+        sequence.times.accepted = now;
+        self.active.insert(sequence.rank);
+        self.renewed(order.handoff);
+        Ok(())
+    }
+
+    fn may_prefill(&self, order: &Prefill) -> Result<(), Refusal> {
+        let target = &order.target;
+        let tokens = order.request.prompt.len() + order.request.generated.len();
+        let blocks = tokens.div_ceil(self.limits.capacity.block_tokens as usize);
+        let room = target.present as usize + target.blocks.len();
+        if !self.limits.role.prefills()
+            || target.worker.worker == self.limits.me.worker
+            || room < blocks
+            || target.present as usize > blocks
+        {
+            return Err(Refusal::WrongWorker);
+        }
+        self.may_take(&order.request)?;
+        let queued = |s: &&Sequence| s.outgoing.is_some() && s.times.started.is_none();
+        let queued = self.sequences.values().filter(queued).count();
+        if queued >= self.limits.queue_max as usize {
+            let tokens = self.load().queue_tokens;
+            let steps = tokens / u64::from(self.limits.capacity.step_tokens_max).max(1);
+            let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+            // Room for one more is there once the first of the queue has started.
+            let retry_after =
+                policy::retry_after(steps / self.limits.queue_max.max(1), self.step_mean);
+            return Err(Refusal::QueueFull { retry_after });
+        }
+        Ok(())
+    }
+
+    /// Holds what the cache has of the prompt and sets the other blocks aside; all or none.
+    fn take_prefill(&mut self, router: RouterId, order: Prefill) -> Result<(), Refusal> {
+        let Prefill {
+            handoff,
+            request,
+            target,
+            waited,
+        } = order;
+        let rank = self.rank(handoff, request.priority, waited);
+        let mut sequence = Sequence::new(rank, router, request, self.now);
+        self.hold(&mut sequence, Reach::Reusable, 0)?;
+        sequence.peered = true;
+        sequence.outgoing = Some(Sender::new(handoff, target));
+        sequence.stage = Stage::Active;
+        self.active.insert(rank);
+        self.sequences.insert(handoff, sequence);
+        self.renewed(handoff);
+        Ok(())
+    }
+
+    // === both ===
+
+    fn rank(&mut self, handoff: HandoffId, priority: i32, waited: Duration) -> Rank {
+        self.arrivals += 1;
+        Rank {
+            priority,
+            since: self.now - waited,
+            arrival: self.arrivals,
+            handoff,
+        }
+    }
+
+    fn may_take(&self, request: &Request) -> Result<(), Refusal> {
+        if self.draining() {
+            return Err(Refusal::Draining);
+        }
+        let capacity = &self.limits.capacity;
+        let tokens = request.prompt.len() + request.generated.len();
+        let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_tokens);
+        let tokens_max = pool.min(u64::from(capacity.context_tokens_max));
+        // There must be room for the next token, and leave to draw it.
+        if tokens == 0
+            || tokens as u64 >= tokens_max
+            || request.generated.len() >= request.stop.max_tokens as usize
+        {
+            let tokens_max = u32::try_from(tokens_max).unwrap_or(u32::MAX);
+            return Err(Refusal::TooLong { tokens_max });
+        }
+        Ok(())
+    }
+
+    /// [`Brain::secure`] for a sequence that is new here. Nothing is taken while a preempted one
+    /// waits for blocks: it would wait for ever.
+    fn hold(&mut self, sequence: &mut Sequence, reach: Reach, growth: u32) -> Result<(), Refusal> {
+        let starved = self.sequences.values().any(Sequence::starved);
+        if !starved && self.secure(sequence, reach, growth) {
+            return Ok(());
+        }
+        let retry_after = self.soonest_end();
+        Err(Refusal::NoBlocks { retry_after })
+    }
+
+    /// Holds what the cache has of `sequence`, and promises it the rest of its blocks and `growth`
+    /// more; all or none.
+    pub(crate) fn secure(&mut self, sequence: &mut Sequence, reach: Reach, growth: u32) -> bool {
+        let size = self.limits.capacity.block_tokens;
+        let blocks = sequence.len().div_ceil(size) + growth;
+        let hashes = match reach {
+            _ if !self.limits.prefix_cache => &[],
+            Reach::Reusable => sequence.reusable(size),
+            Reach::Everything => {
+                sequence.extend_hashes(size);
+                &sequence.hashes[..]
+            }
+        };
+        let hits = self.pool.leading(hashes);
+        if hits.cached + blocks - hits.blocks > self.pool.blocks_available() {
+            return false;
+        }
+        let held = hashes[..hits.blocks as usize].iter();
+        let held = held.map(|hash| self.pool.hold(*hash).expect("room was counted"));
+        sequence.table = held.collect();
+        sequence.published = hits.blocks;
+        sequence.computed = hits.blocks * size;
+        let promise = self.pool.promise(blocks - hits.blocks);
+        sequence.promise = promise.expect("room was counted");
+        true
+    }
+
+    // === leases ===
+
+    pub(crate) fn renew(&mut self, router: RouterId, handoffs: &[HandoffId]) {
+        for handoff in handoffs {
+            let sequence = self.sequences.get(handoff);
+            if sequence.is_some_and(|s| s.router == router && !s.closing()) {
+                self.renewed(*handoff);
+            }
+        }
+    }
+
+    fn renewed(&mut self, handoff: HandoffId) {
+        self.leases.set(handoff, self.now + self.limits.lease);
+    }
+
+    /// When the first of the running sequences will have ended at the latest.
+    fn soonest_end(&self) -> Duration {
+        let left = |s: &Sequence| s.request.stop.max_tokens.saturating_sub(s.output_count());
+        let running = self.sequences.values().filter(|s| s.slot.is_some());
+        let steps = running.map(left).min().unwrap_or(1);
+        policy::retry_after(steps, self.step_mean)
+    }
+}

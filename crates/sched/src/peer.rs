@@ -1,0 +1,231 @@
+//! What comes from and goes to the worker at the other end of a hand-off.
+//!
+//! Owns: the way from packets and finished copies to the two hand-off machines, and from their
+//! outputs to the brain's. Never: judges a frame itself.
+//! Invariant: each frame that arrives is answered at once by exactly one `Import` or `Discard`; a
+//! frame or seal of a hand-off unknown here is answered by `Abandoned`, and `Abandoned` by nothing.
+
+use crate::close::Close;
+use crate::sequence::{Phase, Stage};
+use crate::{Brain, Condition, ExportOutcome, ImportOutcome, Note, Output};
+use cleave_domain::{Cause, Failure, HandoffId, Report, TokenId, WorkerRef};
+use cleave_kv::handoff::{receiver, sender};
+use cleave_kv::{BlockPart, Packet};
+
+impl Brain {
+    // === facts ===
+
+    pub(crate) fn arrived(&mut self, from: WorkerRef, packet: Packet, condition: Condition) {
+        let handoff = packet.handoff();
+        match packet {
+            Packet::Frame {
+                block,
+                part,
+                checksum,
+                ..
+            } => {
+                let input = receiver::Input::Frame {
+                    from,
+                    block,
+                    part,
+                    checksum: (condition == Condition::Intact).then_some(checksum),
+                };
+                if !self.receive(handoff, input) {
+                    self.discard(handoff, part);
+                    self.turn_away(handoff, from);
+                }
+            }
+            Packet::Seal(seal) => {
+                if !self.receive(handoff, receiver::Input::Seal { from, seal }) {
+                    self.turn_away(handoff, from);
+                }
+            }
+            Packet::Landed { .. } => {
+                self.send(handoff, sender::Input::Landed { from });
+            }
+            Packet::Abandoned { cause, .. } => {
+                let sent = cause.clone();
+                if !self.send(handoff, sender::Input::Abandoned { from, cause: sent }) {
+                    self.receive(handoff, receiver::Input::Abandoned { from, cause });
+                }
+            }
+        }
+    }
+
+    pub(crate) fn link_lost(&mut self, peer: WorkerRef) {
+        let with_peer = self
+            .sequences
+            .iter()
+            .filter(|(_, s)| s.peer() == Some(peer));
+        let handoffs: Vec<_> = with_peer.map(|(handoff, _)| *handoff).collect();
+        for handoff in handoffs {
+            if !self.send(handoff, sender::Input::LinkLost) {
+                self.receive(handoff, receiver::Input::LinkLost);
+            }
+        }
+    }
+
+    pub(crate) fn exported(&mut self, handoff: HandoffId, ordinal: u32, outcome: ExportOutcome) {
+        let outcome = match outcome {
+            ExportOutcome::Sent { digest, bytes } => Ok((digest, bytes)),
+            ExportOutcome::Dropped => Err(Failure::LinkLost),
+            ExportOutcome::Broken => Err(Failure::Engine("a block could not be read".into())),
+        };
+        self.send(handoff, sender::Input::Exported { ordinal, outcome });
+        self.release_if_settled(handoff);
+    }
+
+    pub(crate) fn imported(&mut self, handoff: HandoffId, part: BlockPart, outcome: ImportOutcome) {
+        let outcome = match outcome {
+            ImportOutcome::Written => Ok(()),
+            ImportOutcome::Dropped => Err(Failure::Corrupt),
+            ImportOutcome::Broken => Err(Failure::Engine("a block could not be written".into())),
+        };
+        self.receive(handoff, receiver::Input::Imported { part, outcome });
+        self.release_if_settled(handoff);
+    }
+
+    // === the machines ===
+
+    /// Tells the receiving end of a hand-off; false if there is none here.
+    pub(crate) fn receive(&mut self, handoff: HandoffId, input: receiver::Input) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return false;
+        };
+        let Some(receiver) = &mut sequence.incoming else {
+            return false;
+        };
+        let from = receiver.sender();
+        receiver.handle(input);
+        if receiver.sealed() {
+            sequence.times.sealed.get_or_insert(self.now);
+        }
+        let mut outputs = Vec::new();
+        while let Some(output) = receiver.poll() {
+            outputs.push(output);
+        }
+        for output in outputs {
+            match output {
+                receiver::Output::Import { part, block } => self.say(Output::Import {
+                    handoff,
+                    part,
+                    block,
+                }),
+                receiver::Output::Discard { part } => self.discard(handoff, part),
+                receiver::Output::Send(packet) => self.say(Output::Send { to: from, packet }),
+                receiver::Output::Landed { output } => self.landed(handoff, &output),
+                receiver::Output::Ended(cause) => self.close(handoff, Close::by_peer(cause)),
+            }
+        }
+        self.watch(handoff);
+        true
+    }
+
+    /// Tells the sending end of a hand-off; false if there is none here.
+    pub(crate) fn send(&mut self, handoff: HandoffId, input: sender::Input) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return false;
+        };
+        let Some(sender) = &mut sequence.outgoing else {
+            return false;
+        };
+        let to = sender.receiver();
+        sender.handle(input);
+        let (bytes, blocks) = (sender.bytes(), sender.blocks_count());
+        let mut outputs = Vec::new();
+        while let Some(output) = sender.poll() {
+            outputs.push(output);
+        }
+        if !outputs.is_empty() {
+            sequence.times.sending.get_or_insert(self.now);
+        }
+        let took = self.now.since(sequence.times.sending.unwrap_or(self.now));
+        for output in outputs {
+            match output {
+                sender::Output::Export {
+                    from,
+                    ordinal,
+                    block,
+                } => self.say(Output::Export {
+                    handoff,
+                    to,
+                    from,
+                    ordinal,
+                    block,
+                }),
+                sender::Output::Send(packet) => {
+                    if matches!(packet, Packet::Seal(_)) {
+                        self.note(Note::Sealed {
+                            handoff,
+                            bytes,
+                            blocks,
+                            took,
+                        });
+                    }
+                    self.say(Output::Send { to, packet });
+                }
+                sender::Output::Done => self.close(handoff, Close::HandedOn),
+                sender::Output::Ended(cause) => self.close(handoff, Close::by_peer(cause)),
+            }
+        }
+        self.watch(handoff);
+        true
+    }
+
+    /// Everything is here: the sequence goes on where the other worker left it.
+    fn landed(&mut self, handoff: HandoffId, output: &[TokenId]) {
+        let now = self.now;
+        let context = self.limits.capacity.context_tokens_max;
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        sequence.tokens.extend_from_slice(output);
+        sequence.computed = sequence.len() - 1;
+        sequence.phase = Phase::Decode;
+        sequence.stage = Stage::Active;
+        sequence.peered = false;
+        self.active.insert(sequence.rank);
+        let (router, times) = (sequence.router, sequence.times);
+        let present = sequence.published;
+        let bytes = sequence.incoming.as_ref().map_or(0, |r| r.bytes());
+        let blocks = sequence.len().saturating_sub(1);
+        let blocks = blocks.div_ceil(self.limits.capacity.block_tokens) - present;
+        let ended = sequence.ended(context);
+        self.publish(handoff);
+        self.stirred = true;
+        self.say(Output::Forget { handoff });
+        self.note(Note::Landed {
+            handoff,
+            bytes,
+            blocks,
+            took: now.since(times.accepted),
+            exposed: now.since(times.sealed.unwrap_or(now)),
+        });
+        self.tell(router, Report::Landed { handoff });
+        if let Some(reason) = ended {
+            self.close(handoff, Close::Finished(reason));
+        }
+    }
+
+    /// The peer's end no longer knows, or never knew, what this one has.
+    fn turn_away(&mut self, handoff: HandoffId, to: WorkerRef) {
+        let cause = Cause::Cancelled;
+        let packet = Packet::Abandoned { handoff, cause };
+        self.say(Output::Send { to, packet });
+    }
+
+    fn discard(&mut self, handoff: HandoffId, part: BlockPart) {
+        self.say(Output::Discard { handoff, part });
+        self.note(Note::FrameDiscarded { handoff });
+    }
+
+    /// Something moved: a hand-off that only waits for its peer has its full patience again.
+    fn watch(&mut self, handoff: HandoffId) {
+        let sequence = self.sequences.get(&handoff);
+        if sequence.is_some_and(|s| !s.closing() && s.waits_for_peer()) {
+            self.stalls.set(handoff, self.now + self.limits.stall_max);
+        } else {
+            self.stalls.end(handoff);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Choices, as functions from what is the case to what is best, with the reason.
+//!
+//! Owns: the order in which sequences are served, how much of a prompt a step runs, who gives up
+//! its blocks, when to come back. Never: changes anything, or sees the brain.
+//! Invariant: the most important sequence is never a victim of another, so it always goes on.
+
+use cleave_domain::{HandoffId, Time};
+use std::time::Duration;
+
+/// A sequence's place among all others: by priority, then by age. Smaller is served first and
+/// gives up its blocks last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Rank {
+    /// As the client set it; smaller is more urgent.
+    pub(crate) priority: i32,
+    /// When its client asked, as far as this worker's clock can tell: a retry keeps its place.
+    pub(crate) since: Time,
+    /// Counted by the worker; settles ties.
+    pub(crate) arrival: u64,
+    /// Which.
+    pub(crate) handoff: HandoffId,
+}
+
+/// Whose blocks are taken when a sequence must grow and nothing is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Victim {
+    /// The least important of those that come after the one in need.
+    LessImportant(HandoffId),
+    /// Nobody comes after it: it waits itself, and what is more important goes on.
+    Itself,
+}
+
+/// Chooses among sequences that hold blocks, could be recomputed here and are not in this step.
+pub(crate) fn victim(in_need: Rank, candidates: impl Iterator<Item = Rank>) -> Victim {
+    match candidates.filter(|rank| *rank > in_need).max() {
+        Some(rank) => Victim::LessImportant(rank.handoff),
+        None => Victim::Itself,
+    }
+}
+
+/// How much of a prompt to run now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chunk {
+    /// All that is left: the step also draws the next token.
+    Rest(u32),
+    /// As many whole blocks as the step has room for: what is computed can leave at once.
+    Blocks(u32),
+    /// Less than a block: the room would go unused otherwise.
+    Room(u32),
+}
+
+impl Chunk {
+    /// How many tokens that is.
+    pub(crate) fn tokens(self) -> u32 {
+        let (Self::Rest(tokens) | Self::Blocks(tokens) | Self::Room(tokens)) = self;
+        tokens
+    }
+}
+
+/// Cuts a chunk from a sequence of which `computed` tokens are done and `rest` are not, for a step
+/// with room for `room` tokens. All three in tokens; `rest` and `room` at least 1.
+pub(crate) fn chunk(computed: u32, rest: u32, room: u32, block_tokens: u32) -> Chunk {
+    if rest <= room {
+        return Chunk::Rest(rest);
+    }
+    let end = (computed + room) / block_tokens * block_tokens;
+    if end > computed {
+        Chunk::Blocks(end - computed)
+    } else {
+        Chunk::Room(room)
+    }
+}
+
+/// When to try again after `steps` steps of the length of late. Not below 10 ms, so that nobody
+/// spins, and not above 10 s, because by then the answer is stale.
+pub(crate) fn retry_after(steps: u32, step_mean: Duration) -> Duration {
+    step_mean
+        .saturating_mul(steps)
+        .clamp(Duration::from_millis(10), Duration::from_secs(10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Chunk, Rank, Victim, chunk, victim};
+    use cleave_domain::{FlightId, HandoffId, Time};
+
+    fn rank(priority: i32, arrival: u64) -> Rank {
+        let flight = FlightId(arrival);
+        let handoff = HandoffId { flight, attempt: 0 };
+        Rank {
+            priority,
+            since: Time::ZERO,
+            arrival,
+            handoff,
+        }
+    }
+
+    #[test]
+    fn the_least_important_gives_way_and_never_to_a_lesser_one() {
+        let all = [rank(0, 1), rank(0, 4), rank(1, 2), rank(-1, 3)];
+        let chosen = victim(rank(0, 1), all.into_iter());
+        assert_eq!(chosen, Victim::LessImportant(rank(1, 2).handoff));
+        assert_eq!(victim(rank(1, 2), all.into_iter()), Victim::Itself);
+        let chosen = victim(rank(0, 1), [rank(0, 4)].into_iter());
+        assert_eq!(chosen, Victim::LessImportant(rank(0, 4).handoff));
+    }
+
+    #[test]
+    fn chunks_end_at_blocks_where_they_can() {
+        assert_eq!(chunk(0, 10, 10, 4), Chunk::Rest(10));
+        assert_eq!(chunk(0, 10, 9, 4), Chunk::Blocks(8));
+        assert_eq!(chunk(3, 10, 2, 4), Chunk::Blocks(1));
+        assert_eq!(chunk(0, 10, 3, 4), Chunk::Room(3));
+    }
+}

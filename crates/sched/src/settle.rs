@@ -1,0 +1,209 @@
+//! What a step gave.
+//!
+//! Owns: taking a step's result apart: tokens to clients, blocks to the cache and to the peer, the
+//! ends of sequences. Never: believes a result that does not answer the plan.
+//! Invariant: each sequence of a step is settled exactly once, whatever became of it meanwhile.
+
+use crate::brain::{Placed, Step};
+use crate::close::Close;
+use crate::sequence::{Phase, Stage};
+use crate::{Brain, Note, Output};
+use cleave_domain::{
+    Emission, Failure, HandoffId, PromptFacts, Report, Sampled, SlotIndex, StepId, StepResult,
+    TokenId,
+};
+use cleave_kv::handoff::sender;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+impl Brain {
+    // === facts ===
+
+    pub(crate) fn stepped(&mut self, result: StepResult, took: Duration) {
+        let StepResult {
+            step: id,
+            sampled,
+            prompt_scores,
+        } = result;
+        let Some(step) = self.under_way.take_if(|step| step.id == id) else {
+            return;
+        };
+        let asked = step.placed.iter().filter(|placed| placed.samples);
+        let asked = asked.map(|placed| placed.slot);
+        if !asked.eq(sampled.iter().map(|(slot, _)| *slot)) {
+            return self.broke(&step, "the result answers another plan");
+        }
+        // A running mean over about eight steps.
+        self.step_mean = match self.steps {
+            1 => took,
+            _ => (self.step_mean * 7 + took) / 8,
+        };
+        self.note_step(&step, took);
+        let mut sampled = sampled.into_iter().map(|(_, sampled)| sampled);
+        let mut scores: BTreeMap<SlotIndex, Vec<Sampled>> = prompt_scores.into_iter().collect();
+        for placed in step.placed {
+            let drawn = if placed.samples { sampled.next() } else { None };
+            let scores = scores.remove(&placed.slot).unwrap_or_default();
+            self.settle(placed, drawn, scores);
+        }
+        self.say_prefix();
+        self.note_pool();
+    }
+
+    /// The sequences of the step fail; the others go on. What the step was to write was given to
+    /// nobody yet, so it makes no difference whether it was written.
+    pub(crate) fn step_failed(&mut self, id: StepId, reason: &str) {
+        if let Some(step) = self.under_way.take_if(|step| step.id == id) {
+            self.broke(&step, reason);
+        }
+    }
+
+    fn broke(&mut self, step: &Step, reason: &str) {
+        for placed in &step.placed {
+            if let Some(sequence) = self.sequences.get_mut(&placed.handoff) {
+                sequence.stepping = false;
+            }
+            let failure = Failure::Engine(reason.into());
+            self.close(placed.handoff, Close::Failed(failure));
+            self.release_if_settled(placed.handoff);
+        }
+    }
+
+    // === one sequence ===
+
+    fn settle(&mut self, placed: Placed, drawn: Option<Sampled>, scores: Vec<Sampled>) {
+        let handoff = placed.handoff;
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        sequence.stepping = false;
+        if sequence.closing() {
+            sequence.unseat(&mut self.slots);
+            return self.release_if_settled(handoff);
+        }
+        sequence.computed += placed.tokens;
+        sequence.prompt_scores.extend(scores);
+        if let Some(drawn) = &drawn {
+            self.emit(handoff, drawn.clone());
+        }
+        self.publish(handoff);
+        self.export(handoff);
+        if let Some(drawn) = drawn {
+            self.advance(handoff, drawn.token);
+        }
+    }
+
+    /// The token leaves for the client before anything else is done about it.
+    fn emit(&mut self, handoff: HandoffId, sampled: Sampled) {
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        let prompt = (sequence.phase == Phase::Prompt).then(|| PromptFacts {
+            cached_tokens: sequence.cached_tokens,
+            scores: std::mem::take(&mut sequence.prompt_scores),
+        });
+        let emission = Emission {
+            index: sequence.output_count(),
+            sampled,
+            prompt,
+        };
+        self.say(Output::Emit { handoff, emission });
+    }
+
+    /// Where the sequence goes from its new token on: to its end, to the peer, or to the next step.
+    fn advance(&mut self, handoff: HandoffId, token: TokenId) {
+        let context = self.limits.capacity.context_tokens_max;
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        sequence.tokens.push(token);
+        if let Some(reason) = sequence.ended(context) {
+            return self.close(handoff, Close::Finished(reason));
+        }
+        if sequence.phase == Phase::Decode {
+            return;
+        }
+        let router = sequence.router;
+        sequence.phase = Phase::Decode;
+        if sequence.outgoing.is_none() {
+            self.tell(router, Report::Prefilled { handoff });
+            self.note(Note::Joined { handoff });
+            self.tell(router, Report::Landed { handoff });
+            return;
+        }
+        sequence.stage = Stage::Sending;
+        self.active.remove(&sequence.rank);
+        sequence.unseat(&mut self.slots);
+        self.tell(router, Report::Prefilled { handoff });
+        let output = vec![token];
+        self.send(handoff, sender::Input::Sampled { output });
+    }
+
+    /// Lets the pool know the content of blocks that became full.
+    pub(crate) fn publish(&mut self, handoff: HandoffId) {
+        let size = self.limits.capacity.block_tokens;
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        if !self.limits.prefix_cache || sequence.computed / size <= sequence.published {
+            return;
+        }
+        sequence.extend_hashes(size);
+        while sequence.published < sequence.computed / size {
+            let i = sequence.published as usize;
+            self.pool.complete(sequence.table[i], sequence.hashes[i]);
+            sequence.published += 1;
+        }
+    }
+
+    /// Lets the sender, if there is one, have the blocks that will not change any more: full ones,
+    /// and the last one once the prompt is done.
+    pub(crate) fn export(&mut self, handoff: HandoffId) {
+        let size = self.limits.capacity.block_tokens;
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        let done = if sequence.rest() == 0 {
+            sequence.computed.div_ceil(size)
+        } else {
+            sequence.computed / size
+        };
+        if sequence.outgoing.is_none() {
+            return;
+        }
+        let new = sequence.exported..done;
+        sequence.exported = done;
+        let table = &sequence.table[new.start as usize..new.end as usize];
+        let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
+        for (ordinal, from) in blocks {
+            self.send(handoff, sender::Input::Computed { ordinal, from });
+        }
+    }
+
+    // === notes ===
+
+    fn note_step(&mut self, step: &Step, took: Duration) {
+        let (decode, prefill): (Vec<&Placed>, Vec<&Placed>) = step
+            .placed
+            .iter()
+            .partition(|placed| placed.phase == Phase::Decode && placed.tokens == 1);
+        let prefill_tokens = prefill.iter().map(|placed| placed.tokens).sum();
+        let decode_sequences = u32::try_from(decode.len()).expect("slots are counted in 32 bits");
+        self.note(Note::Stepped {
+            prefill_tokens,
+            decode_sequences,
+            took,
+        });
+    }
+
+    fn note_pool(&mut self) {
+        let load = self.load();
+        self.note(Note::Pool {
+            blocks_held: self.pool.blocks_held(),
+            blocks_free: load.blocks_free,
+            blocks_cached: self.pool.blocks_cached(),
+            sequences_running: load.sequences_running,
+            sequences_waiting: load.sequences_waiting,
+        });
+    }
+}
