@@ -1,8 +1,8 @@
 //! One port for HTTP and gRPC, and a worker's own small one.
 
 use crate::NodeError;
-use crate::grpc::{ModelDesk, fleet_service};
 use crate::door::RouterDoor;
+use crate::grpc::{ModelDesk, fleet_service};
 use crate::health::Pulse;
 use crate::telemetry::Telemetry;
 use axum::Router;
@@ -116,7 +116,10 @@ impl Server {
     pub(crate) async fn stop(mut self) {
         // The server may have ended by itself.
         let _ = self.stop.send(());
-        if tokio::time::timeout(FLUSH_MAX, &mut self.task).await.is_err() {
+        if tokio::time::timeout(FLUSH_MAX, &mut self.task)
+            .await
+            .is_err()
+        {
             self.task.abort();
         }
     }

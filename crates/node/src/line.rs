@@ -4,9 +4,7 @@
 //! cut, never blocked on, because a brain's driver waits for nobody.
 
 use cleave_api::ModelFiles;
-use cleave_domain::{
-    Emission, HandoffId, Order, Report, RouterId, WorkerDescription, WorkerRef,
-};
+use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerDescription, WorkerRef};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 

@@ -3,7 +3,7 @@
 //! Each is plain data until `start` is called, binds its ports before it says that it runs, and
 //! ends by `drain`: nothing new, wait, then end the rest with a reason.
 
-use crate::door::{RouterDoor, connect};
+use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
 use crate::router::RouterBody;
@@ -114,6 +114,7 @@ pub struct RunningWorker {
     body: WorkerBody,
     data_address: SocketAddr,
     server: Option<Server>,
+    telemetry: Telemetry,
     connected: watch::Receiver<usize>,
     tasks: JoinSet<()>,
 }
@@ -134,7 +135,9 @@ impl WorkerNode {
             Some(address) => Some(bind(address).await?),
             None => None,
         };
-        let told = self.data_address.unwrap_or_else(|| data_address.to_string());
+        let told = self
+            .data_address
+            .unwrap_or_else(|| data_address.to_string());
         let parts = Parts {
             options: self.options,
             engine: self.engine,
@@ -153,7 +156,7 @@ impl WorkerNode {
         tasks.spawn(uplink.run());
         let face = WorkerFace {
             pulse: Arc::clone(&body.pulse),
-            telemetry,
+            telemetry: telemetry.clone(),
             connected: connected.clone(),
         };
         let server = metrics.map(|listener| Server::start(listener, worker_routes(face)));
@@ -161,6 +164,7 @@ impl WorkerNode {
             body,
             data_address,
             server: server.transpose()?,
+            telemetry,
             connected,
             tasks,
         })
@@ -176,6 +180,11 @@ impl RunningWorker {
     /// Where `/metrics` is, if anywhere.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(|server| server.address)
+    }
+
+    /// Its metrics in the OpenMetrics text format, without the closing `# EOF`.
+    pub fn metrics(&self) -> String {
+        self.telemetry.text()
     }
 
     /// Returns when at least one router is connected.
@@ -199,6 +208,7 @@ impl RunningWorker {
             body,
             data_address: _,
             server,
+            telemetry: _,
             connected: _,
             mut tasks,
         } = self;

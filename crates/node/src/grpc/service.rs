@@ -1,8 +1,6 @@
 //! The router's end of a worker's stream.
 
-use super::{
-    BEAT, HELLO_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
-};
+use super::{BEAT, HELLO_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX};
 use crate::door::{RouterDoor, Visit};
 use crate::line::{Downward, Introduction, Upward};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
@@ -49,7 +47,9 @@ impl ModelDesk {
         }
         let read = Arc::clone(files);
         let text = tokio::task::spawn_blocking(move || ModelText::new(read.as_ref().clone()));
-        let text = text.await.map_err(|error| format!("cannot read the model's text side: {error}"))?;
+        let text = text
+            .await
+            .map_err(|error| format!("cannot read the model's text side: {error}"))?;
         let text = text.map_err(|error| format!("cannot use the model's text side: {error}"))?;
         self.app.serve_model(text);
         *served = Some(Arc::clone(files));
@@ -176,7 +176,11 @@ impl RouterEnd {
                 env!("CARGO_PKG_VERSION"),
             )));
         }
-        info!(name = hello.name, version = hello.version, "a worker says hello");
+        info!(
+            name = hello.name,
+            version = hello.version,
+            "a worker says hello"
+        );
         Ok(hello.try_into()?)
     }
 

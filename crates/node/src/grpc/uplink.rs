@@ -60,7 +60,8 @@ impl Uplink {
         let mut dialled: BTreeMap<SocketAddr, AbortHandle> = BTreeMap::new();
         loop {
             dialled.retain(|_, task| !task.is_finished());
-            for address in addresses.borrow_and_update().iter().copied() {
+            let current = addresses.borrow_and_update().clone();
+            for address in current {
                 let dial = || stay_connected(Arc::clone(&shared), address, addresses.clone());
                 dialled
                     .entry(address)
@@ -215,7 +216,10 @@ struct Seat<'a> {
 
 impl<'a> Seat<'a> {
     fn take(shared: &'a Shared, router: RouterId) -> Option<Self> {
-        let mut routers = shared.routers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut routers = shared
+            .routers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         routers.insert(router).then_some(Self { shared, router })
     }
 }
@@ -236,7 +240,10 @@ async fn say(
     out.send(word).await.map_err(|_| StreamError::Closed)
 }
 
-async fn speak(mut words: mpsc::Receiver<Upward>, out: &mpsc::Sender<proto::Upward>) -> StreamError {
+async fn speak(
+    mut words: mpsc::Receiver<Upward>,
+    out: &mpsc::Sender<proto::Upward>,
+) -> StreamError {
     use proto::upward::Kind;
     let mut beats = interval(BEAT);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -8,12 +8,10 @@
 
 use crate::telemetry::RouterMeters;
 use cleave_api::FlightEvent;
-use cleave_domain::{
-    Emission, Ending, Failure, FlightId, HandoffId, Request, Usage,
-};
+use cleave_domain::{Emission, Ending, Failure, FlightId, HandoffId, Request, Usage};
+use cleave_router::TokenStream;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use cleave_router::TokenStream;
 use tokio::sync::mpsc;
 use tracing::error;
 
@@ -136,7 +134,7 @@ impl Flight {
 mod tests {
     use super::*;
     use crate::telemetry::Telemetry;
-    use cleave_domain::{FinishReason, PromptFacts, RouterId, Sampled, Sampling, Slo, StopRules};
+    use cleave_domain::{FinishReason, PromptFacts, Sampled, Sampling, Slo, StopRules};
 
     const FLIGHT: FlightId = FlightId(7);
 
@@ -181,7 +179,9 @@ mod tests {
         }
     }
 
-    fn heard(mut stream: mpsc::UnboundedReceiver<FlightEvent>) -> (Vec<u32>, Option<Ending>, Usage) {
+    fn heard(
+        mut stream: mpsc::UnboundedReceiver<FlightEvent>,
+    ) -> (Vec<u32>, Option<Ending>, Usage) {
         let (mut tokens, mut ended, mut used) = (Vec::new(), None, Usage::default());
         while let Ok(event) = stream.try_recv() {
             assert!(ended.is_none(), "nothing follows the ending");

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// All series of a process. Clones are the same ones.
 #[derive(Clone, Debug)]
-pub struct Telemetry {
+pub(crate) struct Telemetry {
     registry: Arc<Registry>,
     pub(crate) workers: worker::Series,
     pub(crate) router: router::Series,
@@ -40,7 +40,7 @@ impl Default for Telemetry {
 
 impl Telemetry {
     /// The OpenMetrics text, without the closing `# EOF`.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         encode_registry(&mut text, &self.registry).expect("a string takes all that is written");
         text

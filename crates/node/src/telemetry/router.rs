@@ -1,6 +1,6 @@
 //! A router's series.
 
-use super::{Histograms, seconds};
+use super::seconds;
 use cleave_domain::{Ending, Failure, Role};
 use cleave_router::Note;
 use prometheus_client::encoding::EncodeLabelSet;

@@ -406,7 +406,9 @@ mod tests {
         let meters = WorkerMeters::new(&telemetry.workers, "p0", Role::Prefill, "demo");
         let zero = telemetry.text();
         assert!(
-            zero.contains("cleave_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 0"),
+            zero.contains(
+                "cleave_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 0"
+            ),
             "{zero}"
         );
         meters.count(&Note::Landed {

@@ -139,7 +139,10 @@ fn blocks_in(blocks: Vec<proto::BlockRef>) -> Vec<BlockRef> {
 }
 
 fn hashes_out(hashes: Vec<BlockHash>) -> Vec<Vec<u8>> {
-    hashes.into_iter().map(|BlockHash(bytes)| bytes.to_vec()).collect()
+    hashes
+        .into_iter()
+        .map(|BlockHash(bytes)| bytes.to_vec())
+        .collect()
 }
 
 fn hashes_in(hashes: Vec<Vec<u8>>, field: &'static str) -> Result<Vec<BlockHash>, WireError> {

@@ -1,9 +1,7 @@
 //! From a worker to a router.
 
 use super::request::{pairs_in, pairs_out};
-use super::{
-    WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required,
-};
+use super::{WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required};
 use cleave_domain::{
     Emission, Failure, FinishReason, HandoffId, Load, PromptFacts, Refusal, Report, Sampled, Scores,
 };
@@ -251,10 +249,15 @@ impl From<(HandoffId, Emission)> for proto::Tokens {
             handoff: Some(handoff.into()),
             index,
             sampled: Some(sampled.into()),
-            prompt: prompt.map(|PromptFacts { cached_tokens, scores }| proto::PromptFacts {
-                cached_tokens,
-                scores: scores.into_iter().map(Into::into).collect(),
-            }),
+            prompt: prompt.map(
+                |PromptFacts {
+                     cached_tokens,
+                     scores,
+                 }| proto::PromptFacts {
+                    cached_tokens,
+                    scores: scores.into_iter().map(Into::into).collect(),
+                },
+            ),
         }
     }
 }
@@ -269,7 +272,10 @@ impl TryFrom<proto::Tokens> for (HandoffId, Emission) {
             sampled,
             prompt,
         } = tokens;
-        let facts = |proto::PromptFacts { cached_tokens, scores }| PromptFacts {
+        let facts = |proto::PromptFacts {
+                         cached_tokens,
+                         scores,
+                     }| PromptFacts {
             cached_tokens,
             scores: scores.into_iter().map(Into::into).collect(),
         };

@@ -136,7 +136,9 @@ impl Driver {
             self.hands.recorder.worker(line);
             self.brain.handle(at, input);
             while let Some(output) = self.brain.poll() {
-                self.hands.recorder.worker(TapeLine::Said { output: &output });
+                self.hands
+                    .recorder
+                    .worker(TapeLine::Said { output: &output });
                 self.perform(output);
             }
             self.hands.recorder.flush();
@@ -157,7 +159,11 @@ impl Driver {
                 self.hear(Input::RouterJoined { router });
             }
             WorkerEvent::RouterLost { router, serial } => {
-                if self.routers.get(&router).is_some_and(|line| line.serial == serial) {
+                if self
+                    .routers
+                    .get(&router)
+                    .is_some_and(|line| line.serial == serial)
+                {
                     self.routers.remove(&router);
                     info!(%router, "router lost");
                     self.hear(Input::RouterLost { router });
@@ -169,7 +175,11 @@ impl Driver {
                 word,
             } => {
                 // A word from a connection that was replaced meanwhile belongs to nobody.
-                if self.routers.get(&router).is_some_and(|line| line.serial == serial) {
+                if self
+                    .routers
+                    .get(&router)
+                    .is_some_and(|line| line.serial == serial)
+                {
                     self.hear_router(router, word);
                 }
             }

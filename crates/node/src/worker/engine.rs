@@ -257,9 +257,8 @@ impl Bench {
             payload,
             ..
         } = import;
-        let written = self.guarded(|engine| {
-            engine.write_block(block.block, part.offset as usize, payload)
-        });
+        let written =
+            self.guarded(|engine| engine.write_block(block.block, part.offset as usize, payload));
         match failure(written) {
             None => import.answer(ImportOutcome::Written),
             Some(reason) => {

@@ -91,7 +91,10 @@ mod tests {
         assert_eq!(first, Some(0), "in order");
         assert_eq!(exports.drop_peer(export(1, 8, 0).to).len(), 1);
         assert!(!exports.wait_for(export(1, 8, 0).to));
-        assert_eq!(exports.pop(export(1, 9, 0).to).map(|export| export.ordinal), Some(2));
+        assert_eq!(
+            exports.pop(export(1, 9, 0).to).map(|export| export.ordinal),
+            Some(2)
+        );
         assert!(exports.pop(export(1, 9, 0).to).is_none());
     }
 }

@@ -75,12 +75,7 @@ impl WorkerBody {
         let hands = Hands {
             engine: thread,
             links: links.clone(),
-            meters: WorkerMeters::new(
-                &telemetry.workers,
-                &options.name,
-                options.role,
-                &files.name,
-            ),
+            meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, &files.name),
             recorder: Recorder::create(options.tape.as_deref())?,
             pulse: Arc::clone(&pulse),
             drained: tell_drained,
@@ -156,11 +151,7 @@ fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineL
     }
 }
 
-fn links_config(
-    options: &WorkerOptions,
-    me: WorkerRef,
-    engine: &EngineDescription,
-) -> LinksConfig {
+fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescription) -> LinksConfig {
     let block_bytes = engine.capacity.block_bytes;
     LinksConfig {
         credit_bytes: options.credit_bytes,
