@@ -1,13 +1,22 @@
 //! The model.
 //!
-//! Owns: checkpoints, the forward pass written once over [`Ops`](ops::Ops), sampling, and the [`Engine`]
-//! trait through which everything else sees a model.
+//! Owns: checkpoints, the forward pass written once over [`Ops`](ops::Ops), sampling, and the
+//! [`Engine`] trait through which everything else sees a model.
 //! Never: learns what a request, an SLO, a worker or a route is.
 //! Invariant: a sequence's tokens depend only on its tokens, sampling and seed, never on what else
 //! is in the step or how it was cut into chunks.
 
 pub mod checkpoint;
+pub mod conformance;
+mod forward;
+mod model;
 pub mod ops;
+mod plan;
+mod sampling;
+pub mod synth;
 mod waist;
+mod weights;
 
+pub use model::{EngineLimits, ModelEngine};
 pub use waist::{Engine, EngineDescription, EngineError};
+pub use weights::{Progress, Weights};

@@ -341,6 +341,7 @@ impl Brain {
             decode: choice.decode,
             reserved: false,
             prefilled: false,
+            trouble: None,
             landed: false,
             finished: None,
         });

@@ -53,6 +53,8 @@ pub(crate) struct Attempt {
     pub(crate) reserved: bool,
     /// P drew the first token, and the client has it.
     pub(crate) prefilled: bool,
+    /// What happened to P after that: fatal unless D has everything.
+    pub(crate) trouble: Option<Failure>,
     /// D has everything.
     pub(crate) landed: bool,
     /// The last token was produced.

@@ -290,12 +290,14 @@ impl Brain {
     /// The prefill worker cannot go on. If the decode worker has everything that does not matter,
     /// and while it may have, it is given a moment to say so.
     fn prefill_gone(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
-        let Some(attempt) = self.current(handoff) else {
+        let flight = self.flights.get_mut(&handoff.flight);
+        let Some(attempt) = flight.and_then(|f| f.attempt_mut(handoff)) else {
             return;
         };
         if !attempt.prefilled {
             self.fail(handoff, failure, worker);
         } else if !attempt.landed {
+            attempt.trouble = Some(failure);
             let until = self.now + self.limits.reserve_timeout;
             self.set_timer(handoff.flight, Some(until));
         }
@@ -346,7 +348,8 @@ impl Brain {
             Stage::Flying(attempt) => {
                 let (handoff, decode, prefill) = (attempt.handoff, attempt.decode, attempt.prefill);
                 if attempt.reserved {
-                    self.fail(handoff, Failure::WorkerLost, prefill);
+                    let failure = attempt.trouble.clone().unwrap_or(Failure::WorkerLost);
+                    self.fail(handoff, failure, prefill);
                 } else {
                     self.pass_over(handoff, decode, None);
                 }

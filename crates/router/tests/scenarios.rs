@@ -242,8 +242,30 @@ fn output_words(output: &Output) -> Option<String> {
         Output::End { flight, ending } => format!("{flight} ends: {ending:?}"),
         Output::Drained => "drained".to_owned(),
         Output::Note(Note::Fleet { .. }) => return None,
-        Output::Note(note) => format!("note {note:?}"),
+        Output::Note(note) => format!("note {}", note_words(note)),
     })
+}
+
+fn note_words(note: &Note) -> String {
+    match note {
+        Note::Placed {
+            handoff,
+            prefill,
+            decode,
+            cached_tokens,
+            waited,
+        } => format!(
+            "{handoff} placed on {prefill} and {decode}, {cached_tokens} cached, {waited:?}"
+        ),
+        Note::PassedOver {
+            handoff,
+            worker,
+            refusal,
+        } => format!("{handoff} passed over {worker}: {refusal:?}"),
+        Note::Stale { worker } => format!("stale word of {worker}"),
+        Note::Retried { handoff, failure } => format!("{handoff} failed: {failure:?}"),
+        other => format!("{other:?}"),
+    }
 }
 
 fn order_words(order: &Order) -> String {

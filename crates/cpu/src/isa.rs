@@ -1,0 +1,135 @@
+//! Which vector instructions are used.
+//!
+//! Owns: detection, names, and what each choice needs of the processor.
+//! Never: chosen at compile time: one binary runs everywhere and says what it uses.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A set of vector instructions. All compute the same operations in the same order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// x86-64 with AVX-512 F, BW, DQ, VL and the bfloat16 dot product.
+    Avx512Bf16,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+    /// 64-bit Arm.
+    Neon,
+    /// No vector instructions beyond what the compiler chooses.
+    Plain,
+}
+
+impl Isa {
+    /// All, best first.
+    pub const ALL: [Self; 5] = [
+        Self::Avx512Bf16,
+        Self::Avx512,
+        Self::Avx2,
+        Self::Neon,
+        Self::Plain,
+    ];
+
+    /// The best that this processor has.
+    pub fn detect() -> Self {
+        let best = Self::ALL.into_iter().find(|isa| isa.available());
+        best.unwrap_or(Self::Plain)
+    }
+
+    /// Whether this processor has it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn available(self) -> bool {
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx512 = avx2
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        match self {
+            Self::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512 => avx512,
+            Self::Avx2 => avx2,
+            Self::Neon => false,
+            Self::Plain => true,
+        }
+    }
+
+    /// Whether this processor has it.
+    #[cfg(target_arch = "aarch64")]
+    pub fn available(self) -> bool {
+        match self {
+            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            Self::Plain => true,
+            Self::Avx512Bf16 | Self::Avx512 | Self::Avx2 => false,
+        }
+    }
+
+    /// Whether this processor has it.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    pub fn available(self) -> bool {
+        self == Self::Plain
+    }
+
+    /// As the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Avx512Bf16 => "avx512-bf16",
+            Self::Avx512 => "avx512",
+            Self::Avx2 => "avx2",
+            Self::Neon => "neon",
+            Self::Plain => "plain",
+        }
+    }
+
+    /// For people.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Avx512Bf16 => "AVX-512 with bf16 dot",
+            Self::Avx512 => "AVX-512",
+            Self::Avx2 => "AVX2",
+            Self::Neon => "NEON",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|isa| isa.name() == text);
+        known.ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|isa| isa.name()).collect();
+            format!(
+                "no instruction set {text:?}; choose one of {}",
+                names.join(", ")
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_and_others_refused() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.name().parse(), Ok(isa));
+        }
+        assert!("sse9".parse::<Isa>().unwrap_err().contains("avx2"));
+    }
+
+    #[test]
+    fn what_is_detected_is_available() {
+        assert!(Isa::detect().available());
+        assert!(Isa::Plain.available());
+    }
+}

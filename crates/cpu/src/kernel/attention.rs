@@ -1,0 +1,634 @@
+//! Attention of a few query rows of one KV head over the pool.
+//!
+//! Owns: the walk over keys, the softmax that goes with it, and the scratch space of both.
+//! Invariant: a query row's result is the same whatever rows, segments and chunks are computed
+//! beside it, and however its keys are divided among tasks. Keys go in tiles of [`TILE`] positions,
+//! tiles in spans of [`SPAN`]; every span starts from an empty state, and spans are merged in order.
+//! A key that a row may not see changes nothing of its state, to the bit: the largest score stays,
+//! so the scale is exactly 1, and the weight is exactly 0.
+
+use super::tile::{Format, Sides, Tiles, accumulate, pack_row};
+use crate::memory::{Memory, Parts, Plain};
+use crate::simd::{LANES, Simd};
+use cleave_domain::BlockIndex;
+use cleave_engine::EngineError;
+use cleave_engine::ops::HeadShape;
+use std::ops::Range;
+
+/// Keys per tile.
+pub(crate) const TILE: usize = 64;
+/// Keys per span; spans of a long sequence are computed side by side.
+pub(crate) const SPAN: usize = 512;
+/// Query rows (tokens times query heads per KV head) that share a pass over the keys.
+pub(crate) const ROWS: usize = 56;
+/// The largest score before any key: below every score, and finite, so that it cancels.
+const NOTHING: f32 = -1e30;
+
+/// One layer's attention, seen by all its tasks.
+pub(crate) struct Attend<'a, T> {
+    pub heads: HeadShape,
+    pub block_tokens: usize,
+    /// The whole pool.
+    pub pool: &'a [T],
+    /// Elements of a block.
+    pub block_elements: usize,
+    /// Elements from a block's start to the layer's first key and first value head.
+    pub layer_offsets: (usize, usize),
+    /// `(rows, q | k | v)`.
+    pub qkv: &'a [f32],
+    /// Multiplies scores; includes log2(e), since weights are powers of two.
+    pub scale: f32,
+    /// Position `p` sees `p - window + 1 ..= p`.
+    pub window: usize,
+    /// `(rows, query_heads × head_dim)`.
+    pub out: Parts<'a, f32>,
+    /// Where tasks that see only some spans leave their states; see [`state_len`].
+    pub partials: Parts<'a, f32>,
+}
+
+/// Consecutive tokens of one segment, with one KV head.
+#[derive(Clone, Copy)]
+pub(crate) struct Queries<'a> {
+    /// The sequence's blocks.
+    pub table: &'a [BlockIndex],
+    /// Row of the first token in the batch.
+    pub row: usize,
+    /// Its position.
+    pub position: usize,
+    /// How many tokens.
+    pub tokens: usize,
+    pub kv_head: usize,
+}
+
+/// Which spans a task sees, and where its result goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Share {
+    /// All; the result goes to the output.
+    Whole,
+    /// One span; the states of the rows go to the partials from this element on.
+    Span { span: usize, partial: usize },
+}
+
+impl Queries<'_> {
+    /// Keys that the last token sees, from position 0.
+    fn keys(&self) -> usize {
+        self.position + self.tokens
+    }
+
+    pub(crate) fn spans_count(&self) -> usize {
+        self.keys().div_ceil(SPAN)
+    }
+}
+
+/// The running softmax of the rows of a task.
+struct State {
+    /// Largest score, `(rows)`.
+    top: Memory<f32>,
+    /// Sum of weights, lane by lane, `(rows, LANES)`.
+    sum: Memory<f32>,
+    /// Weighted values, `(rows, width)`.
+    out: Memory<f32>,
+}
+
+impl State {
+    fn new(rows: usize, width: usize) -> Result<Self, EngineError> {
+        Ok(Self {
+            top: Memory::zeroed(rows)?,
+            sum: Memory::zeroed(rows * LANES)?,
+            out: Memory::zeroed(rows * width)?,
+        })
+    }
+
+    fn clear(&mut self, rows: usize, width: usize) {
+        self.top[..rows].fill(NOTHING);
+        self.sum[..rows * LANES].fill(0.0);
+        self.out[..rows * width].fill(0.0);
+    }
+}
+
+/// What one worker needs to attend.
+pub(crate) struct Scratch {
+    /// Each register tile's `[step][phase][row]`.
+    queries: Memory<u32>,
+    /// `[step][TILE]`: keys across, the head's elements down.
+    keys: Memory<u32>,
+    /// `[step][width]`: the head's elements across, keys down.
+    values: Memory<u32>,
+    /// `(rows of a register tile, TILE)`.
+    scores: Memory<f32>,
+    /// A register tile's `[step][phase][row]`.
+    weights: Memory<u32>,
+    /// Stands in for keys and values that are not there.
+    nothing: Memory<u32>,
+    span: State,
+    total: State,
+}
+
+/// Elements of a head, rounded up to whole vectors.
+pub(crate) const fn head_width(heads: HeadShape) -> usize {
+    heads.head_dim.next_multiple_of(LANES)
+}
+
+/// Query heads per KV head.
+const fn group(heads: HeadShape) -> usize {
+    heads.query_heads / heads.kv_heads
+}
+
+/// Tokens whose rows share a pass over the keys.
+pub(crate) const fn tokens_max(heads: HeadShape) -> usize {
+    let tokens = ROWS / group(heads);
+    if tokens == 0 { 1 } else { tokens }
+}
+
+/// Elements that one row's state takes among the partials.
+const fn row_state_len(heads: HeadShape) -> usize {
+    2 * LANES + head_width(heads)
+}
+
+/// Elements that the states of `tokens` tokens and one KV head take among the partials.
+pub(crate) const fn state_len(heads: HeadShape, tokens: usize) -> usize {
+    tokens * group(heads) * row_state_len(heads)
+}
+
+impl Scratch {
+    /// For any task of these heads.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    pub(crate) fn new(heads: HeadShape) -> Result<Self, EngineError> {
+        let rows = group(heads) * tokens_max(heads);
+        let width = head_width(heads);
+        // Sized for the format with the most words, one step per element and two phases.
+        Ok(Self {
+            queries: Memory::zeroed(2 * (rows + LANES) * width)?,
+            keys: Memory::zeroed(width * TILE)?,
+            values: Memory::zeroed(TILE * width)?,
+            scores: Memory::zeroed(LANES * TILE)?,
+            weights: Memory::zeroed(2 * LANES * TILE)?,
+            nothing: Memory::zeroed(width)?,
+            span: State::new(rows, width)?,
+            total: State::new(rows, width)?,
+        })
+    }
+}
+
+/// Rows that a register tile of `rows` rows computes: few sizes are compiled, and rows that are
+/// there only to fill one up are never looked at.
+const fn filled(rows: usize, rows_max: usize) -> usize {
+    match rows {
+        1 | 2 => rows,
+        3 | 4 => 4,
+        5..=8 if rows_max > 8 => 8,
+        _ => rows_max,
+    }
+}
+
+/// Runs a body with a size that [`filled`] gives as a constant.
+macro_rules! with_filled {
+    ($rows:expr, $r:ident => $body:expr) => {
+        with_filled!(@ $rows, $r, $body, 1 2 4 5 6 8 14)
+    };
+    (@ $rows:expr, $r:ident, $body:expr, $($n:literal)+) => {
+        match $rows {
+            $($n => {
+                const $r: usize = $n;
+                $body
+            })+
+            rows => unreachable!("a register tile of {rows} rows"),
+        }
+    };
+}
+
+/// What every step of a task needs.
+struct Task<'a, T> {
+    attend: &'a Attend<'a, T>,
+    queries: Queries<'a>,
+    group: usize,
+    rows: usize,
+    width: usize,
+    cut: Tiles,
+}
+
+/// Attends: every row of the task over the keys of its share.
+#[inline(always)]
+pub(crate) fn attend<S: Simd, F: Format<S>>(
+    s: S,
+    attend: &Attend<'_, F::Stored>,
+    (queries, share): (Queries<'_>, &Share),
+    scratch: &mut Scratch,
+) {
+    let group = group(attend.heads);
+    let rows = queries.tokens * group;
+    let task = Task {
+        attend,
+        queries,
+        group,
+        rows,
+        width: head_width(attend.heads),
+        cut: Tiles::new(rows, S::ROWS),
+    };
+    pack_queries::<S, F>(s, &task, &mut scratch.queries);
+    match *share {
+        Share::Whole => {
+            scratch.total.clear(rows, task.width);
+            for span in 0..queries.spans_count() {
+                attend_span::<S, F>(s, &task, span, scratch);
+                for row in 0..rows {
+                    let (top, sum, out) = row_state(&scratch.span, row, task.width);
+                    merge(s, &mut scratch.total, row, (top, sum, out));
+                }
+            }
+            for row in 0..rows {
+                finish(s, &task, &scratch.total, row);
+            }
+        }
+        Share::Span { span, partial } => {
+            attend_span::<S, F>(s, &task, span, scratch);
+            let len = row_state_len(attend.heads);
+            // SAFETY: every task has its own part of the partials.
+            let to = unsafe { attend.partials.part(partial..partial + rows * len) };
+            for (row, to) in to.chunks_exact_mut(len).enumerate() {
+                let (top, sum, out) = row_state(&scratch.span, row, task.width);
+                to[0] = top;
+                to[LANES..2 * LANES].copy_from_slice(sum);
+                to[2 * LANES..].copy_from_slice(out);
+            }
+        }
+    }
+}
+
+/// Merges what the tasks of single spans left from element `partial` on, one span after the other.
+#[inline(always)]
+pub(crate) fn combine<S: Simd, T>(
+    s: S,
+    attend: &Attend<'_, T>,
+    (queries, partial): (Queries<'_>, usize),
+    scratch: &mut Scratch,
+) {
+    let group = group(attend.heads);
+    let rows = queries.tokens * group;
+    let task = Task {
+        attend,
+        queries,
+        group,
+        rows,
+        width: head_width(attend.heads),
+        cut: Tiles::new(rows, S::ROWS),
+    };
+    let len = row_state_len(attend.heads);
+    scratch.total.clear(rows, task.width);
+    let spans = queries.spans_count();
+    // SAFETY: this task alone reads these states, and those who wrote them are done.
+    let states = unsafe { attend.partials.part(partial..partial + spans * rows * len) };
+    for state in states.chunks_exact(rows * len) {
+        for (row, state) in state.chunks_exact(len).enumerate() {
+            let (sum, out) = state[LANES..].split_at(LANES);
+            merge(s, &mut scratch.total, row, (state[0], sum, out));
+        }
+    }
+    for row in 0..rows {
+        finish(s, &task, &scratch.total, row);
+    }
+}
+
+fn row_state(state: &State, row: usize, width: usize) -> (f32, &[f32], &[f32]) {
+    (
+        state.top[row],
+        &state.sum[row * LANES..(row + 1) * LANES],
+        &state.out[row * width..(row + 1) * width],
+    )
+}
+
+/// Adds a span's state of one row to the total.
+#[inline(always)]
+fn merge<S: Simd>(s: S, total: &mut State, row: usize, (top, sum, out): (f32, &[f32], &[f32])) {
+    let width = out.len();
+    let new_top = total.top[row].max(top);
+    let old = s.exp2(s.splat(total.top[row] - new_top));
+    let new = s.exp2(s.splat(top - new_top));
+    total.top[row] = new_top;
+    let (sums, _) = total.sum[row * LANES..(row + 1) * LANES].as_chunks_mut::<LANES>();
+    let (outs, _) = total.out[row * width..(row + 1) * width].as_chunks_mut::<LANES>();
+    let mine = sums.iter_mut().chain(outs);
+    let theirs = sum
+        .as_chunks::<LANES>()
+        .0
+        .iter()
+        .chain(out.as_chunks::<LANES>().0);
+    for (mine, theirs) in mine.zip(theirs) {
+        s.store(s.fma(s.load(theirs), new, s.mul(s.load(mine), old)), mine);
+    }
+}
+
+/// Divides by the sum of weights and writes the row out.
+#[inline(always)]
+fn finish<S: Simd, T>(s: S, task: &Task<'_, T>, total: &State, row: usize) {
+    let heads = task.attend.heads;
+    let (_, sum, out) = row_state(total, row, task.width);
+    let mut lanes = [0.0; LANES];
+    lanes.copy_from_slice(sum);
+    let weight = s.splat(s.sum(s.load(&lanes)));
+    let head = task.queries.kv_head * task.group + row % task.group;
+    let start = (task.queries.row + row / task.group) * heads.query_width() + head * heads.head_dim;
+    // SAFETY: each row and head of the output belongs to one task.
+    let to = unsafe { task.attend.out.part(start..start + heads.head_dim) };
+    let (chunks, tail) = to.as_chunks_mut::<LANES>();
+    let whole = chunks.len() * LANES;
+    for (to, out) in chunks.iter_mut().zip(out.as_chunks::<LANES>().0) {
+        s.store(s.div(s.load(out), weight), to);
+    }
+    if !tail.is_empty() {
+        s.store_part(
+            s.div(s.load_part(&out[whole..whole + tail.len()]), weight),
+            tail,
+        );
+    }
+}
+
+#[inline(always)]
+fn pack_queries<S: Simd, F: Format<S>>(s: S, task: &Task<'_, F::Stored>, to: &mut [u32]) {
+    let heads = task.attend.heads;
+    let row_words = heads.head_dim.div_ceil(F::PER_STEP) * F::PHASES;
+    for tile in 0..task.cut.count() {
+        let (start, end) = (task.cut.start(tile), task.cut.start(tile + 1));
+        let filled = filled(end - start, S::ROWS);
+        let first = tile * S::ROWS * row_words;
+        let words = &mut to[first..first + filled * row_words];
+        for row in start..end {
+            let token = task.queries.row + row / task.group;
+            let head = task.queries.kv_head * task.group + row % task.group;
+            let from = token * heads.qkv_width() + head * heads.head_dim;
+            let x = &task.attend.qkv[from..from + heads.head_dim];
+            pack_row::<S, F>(s, x, (row - start, filled), words);
+        }
+    }
+}
+
+/// Fills the span's state of every row.
+#[inline(always)]
+fn attend_span<S: Simd, F: Format<S>>(
+    s: S,
+    task: &Task<'_, F::Stored>,
+    span: usize,
+    scratch: &mut Scratch,
+) {
+    scratch.span.clear(task.rows, task.width);
+    let Queries {
+        position, tokens, ..
+    } = task.queries;
+    let end = ((span + 1) * SPAN).min(position + tokens);
+    for first in (span * SPAN..end).step_by(TILE) {
+        let keys = first..(first + TILE).min(end);
+        if keys.end <= task.first_seen(position) {
+            continue;
+        }
+        load_keys::<S, F>(s, task, keys.clone(), scratch);
+        load_values::<S, F>(s, task, keys.clone(), scratch);
+        for tile in 0..task.cut.count() {
+            let rows = task.cut.start(tile)..task.cut.start(tile + 1);
+            let last = position + (rows.end - 1) / task.group;
+            let earliest = task.first_seen(position + rows.start / task.group);
+            if keys.start > last || keys.end <= earliest {
+                continue;
+            }
+            // SAFETY: the scratch space was made for these heads.
+            with_filled!(filled(rows.len(), S::ROWS), R => unsafe {
+                if R <= S::ROWS {
+                    attend_tile::<S, F, R>(s, task, (tile, keys.clone()), scratch);
+                }
+            });
+        }
+    }
+}
+
+impl<T> Task<'_, T> {
+    /// The first key that a token at this position sees.
+    fn first_seen(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.attend.window)
+    }
+
+    /// A key's or value's elements in the pool.
+    #[inline(always)]
+    fn stored(&self, layer_offset: usize, position: usize) -> &[T] {
+        let Attend {
+            heads,
+            block_tokens,
+            block_elements,
+            ..
+        } = *self.attend;
+        let block = self.queries.table[position / block_tokens].0 as usize;
+        let within = self.queries.kv_head * block_tokens + position % block_tokens;
+        let start = block * block_elements + layer_offset + within * heads.head_dim;
+        &self.attend.pool[start..start + heads.head_dim]
+    }
+}
+
+/// Keys across, as the right side of `queries · keysᵀ`. Missing ones up to a whole vector are zero.
+#[inline(always)]
+fn load_keys<S: Simd, F: Format<S>>(
+    s: S,
+    task: &Task<'_, F::Stored>,
+    keys: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let steps = task.attend.heads.head_dim.div_ceil(F::PER_STEP);
+    let nothing = scratch.nothing.as_ptr();
+    let to = &mut scratch.keys[..steps * TILE];
+    for first in (keys.start..keys.end).step_by(LANES) {
+        let mut from = [nothing; LANES];
+        for (i, from) in from.iter_mut().enumerate() {
+            if first + i < keys.end {
+                let key = task.stored(task.attend.layer_offsets.0, first + i);
+                *from = key.as_ptr().cast();
+            }
+        }
+        let column = first - keys.start;
+        let whole = steps / LANES * LANES;
+        for step in (0..whole).step_by(LANES) {
+            let mut at = from;
+            for at in &mut at {
+                *at = at.wrapping_add(step);
+            }
+            // SAFETY: a head has `steps` words from each of `from`, and `to` has TILE columns.
+            unsafe {
+                let to = to.as_mut_ptr().add(step * TILE + column);
+                s.transpose(&at, to, TILE);
+            }
+        }
+        for step in whole..steps {
+            for i in 0..LANES {
+                // SAFETY: as above; head_dim is even, so a head is whole words.
+                to[step * TILE + column + i] = unsafe { from[i].add(step).read_unaligned() };
+            }
+        }
+    }
+}
+
+/// Values as the right side of `weights · values`. Missing ones up to a whole vector are zero.
+#[inline(always)]
+fn load_values<S: Simd, F: Format<S>>(
+    s: S,
+    task: &Task<'_, F::Stored>,
+    keys: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let dim = task.attend.heads.head_dim;
+    let keys_padded = keys.len().next_multiple_of(LANES);
+    let Scratch {
+        values, nothing, ..
+    } = scratch;
+    let nothing = as_stored::<F::Stored>(nothing, dim);
+    for step in 0..keys_padded / F::PER_STEP {
+        let mut rows = [nothing; 2];
+        for (i, row) in rows.iter_mut().take(F::PER_STEP).enumerate() {
+            let position = keys.start + step * F::PER_STEP + i;
+            if position < keys.end {
+                *row = task.stored(task.attend.layer_offsets.1, position);
+            }
+        }
+        let to = &mut values[step * task.width..(step + 1) * task.width];
+        for (column, to) in to.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let first = column * LANES;
+            let parts = [&rows[0][first..], &rows[1][first..]];
+            let v = match parts.map(|part| part.first_chunk::<LANES>()) {
+                [Some(a), Some(b)] => F::gather(s, [a, b]),
+                _ => gather_tail::<S, F>(s, parts),
+            };
+            let mut lanes = [0.0; LANES];
+            s.store(v, &mut lanes);
+            *to = lanes.map(f32::to_bits);
+        }
+    }
+}
+
+/// The last columns of a head that is not whole vectors wide.
+#[inline(always)]
+fn gather_tail<S: Simd, F: Format<S>>(s: S, parts: [&[F::Stored]; 2]) -> S::V {
+    let zero = as_stored::<F::Stored>(&[0; LANES], LANES)[0];
+    let mut rows = [[zero; LANES]; 2];
+    for (row, part) in rows.iter_mut().zip(parts) {
+        row[..part.len()].copy_from_slice(part);
+    }
+    F::gather(s, [&rows[0], &rows[1]])
+}
+
+/// Words seen as stored elements.
+fn as_stored<T: Plain>(words: &[u32], len: usize) -> &[T] {
+    assert!(len * size_of::<T>() <= size_of_val(words) && align_of::<T>() <= align_of::<u32>());
+    // SAFETY: within the words, aligned, and every bit pattern is a value.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
+}
+
+/// One register tile over one tile of keys: scores, weights, sums. R is the tile's rows, filled.
+///
+/// # Safety
+/// The scratch space was made for these heads and holds the queries and these keys and values.
+#[inline(always)]
+unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
+    s: S,
+    task: &Task<'_, F::Stored>,
+    (tile, keys): (usize, Range<usize>),
+    scratch: &mut Scratch,
+) {
+    let steps = task.attend.heads.head_dim.div_ceil(F::PER_STEP);
+    let columns = keys.len().next_multiple_of(LANES);
+    let (row, end) = (task.cut.start(tile), task.cut.start(tile + 1));
+    let queries = &scratch.queries[tile * S::ROWS * steps * F::PHASES..];
+    for column in (0..columns).step_by(LANES) {
+        let sides = Sides {
+            left: queries.as_ptr(),
+            right: scratch.keys[column..].as_ptr(),
+            right_stride: TILE,
+            steps,
+        };
+        // SAFETY: R rows of queries and a vector of keys are packed there.
+        let acc = unsafe { accumulate::<S, F, R, 1>(s, sides, [[s.splat(0.0); 1]; R]) };
+        for r in 0..R {
+            let to = &mut scratch.scores[r * TILE + column..];
+            if let Some(to) = to.first_chunk_mut() {
+                s.store(acc[r][0], to);
+            }
+        }
+    }
+    for r in 0..end - row {
+        weigh::<S, F, R>(s, task, (row, r, keys.clone()), scratch);
+    }
+    for column in (0..task.width).step_by(LANES) {
+        let sides = Sides {
+            left: scratch.weights.as_ptr(),
+            right: scratch.values[column..].as_ptr(),
+            right_stride: task.width,
+            steps: columns / F::PER_STEP,
+        };
+        let mut acc = [[s.splat(0.0); 1]; R];
+        let at = |r: usize| (row + r) * task.width + column;
+        for r in 0..R.min(end - row) {
+            acc[r][0] = s.load_part(&scratch.span.out[at(r)..at(r) + LANES]);
+        }
+        // SAFETY: R rows of weights and a vector of values are packed there.
+        let acc = unsafe { accumulate::<S, F, R, 1>(s, sides, acc) };
+        for r in 0..R.min(end - row) {
+            if let Some(to) = scratch.span.out[at(r)..].first_chunk_mut() {
+                s.store(acc[r][0], to);
+            }
+        }
+    }
+}
+
+/// Turns the scores of row `r` of a register tile into weights, and rescales what the row has.
+#[inline(always)]
+fn weigh<S: Simd, F: Format<S>, const R: usize>(
+    s: S,
+    task: &Task<'_, F::Stored>,
+    (row, r, keys): (usize, usize, Range<usize>),
+    scratch: &mut Scratch,
+) {
+    let position = task.queries.position + (row + r) / task.group;
+    let seen_end = (position + 1).min(keys.end).saturating_sub(keys.start);
+    let seen_start = task.first_seen(position).saturating_sub(keys.start);
+    let columns = keys.len().next_multiple_of(LANES);
+    let scale = s.splat(task.attend.scale);
+    let (scores, _) = scratch.scores[r * TILE..r * TILE + columns].as_chunks_mut::<LANES>();
+    let mut largest = s.splat(f32::NEG_INFINITY);
+    for (chunk, score) in scores.iter_mut().enumerate() {
+        let first = chunk * LANES;
+        let (from, to) = (
+            seen_start.saturating_sub(first),
+            seen_end.saturating_sub(first),
+        );
+        let mut v = s.mul(s.load(score), scale);
+        if from > 0 || to < LANES {
+            v = s.keep(v, from, to);
+        }
+        s.store(v, score);
+        largest = s.max(largest, v);
+    }
+    let state = &mut scratch.span;
+    let old_top = state.top[row + r];
+    let top = old_top.max(s.largest(largest));
+    let (sum, _) = state.sum[(row + r) * LANES..(row + r + 1) * LANES].as_chunks_mut::<LANES>();
+    let mut total = s.load(&sum[0]);
+    if top > old_top {
+        let shrink = s.exp2(s.splat(old_top - top));
+        total = s.mul(total, shrink);
+        let start = (row + r) * task.width;
+        let out = &mut state.out[start..start + task.width];
+        for out in out.as_chunks_mut::<LANES>().0 {
+            s.store(s.mul(s.load(out), shrink), out);
+        }
+        state.top[row + r] = top;
+    }
+    let top = s.splat(top);
+    let mut words = [0; LANES];
+    let mut at = r;
+    for score in scores {
+        let weight = s.exp2(s.sub(s.load(score), top));
+        total = s.add(total, weight);
+        let count = F::words(s, weight, &mut words);
+        for &word in &words[..count] {
+            scratch.weights[at] = word;
+            at += R;
+        }
+    }
+    s.store(total, &mut sum[0]);
+}

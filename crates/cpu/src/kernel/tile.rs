@@ -1,0 +1,240 @@
+//! The innermost loop: a few rows times a few columns, summed in the order of the inner dimension.
+//!
+//! Owns: how both number formats lay out the two sides of a product.
+//! Invariant: an element of the result is one chain of multiply-adds in the order of the inner
+//! dimension, one *step* after the other, whatever rows and columns are computed beside it.
+//!
+//! The inner dimension goes in steps: one element in f32, two in bf16. The left side (activations,
+//! queries, attention weights) is packed per register tile as `[step][phase][row]` words, the right
+//! side (weights, keys, values) as `[step][column]` words. See [`Simd::pair_phase`] for phases.
+
+use crate::memory::Plain;
+use crate::simd::{LANES, Simd};
+
+/// A number format of weights, keys and values.
+pub(crate) trait Format<S: Simd>: Copy + 'static {
+    /// An element of the KV pool.
+    type Stored: Plain;
+    /// Elements of the inner dimension per step.
+    const PER_STEP: usize;
+    /// Words of the left side per step and row.
+    const PHASES: usize;
+
+    /// What one phase needs of the right side.
+    fn phase(s: S, right: S::V, phase: usize) -> S::V;
+    /// One phase of a step.
+    fn dot(s: S, acc: S::V, left: S::V, right: S::V) -> S::V;
+    /// Sixteen elements of a row as the left side's words, in order of step and phase.
+    fn words(s: S, x: S::V, to: &mut [u32; LANES]) -> usize;
+    /// Sixteen elements as the pool stores them.
+    fn store(s: S, x: S::V, to: &mut [Self::Stored; LANES]);
+    /// Sixteen columns of one step of the right side, from one row per element of the step.
+    fn gather(s: S, rows: [&[Self::Stored; LANES]; 2]) -> S::V;
+}
+
+/// 32-bit floats.
+#[derive(Clone, Copy)]
+pub(crate) struct Single;
+
+/// bfloat16; sums are f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Brain;
+
+impl<S: Simd> Format<S> for Single {
+    type Stored = f32;
+    const PER_STEP: usize = 1;
+    const PHASES: usize = 1;
+
+    #[inline(always)]
+    fn phase(_: S, right: S::V, _: usize) -> S::V {
+        right
+    }
+
+    #[inline(always)]
+    fn dot(s: S, acc: S::V, left: S::V, right: S::V) -> S::V {
+        s.fma(left, right, acc)
+    }
+
+    #[inline(always)]
+    fn words(s: S, x: S::V, to: &mut [u32; LANES]) -> usize {
+        let mut lanes = [0.0; LANES];
+        s.store(x, &mut lanes);
+        for i in 0..LANES {
+            to[i] = lanes[i].to_bits();
+        }
+        LANES
+    }
+
+    #[inline(always)]
+    fn store(s: S, x: S::V, to: &mut [f32; LANES]) {
+        s.store(x, to);
+    }
+
+    #[inline(always)]
+    fn gather(s: S, rows: [&[f32; LANES]; 2]) -> S::V {
+        s.load(rows[0])
+    }
+}
+
+impl<S: Simd> Format<S> for Brain {
+    type Stored = u16;
+    const PER_STEP: usize = 2;
+    const PHASES: usize = S::PHASES;
+
+    #[inline(always)]
+    fn phase(s: S, right: S::V, phase: usize) -> S::V {
+        s.pair_phase(right, phase)
+    }
+
+    #[inline(always)]
+    fn dot(s: S, acc: S::V, left: S::V, right: S::V) -> S::V {
+        s.pair_dot(acc, left, right)
+    }
+
+    #[inline(always)]
+    fn words(s: S, x: S::V, to: &mut [u32; LANES]) -> usize {
+        s.pair_words(x, to)
+    }
+
+    #[inline(always)]
+    fn store(s: S, x: S::V, to: &mut [u16; LANES]) {
+        s.narrow(s.round_bf16(x), to);
+    }
+
+    #[inline(always)]
+    fn gather(s: S, rows: [&[u16; LANES]; 2]) -> S::V {
+        s.zip(rows[0], rows[1])
+    }
+}
+
+/// The two sides of a tile's product.
+#[derive(Clone, Copy)]
+pub(crate) struct Sides {
+    /// `[step][phase][R]`.
+    pub left: *const u32,
+    /// `[step][…]`, from the first column of the tile.
+    pub right: *const u32,
+    /// Words from one step of the right side to the next.
+    pub right_stride: usize,
+    /// Steps of the inner dimension.
+    pub steps: usize,
+}
+
+/// Steps ahead that a tile of few rows, which waits for memory, asks for its right side.
+const PREFETCH_STEPS: usize = 24;
+
+/// `acc + left · right` for R rows and 16·C columns.
+///
+/// # Safety
+/// `left` holds `steps × PHASES × R` words, and `16·C` words may be read at each step of `right`.
+#[inline(always)]
+pub(crate) unsafe fn accumulate<S: Simd, F: Format<S>, const R: usize, const C: usize>(
+    s: S,
+    sides: Sides,
+    mut acc: [[S::V; C]; R],
+) -> [[S::V; C]; R] {
+    for step in 0..sides.steps {
+        // SAFETY: within the sides, as the caller promises; a prefetch may point anywhere.
+        unsafe {
+            let right = sides.right.add(step * sides.right_stride);
+            if R <= 4 {
+                let ahead = right.wrapping_add(PREFETCH_STEPS * sides.right_stride);
+                for c in 0..C {
+                    s.prefetch(ahead.wrapping_add(LANES * c));
+                }
+            }
+            for phase in 0..F::PHASES {
+                let left = sides.left.add((step * F::PHASES + phase) * R);
+                let mut columns = [s.splat(0.0); C];
+                for c in 0..C {
+                    let words = &*right.add(LANES * c).cast::<[f32; LANES]>();
+                    columns[c] = F::phase(s, s.load(words), phase);
+                }
+                for r in 0..R {
+                    let row = s.splat_word(*left.add(r));
+                    for c in 0..C {
+                        acc[r][c] = F::dot(s, acc[r][c], row, columns[c]);
+                    }
+                }
+            }
+        }
+    }
+    acc
+}
+
+/// Runs a body with the number of rows of a tile, 1 to 14, as a constant.
+macro_rules! with_rows {
+    ($rows:expr, $r:ident => $body:expr) => {
+        with_rows!(@ $rows, $r, $body, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    };
+    (@ $rows:expr, $r:ident, $body:expr, $($n:literal)+) => {
+        match $rows {
+            $($n => {
+                const $r: usize = $n;
+                $body
+            })+
+            rows => unreachable!("a register tile of {rows} rows"),
+        }
+    };
+}
+pub(crate) use with_rows;
+
+/// How `rows` rows are cut into register tiles: as few as possible, as even as possible.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiles {
+    rows: usize,
+    count: usize,
+}
+
+impl Tiles {
+    pub(crate) const fn new(rows: usize, rows_max: usize) -> Self {
+        Self {
+            rows,
+            count: rows.div_ceil(rows_max),
+        }
+    }
+
+    pub(crate) const fn count(self) -> usize {
+        self.count
+    }
+
+    /// First row of a tile; of the one past the last: `rows`.
+    pub(crate) const fn start(self, tile: usize) -> usize {
+        tile * self.rows / self.count
+    }
+}
+
+/// Packs one row of the left side: row `row` of a tile of `rows`.
+///
+/// `to` is the tile's `[step][phase][rows]`, `x` has at most `steps × PER_STEP` elements; missing
+/// ones are zero.
+#[inline(always)]
+pub(crate) fn pack_row<S: Simd, F: Format<S>>(
+    s: S,
+    x: &[f32],
+    (row, rows): (usize, usize),
+    to: &mut [u32],
+) {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut words = [0; LANES];
+    let mut at = row;
+    for chunk in chunks {
+        let count = F::words(s, s.load(chunk), &mut words);
+        let to = &mut to[at..];
+        if rows == 1 {
+            to[..count].copy_from_slice(&words[..count]);
+        } else {
+            for i in 0..count {
+                to[i * rows] = words[i];
+            }
+        }
+        at += count * rows;
+    }
+    if !tail.is_empty() {
+        F::words(s, s.load_part(tail), &mut words);
+        for &word in &words[..tail.len().div_ceil(F::PER_STEP) * F::PHASES] {
+            to[at] = word;
+            at += rows;
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Large zeroed memory, and handing disjoint parts of a slice to several threads.
+//!
+//! Owns: the only places where bytes are seen as numbers and where a `&mut` slice is shared.
+//! Never: grows; what is allocated keeps its size.
+//! Invariant: memory starts zeroed and page-aligned, so any element type and any vector fits.
+
+use cleave_engine::EngineError;
+use memmap2::MmapMut;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+
+/// Element types for which every bit pattern, zeroes among them, is a value.
+///
+/// # Safety
+/// Implementors have no padding, no invalid bit pattern and an alignment of at most a page.
+pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+// SAFETY: plain numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u16 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u32 {}
+// SAFETY: plain numbers.
+unsafe impl Plain for f32 {}
+
+/// A slice in pages of its own: weights, KV pools, activations and scratch.
+#[derive(Debug)]
+pub(crate) struct Memory<T> {
+    pages: MmapMut,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Plain> Memory<T> {
+    /// `len` zeroed elements. Pages are touched when they are first written.
+    ///
+    /// # Errors
+    /// `Device` if the system has no such memory to give.
+    pub(crate) fn zeroed(len: usize) -> Result<Self, EngineError> {
+        let bytes = len.checked_mul(size_of::<T>());
+        let pages = bytes
+            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::OutOfMemory))
+            .and_then(|bytes| MmapMut::map_anon(bytes.max(1)))
+            .map_err(|error| {
+                let size = size_of::<T>();
+                EngineError::Device(format!(
+                    "cannot allocate {len} elements of {size} bytes: {error}"
+                ))
+            })?;
+        // Streaming weights through small pages spends a tenth of the time on page walks. A kernel
+        // without huge pages refuses the advice, and everything still works.
+        #[cfg(target_os = "linux")]
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        Ok(Self {
+            pages,
+            len,
+            element: PhantomData,
+        })
+    }
+}
+
+impl<T: Plain> Deref for Memory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping holds at least `len` elements, is page-aligned, initialised by the
+        // system, and every bit pattern is a `T`.
+        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Memory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and the mapping is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// A mutable slice that several threads write, each its own parts.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: `part` obliges its callers to keep the parts apart, which makes them plain `&mut` slices
+// of a type that may be sent.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
+// SAFETY: as above; the handle itself is never written.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    /// Gives `slice` out in parts while it is borrowed.
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// One part.
+    ///
+    /// # Safety
+    /// Parts that are alive at the same time do not overlap.
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "part {range:?} of {}",
+            self.len
+        );
+        // SAFETY: within the borrowed slice, and the caller keeps parts apart.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

@@ -1,0 +1,634 @@
+//! `Ops` on the processor.
+//!
+//! Owns: how each operation is divided among threads, and the buffers it needs on the way.
+//! Never: does arithmetic itself; see `kernel`.
+//! Invariant: the division changes no bit of a result. After the first pass of a given size, no
+//! operation allocates.
+
+use crate::isa::Isa;
+use crate::kernel::attention::{Attend, Scratch, head_width};
+use crate::kernel::product::{Left, PANEL, Piece, Product};
+use crate::kernel::tile::Tiles;
+use crate::kernel::{Kernels, Stored};
+use crate::memory::{Memory, Parts, Plain};
+use crate::options::{CpuError, CpuOptions};
+use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
+use crate::plan::AttentionPlan;
+use crate::threads::Threads;
+use cleave_domain::BlockIndex;
+use cleave_engine::EngineError;
+use cleave_engine::ops::{
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, PoolShape, Precision,
+    Residual,
+};
+use std::ops::Range;
+
+/// One engine's share of the processor.
+pub struct CpuOps {
+    isa: Isa,
+    kernels: &'static Kernels,
+    precision: Precision,
+    threads: Threads,
+    /// Packed rows of the product at hand.
+    left: Memory<u32>,
+    plan: AttentionPlan,
+    /// One per thread, for the heads at hand.
+    scratch: Vec<Scratch>,
+    scratch_heads: Option<HeadShape>,
+    /// What spans of keys leave for each other.
+    partials: Memory<f32>,
+}
+
+/// An activation buffer `(rows_max, width)`.
+#[derive(Debug)]
+pub struct CpuRows {
+    values: Memory<f32>,
+    width: usize,
+}
+
+/// A KV pool.
+#[derive(Debug)]
+pub struct CpuPool {
+    bytes: Memory<u8>,
+    shape: PoolShape,
+}
+
+/// Elements below which an operation on rows is not worth dividing.
+const PIECE_ELEMENTS: usize = 8192;
+/// Words of weights times register tiles below which a product is not worth dividing.
+const PIECE_WORDS: usize = 16384;
+/// Tasks per thread that a divided product should have, so that a thread that lost its core to
+/// somebody else holds up the others by little.
+const TASKS_PER_THREAD: usize = 4;
+
+impl CpuRows {
+    /// `(rows_max, width)`.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// `(rows_max, width)`.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    /// Elements per row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    fn head(&self, rows: usize) -> &[f32] {
+        &self.values[..rows * self.width]
+    }
+
+    fn head_mut(&mut self, rows: usize) -> &mut [f32] {
+        &mut self.values[..rows * self.width]
+    }
+}
+
+impl CpuPool {
+    fn elements<T: Plain>(&self) -> &[T] {
+        assert_eq!(size_of::<T>(), self.shape.precision.element_bytes());
+        let len = self.bytes.len() / size_of::<T>();
+        // SAFETY: memory is page-aligned, and every bit pattern is a value.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), len) }
+    }
+
+    fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
+        assert_eq!(size_of::<T>(), self.shape.precision.element_bytes());
+        let len = self.bytes.len() / size_of::<T>();
+        // SAFETY: as in `elements`, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), len) }
+    }
+
+    fn span(&self, block: BlockIndex) -> Range<usize> {
+        let size = self.shape.block_bytes();
+        let start = block.0 as usize * size;
+        start..start + size
+    }
+}
+
+impl CpuOps {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// If the processor has not the instructions asked for, or the system no more threads.
+    pub fn new(options: &CpuOptions) -> Result<Self, CpuError> {
+        let isa = options.checked_isa()?;
+        let Some(kernels) = Kernels::of(isa) else {
+            let best = Isa::detect();
+            return Err(CpuError::NoIsa { asked: isa, best });
+        };
+        let count = options.threads_count();
+        let failed = |source| CpuError::Threads { count, source };
+        let no_memory = |error: EngineError| failed(std::io::Error::other(error));
+        Ok(Self {
+            isa,
+            kernels,
+            precision: options.precision,
+            threads: Threads::new(count, &options.cores).map_err(failed)?,
+            left: Memory::zeroed(0).map_err(no_memory)?,
+            plan: AttentionPlan::default(),
+            scratch: Vec::new(),
+            scratch_heads: None,
+            partials: Memory::zeroed(0).map_err(no_memory)?,
+        })
+    }
+
+    /// `out = x · matrix + bias`, `x` `(rows, width)`, `out` `(rows, columns)`.
+    fn product<T: Stored>(
+        &mut self,
+        matrix: &CpuMatrix,
+        rows: usize,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        assert_eq!(matrix.precision, self.precision, "a matrix of another pack");
+        assert_eq!(x.len(), rows * matrix.width, "left side of a product");
+        assert_eq!(out.len(), rows * matrix.columns, "result of a product");
+        let kernels = T::of(self.kernels);
+        let words = rows * matrix.steps * kernels.phases;
+        grow(&mut self.left, words)?;
+        let cut = Tiles::new(rows, self.kernels.rows_max);
+        let left = Left {
+            x,
+            width: matrix.width,
+            rows,
+            steps: matrix.steps,
+            words: Parts::new(&mut self.left[..words]),
+        };
+        let tiles_each = PIECE_ELEMENTS.div_ceil(matrix.width.max(1) * self.kernels.rows_max);
+        self.threads.run(cut.count().div_ceil(tiles_each), &|turn| {
+            let tiles = piece(turn.task, tiles_each, cut.count());
+            // SAFETY: `Kernels::of` checked the instructions.
+            unsafe { (kernels.pack)(&left, tiles) }
+        });
+        let product = Product {
+            right: &matrix.words,
+            steps: matrix.steps,
+            columns: matrix.columns,
+            bias: matrix.bias.as_deref(),
+            left: &self.left[..words],
+            rows,
+            out: Parts::new(out),
+        };
+        let grid = Grid::new(&product, cut, self.threads.count());
+        self.threads.run(grid.tasks_count(), &|turn| {
+            // SAFETY: as above.
+            unsafe { (kernels.multiply)(&product, &grid.piece(turn.task)) }
+        });
+        Ok(())
+    }
+
+    fn store_rows<T: Stored>(
+        &mut self,
+        batch: &Batch,
+        rotary: &CpuRotary,
+        qkv: &mut CpuRows,
+        pool: LayerOf<'_, CpuPool>,
+    ) {
+        let LayerOf { pool, layer } = pool;
+        let shape = pool.shape;
+        let HeadShape {
+            query_heads,
+            kv_heads,
+            head_dim,
+        } = shape.heads;
+        assert_eq!(qkv.width, shape.heads.qkv_width());
+        assert_eq!(rotary.half * 2, head_dim);
+        let (kernels, stores) = (self.kernels, T::of(self.kernels));
+        let group = query_heads / kv_heads;
+        let width = qkv.width;
+        let rows = Parts::new(qkv.head_mut(batch.rows_count()));
+        let stored = Parts::new(pool.elements_mut::<T>());
+        let head_of = |kv_head: usize| {
+            for segment in &batch.segments {
+                let table = batch.table(segment);
+                for row in segment.rows.clone() {
+                    let position = segment.position + row - segment.rows.start;
+                    let cos = &rotary.cos[position * rotary.half..][..rotary.half];
+                    let sin = &rotary.sin[position * rotary.half..][..rotary.half];
+                    // SAFETY: a task has the heads of its own KV head in every row, and the same
+                    // in every block; `Kernels::of` checked the instructions.
+                    let head = |index: usize| unsafe {
+                        let start = row * width + index * head_dim;
+                        rows.part(start..start + head_dim)
+                    };
+                    let slot = |offset: usize| unsafe {
+                        let block = table[position / shape.block_tokens].0 as usize;
+                        let start = block * shape.block_elements()
+                            + offset
+                            + position % shape.block_tokens * head_dim;
+                        stored.part(start..start + head_dim)
+                    };
+                    for query in kv_head * group..(kv_head + 1) * group {
+                        unsafe { (kernels.rotate)(head(query), cos, sin) };
+                    }
+                    let (key, value) = (query_heads + kv_head, query_heads + kv_heads + kv_head);
+                    unsafe {
+                        (kernels.rotate)(head(key), cos, sin);
+                        (stores.store)(head(key), slot(shape.key_offset(layer, kv_head)));
+                        (stores.store)(head(value), slot(shape.value_offset(layer, kv_head)));
+                    }
+                }
+            }
+        };
+        let heads_each = kv_heads
+            .div_ceil((batch.rows_count() * width).div_ceil(PIECE_ELEMENTS).max(1))
+            .max(1);
+        self.threads.run(kv_heads.div_ceil(heads_each), &|turn| {
+            for kv_head in piece(turn.task, heads_each, kv_heads) {
+                head_of(kv_head);
+            }
+        });
+    }
+
+    fn attend_rows<T: Stored>(
+        &mut self,
+        batch: &Batch,
+        attention: &Attention,
+        io: AttentionIo<'_, Self>,
+    ) -> Result<(), EngineError> {
+        let AttentionIo { qkv, pool, out } = io;
+        let shape = pool.shape;
+        assert_eq!(qkv.width, shape.heads.qkv_width());
+        assert_eq!(out.width, shape.heads.query_width());
+        self.plan.make(batch, shape.heads, self.threads.count());
+        self.make_scratch(shape.heads)?;
+        grow(&mut self.partials, self.plan.partials_len())?;
+        let rows = batch.rows_count();
+        let attend = Attend {
+            heads: shape.heads,
+            block_tokens: shape.block_tokens,
+            pool: pool.elements::<T>(),
+            block_elements: shape.block_elements(),
+            layer_offsets: (
+                shape.key_offset(attention.layer, 0),
+                shape.value_offset(attention.layer, 0),
+            ),
+            qkv: qkv.head(rows),
+            scale: attention.scale * std::f32::consts::LOG2_E,
+            window: attention.window.unwrap_or(usize::MAX),
+            out: Parts::new(out.head_mut(rows)),
+            partials: Parts::new(&mut self.partials),
+        };
+        let kernels = T::of(self.kernels);
+        let (plan, scratch) = (&self.plan, Parts::new(&mut self.scratch));
+        self.threads.run(plan.tasks_count(), &|turn| {
+            // SAFETY: one scratch per worker; `Kernels::of` checked the instructions.
+            unsafe {
+                let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
+                (kernels.attend)(&attend, plan.task(batch, turn.task), scratch);
+            }
+        });
+        self.threads.run(plan.merges_count(), &|turn| {
+            // SAFETY: as above.
+            unsafe {
+                let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
+                (kernels.combine)(&attend, plan.merge(batch, turn.task), scratch);
+            }
+        });
+        Ok(())
+    }
+
+    fn make_scratch(&mut self, heads: HeadShape) -> Result<(), EngineError> {
+        if self.scratch_heads != Some(heads) {
+            self.scratch = (0..self.threads.count())
+                .map(|_| Scratch::new(heads))
+                .collect::<Result<_, _>>()?;
+            self.scratch_heads = Some(heads);
+        }
+        debug_assert!(head_width(heads) >= heads.head_dim);
+        Ok(())
+    }
+
+    /// Calls `body` for every row, dividing the rows when they are many elements.
+    fn each_row(&mut self, rows: usize, width: usize, body: &(dyn Fn(usize) + Sync)) {
+        let each = PIECE_ELEMENTS.div_ceil(width.max(1));
+        self.threads.run(rows.div_ceil(each), &|turn| {
+            for row in piece(turn.task, each, rows) {
+                body(row);
+            }
+        });
+    }
+}
+
+/// The `index`-th run of `each` out of `count`.
+fn piece(index: usize, each: usize, count: usize) -> Range<usize> {
+    index * each..((index + 1) * each).min(count)
+}
+
+/// Makes sure of `len` elements; what was there is lost.
+fn grow<T: Plain>(memory: &mut Memory<T>, len: usize) -> Result<(), EngineError> {
+    if memory.len() < len {
+        *memory = Memory::zeroed(len.next_power_of_two())?;
+    }
+    Ok(())
+}
+
+/// How a product is divided: runs of panels, and runs of tiles when panels are too few.
+struct Grid {
+    panels: usize,
+    panels_each: usize,
+    tiles: usize,
+    tiles_each: usize,
+}
+
+impl Grid {
+    fn new(product: &Product<'_>, cut: Tiles, threads: usize) -> Self {
+        let (panels, tiles) = (product.columns.div_ceil(PANEL), cut.count());
+        let panel_words = product.steps * PANEL * tiles;
+        let panels_each = if threads == 1 {
+            panels.max(1)
+        } else {
+            PIECE_WORDS.div_ceil(panel_words.max(1))
+        };
+        let runs = panels.div_ceil(panels_each).max(1);
+        let wanted = if panel_words * panels < PIECE_WORDS * threads {
+            1
+        } else {
+            (TASKS_PER_THREAD * threads).div_ceil(runs)
+        };
+        Self {
+            panels,
+            panels_each,
+            tiles,
+            tiles_each: tiles.div_ceil(wanted.min(tiles.max(1))).max(1),
+        }
+    }
+
+    fn tile_runs(&self) -> usize {
+        self.tiles.div_ceil(self.tiles_each)
+    }
+
+    fn tasks_count(&self) -> usize {
+        self.panels.div_ceil(self.panels_each) * self.tile_runs()
+    }
+
+    fn piece(&self, task: usize) -> Piece {
+        Piece {
+            panels: piece(task / self.tile_runs(), self.panels_each, self.panels),
+            tiles: piece(task % self.tile_runs(), self.tiles_each, self.tiles),
+        }
+    }
+}
+
+impl Ops for CpuOps {
+    type Pack = CpuPack;
+    type Rows = CpuRows;
+    type Pool = CpuPool;
+
+    fn device(&self) -> String {
+        let count = self.threads.count();
+        let threads = if count == 1 { "thread" } else { "threads" };
+        let pinned = match self.threads.cores() {
+            [] => String::new(),
+            cores => format!(" on cores {cores:?}"),
+        };
+        let (title, precision) = (self.isa.title(), self.precision.name());
+        format!("{title}, {precision}, {count} {threads}{pinned}")
+    }
+
+    fn rows(&self, rows_max: usize, width: usize) -> Result<CpuRows, EngineError> {
+        Ok(CpuRows {
+            values: Memory::zeroed(rows_max * width)?,
+            width,
+        })
+    }
+
+    fn pool(&self, shape: PoolShape) -> Result<CpuPool, EngineError> {
+        assert_eq!(
+            shape.precision, self.precision,
+            "a pool of another precision"
+        );
+        Ok(CpuPool {
+            bytes: Memory::zeroed(shape.blocks_count * shape.block_bytes())?,
+            shape,
+        })
+    }
+
+    fn begin(&mut self, _batch: &Batch) -> Result<(), EngineError> {
+        self.plan.forget();
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        batch: &Batch,
+        table: &CpuTable,
+        out: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        let (rows, width) = (batch.rows_count(), out.width);
+        let out = Parts::new(out.head_mut(rows));
+        self.each_row(rows, width, &|row| {
+            // SAFETY: each row is written by one task.
+            let out = unsafe { out.part(row * width..(row + 1) * width) };
+            table.0.read_row(batch.tokens[row] as usize, out);
+        });
+        Ok(())
+    }
+
+    fn rms_norm(
+        &mut self,
+        norm: &Norm<'_, CpuVector>,
+        rows: usize,
+        x: &CpuRows,
+        out: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        let width = x.width;
+        assert_eq!((norm.weight.0.len(), out.width), (width, width));
+        let (kernels, x) = (self.kernels, x.head(rows));
+        let out = Parts::new(out.head_mut(rows));
+        self.each_row(rows, width, &|row| {
+            // SAFETY: each row is written by one task; `Kernels::of` checked the instructions.
+            unsafe {
+                let out = out.part(row * width..(row + 1) * width);
+                out.copy_from_slice(&x[row * width..(row + 1) * width]);
+                (kernels.norm)(out, &norm.weight.0, norm.epsilon);
+            }
+        });
+        Ok(())
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        norm: &Norm<'_, CpuVector>,
+        rows: usize,
+        sum: Residual<'_, CpuRows>,
+        out: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        let width = out.width;
+        assert_eq!((norm.weight.0.len(), sum.residual.width), (width, width));
+        assert_eq!(sum.delta.width, width);
+        let kernels = self.kernels;
+        let delta = sum.delta.head(rows);
+        let residual = Parts::new(sum.residual.head_mut(rows));
+        let out = Parts::new(out.head_mut(rows));
+        self.each_row(rows, width, &|row| {
+            let range = row * width..(row + 1) * width;
+            // SAFETY: each row is written by one task; `Kernels::of` checked the instructions.
+            unsafe {
+                let residual = residual.part(range.clone());
+                (kernels.add)(residual, &delta[range.clone()]);
+                let out = out.part(range);
+                out.copy_from_slice(residual);
+                (kernels.norm)(out, &norm.weight.0, norm.epsilon);
+            }
+        });
+        Ok(())
+    }
+
+    fn matmul(
+        &mut self,
+        matrix: &CpuMatrix,
+        rows: usize,
+        x: &CpuRows,
+        out: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        self.logits(matrix, rows, x, out.head_mut(rows))
+    }
+
+    fn head_norm(
+        &mut self,
+        norms: &HeadNorms<'_, CpuVector>,
+        heads: HeadShape,
+        rows: usize,
+        qkv: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        assert_eq!(qkv.width, heads.qkv_width());
+        let (kernels, width) = (self.kernels, qkv.width);
+        let qkv = Parts::new(qkv.head_mut(rows));
+        self.each_row(rows, width, &|row| {
+            let keys_end = heads.query_width() + heads.kv_width();
+            // SAFETY: each row is written by one task.
+            let row = unsafe { qkv.part(row * width..row * width + keys_end) };
+            for (index, head) in row.chunks_exact_mut(heads.head_dim).enumerate() {
+                let weight = if index < heads.query_heads {
+                    norms.query
+                } else {
+                    norms.key
+                };
+                // SAFETY: `Kernels::of` checked the instructions.
+                unsafe { (kernels.norm)(head, &weight.0, norms.epsilon) };
+            }
+        });
+        Ok(())
+    }
+
+    fn rotate_store(
+        &mut self,
+        batch: &Batch,
+        rotary: &CpuRotary,
+        qkv: &mut CpuRows,
+        pool: LayerOf<'_, CpuPool>,
+    ) -> Result<(), EngineError> {
+        match self.precision {
+            Precision::F32 => self.store_rows::<f32>(batch, rotary, qkv, pool),
+            Precision::Bf16 => self.store_rows::<u16>(batch, rotary, qkv, pool),
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        batch: &Batch,
+        attention: &Attention,
+        io: AttentionIo<'_, Self>,
+    ) -> Result<(), EngineError> {
+        match self.precision {
+            Precision::F32 => self.attend_rows::<f32>(batch, attention, io),
+            Precision::Bf16 => self.attend_rows::<u16>(batch, attention, io),
+        }
+    }
+
+    fn silu_gate(
+        &mut self,
+        rows: usize,
+        gate_up: &CpuRows,
+        out: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        let width = out.width;
+        assert_eq!(gate_up.width, 2 * width);
+        let kernels = self.kernels;
+        let (gate_up, out) = (gate_up.head(rows), Parts::new(out.head_mut(rows)));
+        // A row is some thousand exponentials, so even one is divided.
+        let each = width.min(PIECE_ELEMENTS / 4).max(1);
+        let pieces = width.div_ceil(each);
+        self.threads.run(rows * pieces, &|turn| {
+            let row = turn.task / pieces;
+            let columns = piece(turn.task % pieces, each, width);
+            let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
+            // SAFETY: each piece is written by one task; `Kernels::of` checked the instructions.
+            unsafe {
+                let out = out.part(row * width + columns.start..row * width + columns.end);
+                (kernels.silu_gate)(&gate[columns.clone()], &up[columns], out);
+            }
+        });
+        Ok(())
+    }
+
+    fn gather(
+        &mut self,
+        indices: &[u32],
+        from: &CpuRows,
+        to: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        let width = from.width;
+        assert_eq!(to.width, width);
+        let rows = to.head_mut(indices.len()).chunks_exact_mut(width);
+        for (to, &index) in rows.zip(indices) {
+            let start = index as usize * width;
+            to.copy_from_slice(&from.values[start..start + width]);
+        }
+        Ok(())
+    }
+
+    fn logits(
+        &mut self,
+        head: &CpuMatrix,
+        rows: usize,
+        x: &CpuRows,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        assert_eq!(x.width, head.width, "width of a product's left side");
+        match self.precision {
+            Precision::F32 => self.product::<f32>(head, rows, x.head(rows), out),
+            Precision::Bf16 => self.product::<u16>(head, rows, x.head(rows), out),
+        }
+    }
+
+    fn read_block(
+        &self,
+        pool: &CpuPool,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let block = &pool.bytes[pool.span(block)];
+        out.copy_from_slice(&block[offset..offset + out.len()]);
+        Ok(())
+    }
+
+    fn write_block(
+        &mut self,
+        pool: &mut CpuPool,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        let span = pool.span(block);
+        pool.bytes[span][offset..offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy_block(
+        &mut self,
+        pool: &mut CpuPool,
+        from: BlockIndex,
+        to: BlockIndex,
+    ) -> Result<(), EngineError> {
+        let (from, to) = (pool.span(from), pool.span(to));
+        pool.bytes.copy_within(from, to.start);
+        Ok(())
+    }
+}

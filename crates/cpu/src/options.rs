@@ -1,0 +1,71 @@
+//! How the processor is to be used.
+
+use crate::affinity::cores_count;
+use crate::isa::Isa;
+use cleave_engine::ops::Precision;
+
+/// How one engine uses the processor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// How weights and KV are stored and multiplied.
+    pub precision: Precision,
+    /// Threads that compute, the engine's own included; 0 is one per core.
+    pub threads: usize,
+    /// Cores to bind the threads to, in turn; empty leaves it to the system. Cores that the process
+    /// may not use are left out.
+    pub cores: Vec<usize>,
+    /// Vector instructions; `None` takes the best there are.
+    pub isa: Option<Isa>,
+}
+
+impl CpuOptions {
+    /// Every core, the best instructions, no binding.
+    pub fn new(precision: Precision) -> Self {
+        Self {
+            precision,
+            threads: 0,
+            cores: Vec::new(),
+            isa: None,
+        }
+    }
+
+    pub(crate) fn threads_count(&self) -> usize {
+        match self.threads {
+            0 => cores_count(),
+            count => count,
+        }
+    }
+
+    pub(crate) fn checked_isa(&self) -> Result<Isa, CpuError> {
+        let isa = self.isa.unwrap_or_else(Isa::detect);
+        if isa.available() {
+            Ok(isa)
+        } else {
+            Err(CpuError::NoIsa {
+                asked: isa,
+                best: Isa::detect(),
+            })
+        }
+    }
+}
+
+/// Why the processor cannot be used as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// Choose another instruction set, or none.
+    #[error("this processor has no {asked} instructions; the best it has is {best}")]
+    NoIsa {
+        /// What was asked for.
+        asked: Isa,
+        /// What [`Isa::detect`] chooses.
+        best: Isa,
+    },
+    /// Choose fewer threads, or raise the system's limit.
+    #[error("cannot start {count} threads: {source}")]
+    Threads {
+        /// What was asked for.
+        count: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}

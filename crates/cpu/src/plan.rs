@@ -1,0 +1,127 @@
+//! How one pass's attention is divided into tasks.
+//!
+//! Owns: the list of tasks, made once per pass and used by every layer.
+//! Invariant: which division is chosen changes no bit of the result, only who computes it.
+
+use crate::kernel::attention::{Queries, SPAN, Share, state_len, tokens_max};
+use cleave_engine::ops::{Batch, HeadShape};
+
+/// Consecutive tokens of a segment, with one KV head.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    segment: usize,
+    /// Offset of the first token in the segment.
+    first: usize,
+    tokens: usize,
+    kv_head: usize,
+}
+
+/// The division of a pass.
+#[derive(Debug, Default)]
+pub(crate) struct AttentionPlan {
+    /// What it was made for; `None` when it must be made anew.
+    heads: Option<HeadShape>,
+    tasks: Vec<(Place, Share)>,
+    /// Tasks that put spans together, with the element of the partials where their states begin.
+    merges: Vec<(Place, usize)>,
+    partials_len: usize,
+}
+
+/// Tasks per thread at which no sequence's keys are divided any more.
+const TASKS_PER_THREAD: usize = 4;
+
+impl AttentionPlan {
+    /// A new pass begins.
+    pub(crate) fn forget(&mut self) {
+        self.heads = None;
+    }
+
+    /// Makes the plan, unless it was made for this pass already.
+    pub(crate) fn make(&mut self, batch: &Batch, heads: HeadShape, threads: usize) {
+        if self.heads == Some(heads) {
+            return;
+        }
+        self.heads = Some(heads);
+        self.tasks.clear();
+        self.merges.clear();
+        self.partials_len = 0;
+        let tokens = tokens_max(heads);
+        let tiles = batch.segments.iter().map(|s| s.rows.len().div_ceil(tokens));
+        let few = tiles.sum::<usize>() * heads.kv_heads < TASKS_PER_THREAD * threads;
+        for (segment, run) in batch.segments.iter().enumerate() {
+            for first in (0..run.rows.len()).step_by(tokens) {
+                let place = Place {
+                    segment,
+                    first,
+                    tokens: tokens.min(run.rows.len() - first),
+                    kv_head: 0,
+                };
+                let spans = (run.position + first + place.tokens).div_ceil(SPAN);
+                let divided = few && threads > 1 && spans > 1;
+                for kv_head in 0..heads.kv_heads {
+                    let place = Place { kv_head, ..place };
+                    if divided {
+                        self.divide(place, spans, heads);
+                    } else {
+                        self.tasks.push((place, Share::Whole));
+                    }
+                }
+            }
+        }
+        // The longest first, so that no thread begins one when the others are done.
+        self.tasks.sort_unstable_by_key(|(place, share)| {
+            let run = &batch.segments[place.segment];
+            let keys = match share {
+                Share::Whole => run.position + place.first + place.tokens,
+                Share::Span { .. } => SPAN,
+            };
+            std::cmp::Reverse(keys * place.tokens)
+        });
+    }
+
+    fn divide(&mut self, place: Place, spans: usize, heads: HeadShape) {
+        let len = state_len(heads, place.tokens);
+        self.merges.push((place, self.partials_len));
+        for span in 0..spans {
+            let partial = self.partials_len + span * len;
+            self.tasks.push((place, Share::Span { span, partial }));
+        }
+        self.partials_len += spans * len;
+    }
+
+    /// Number of tasks.
+    pub(crate) fn tasks_count(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Number of tasks after those.
+    pub(crate) fn merges_count(&self) -> usize {
+        self.merges.len()
+    }
+
+    /// Elements that the tasks leave for the merges.
+    pub(crate) fn partials_len(&self) -> usize {
+        self.partials_len
+    }
+
+    pub(crate) fn task<'a>(&'a self, batch: &'a Batch, task: usize) -> (Queries<'a>, &'a Share) {
+        let (place, share) = &self.tasks[task];
+        (queries(batch, *place), share)
+    }
+
+    pub(crate) fn merge<'a>(&self, batch: &'a Batch, task: usize) -> (Queries<'a>, usize) {
+        let (place, partial) = self.merges[task];
+        (queries(batch, place), partial)
+    }
+}
+
+fn queries(batch: &Batch, place: Place) -> Queries<'_> {
+    let run = &batch.segments[place.segment];
+    Queries {
+        table: batch.table(run),
+        row: run.rows.start + place.first,
+        position: run.position + place.first,
+        tokens: place.tokens,
+        kv_head: place.kv_head,
+    }
+}

@@ -1,0 +1,335 @@
+//! AVX-512: one register of sixteen lanes, with or without the bf16 dot product.
+//!
+//! Invariant: a value of these types exists only where the processor has the instructions.
+
+use super::{LANES, Simd};
+use std::arch::x86_64::{
+    __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
+    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_storeu_si256,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh,
+    _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_shuffle_epi32, _mm512_shuffle_i32x4, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps, _mm512_unpackhi_epi32,
+    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+
+/// AVX-512 F, BW, DQ, VL.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+/// The same, and BF16.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Bf16(Avx512);
+
+impl Avx512 {
+    /// # Safety
+    /// The processor has AVX-512 F, BW, DQ and VL.
+    #[inline(always)]
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+impl Avx512Bf16 {
+    /// # Safety
+    /// The processor has AVX-512 F, BW, DQ, VL and BF16.
+    #[inline(always)]
+    pub(crate) unsafe fn new() -> Self {
+        // SAFETY: as the caller promises.
+        Self(unsafe { Avx512::new() })
+    }
+}
+
+/// Methods that are the same for both, given how to reach the plain AVX-512 token.
+macro_rules! lanes {
+    () => {
+        type V = __m512;
+        const ROWS: usize = 14;
+        const COLUMNS: usize = 2;
+
+        #[inline(always)]
+        fn splat(self, x: f32) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_set1_ps(x) }
+        }
+
+        #[inline(always)]
+        fn load(self, x: &[f32; LANES]) -> __m512 {
+            // SAFETY: `self` proves the instructions; sixteen lanes are there.
+            unsafe { _mm512_loadu_ps(x.as_ptr()) }
+        }
+
+        #[inline(always)]
+        fn store(self, x: __m512, to: &mut [f32; LANES]) {
+            // SAFETY: `self` proves the instructions; sixteen lanes fit.
+            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+        }
+
+        #[inline(always)]
+        fn add(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_add_ps(a, b) }
+        }
+
+        #[inline(always)]
+        fn sub(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_sub_ps(a, b) }
+        }
+
+        #[inline(always)]
+        fn mul(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_mul_ps(a, b) }
+        }
+
+        #[inline(always)]
+        fn div(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_div_ps(a, b) }
+        }
+
+        #[inline(always)]
+        fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_fmadd_ps(a, b, c) }
+        }
+
+        #[inline(always)]
+        fn min(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_min_ps(a, b) }
+        }
+
+        #[inline(always)]
+        fn max(self, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_max_ps(a, b) }
+        }
+
+        #[inline(always)]
+        fn round(self, x: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x) }
+        }
+
+        #[inline(always)]
+        fn power_of_two(self, x: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe {
+                let biased = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+            }
+        }
+
+        #[inline(always)]
+        fn keep(self, x: __m512, from: usize, to: usize) -> __m512 {
+            let below = |lane: usize| ((1_u32 << lane.min(LANES)) - 1) as u16;
+            let kept = below(to) & !below(from);
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), kept, x) }
+        }
+
+        #[inline(always)]
+        fn largest(self, x: __m512) -> f32 {
+            // SAFETY: `self` proves the instructions.
+            unsafe { _mm512_reduce_max_ps(x) }
+        }
+
+        #[inline(always)]
+        fn round_bf16(self, x: __m512) -> __m512 {
+            // SAFETY: `self` proves the instructions.
+            unsafe {
+                let bits = _mm512_castps_si512(x);
+                let even = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let half = _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff));
+                let rounded = _mm512_add_epi32(bits, half);
+                let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+                let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+                let chosen = _mm512_mask_mov_epi32(rounded, nan, quiet);
+                let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+                _mm512_castsi512_ps(_mm512_and_si512(chosen, upper))
+            }
+        }
+
+        #[inline(always)]
+        fn narrow(self, x: __m512, to: &mut [u16; LANES]) {
+            // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit store.
+            unsafe {
+                let upper = _mm512_srli_epi32::<16>(_mm512_castps_si512(x));
+                _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper));
+            }
+        }
+
+        #[inline(always)]
+        fn widen(self, x: &[u16; LANES]) -> __m512 {
+            // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit load.
+            unsafe {
+                let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+            }
+        }
+
+        #[inline(always)]
+        fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> __m512 {
+            let high = self.widen(high);
+            // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit load.
+            unsafe {
+                let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(low.as_ptr().cast()));
+                _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(high)))
+            }
+        }
+
+        #[inline(always)]
+        fn prefetch(self, address: *const u32) {
+            // SAFETY: a prefetch never faults, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(self, from: &[*const u32; LANES], to: *mut u32, stride: usize) {
+            // SAFETY: `self` proves the instructions; the caller vouches for the memory.
+            unsafe { transpose(from, to, stride) }
+        }
+    };
+}
+
+impl Simd for Avx512 {
+    lanes!();
+    const PHASES: usize = 2;
+
+    #[inline(always)]
+    fn pair_phase(self, pairs: __m512, phase: usize) -> __m512 {
+        // SAFETY: `self` proves the instructions.
+        unsafe {
+            let bits = _mm512_castps_si512(pairs);
+            _mm512_castsi512_ps(if phase == 0 {
+                _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32 as i32))
+            } else {
+                _mm512_slli_epi32::<16>(bits)
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn pair_dot(self, acc: __m512, a: __m512, b: __m512) -> __m512 {
+        self.fma(a, b, acc)
+    }
+
+    #[inline(always)]
+    fn pair_words(self, x: __m512, to: &mut [u32; LANES]) -> usize {
+        // SAFETY: `self` proves the instructions; sixteen words are one store.
+        unsafe {
+            // Odd before even: exchange the halves of each 64-bit pair.
+            let bits = _mm512_castps_si512(self.round_bf16(x));
+            let swapped = _mm512_shuffle_epi32::<0b10_11_00_01>(bits);
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), swapped);
+        }
+        LANES
+    }
+}
+
+impl Simd for Avx512Bf16 {
+    lanes!();
+    const PHASES: usize = 1;
+
+    #[inline(always)]
+    fn pair_phase(self, pairs: __m512, _phase: usize) -> __m512 {
+        pairs
+    }
+
+    #[inline(always)]
+    fn pair_dot(self, acc: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the instructions; both types are 512 bits of bf16 pairs.
+        unsafe {
+            _mm512_dpbf16_ps(
+                acc,
+                std::mem::transmute::<__m512, __m512bh>(a),
+                std::mem::transmute::<__m512, __m512bh>(b),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn pair_words(self, x: __m512, to: &mut [u32; LANES]) -> usize {
+        // SAFETY: `self` proves the instructions; sixteen halves are eight words.
+        unsafe {
+            let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
+        }
+        LANES / 2
+    }
+}
+
+/// # Safety
+/// The processor has AVX-512 F; sixteen words may be read at each of `from`, and written at
+/// `to + i × stride`, `i < 16`.
+#[inline(always)]
+unsafe fn transpose(from: &[*const u32; LANES], to: *mut u32, stride: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut rows = [_mm512_set1_epi32(0); LANES];
+        for i in 0..LANES {
+            rows[i] = _mm512_loadu_si512(from[i].cast());
+        }
+        // Within 128-bit lanes: pairs of rows, then pairs of pairs. Afterwards `rows[4g + c]` holds,
+        // in its 128-bit lane l, column 4l + c of rows 4g..4g + 4.
+        for g in 0..4 {
+            let [a, b, c, d] = [
+                rows[4 * g],
+                rows[4 * g + 1],
+                rows[4 * g + 2],
+                rows[4 * g + 3],
+            ];
+            let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+            let (ef, gh) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+            rows[4 * g] = _mm512_unpacklo_epi64(ab, cd);
+            rows[4 * g + 1] = _mm512_unpackhi_epi64(ab, cd);
+            rows[4 * g + 2] = _mm512_unpacklo_epi64(ef, gh);
+            rows[4 * g + 3] = _mm512_unpackhi_epi64(ef, gh);
+        }
+        // Across 128-bit lanes.
+        for c in 0..4 {
+            let [a, b, d, e] = [rows[c], rows[4 + c], rows[8 + c], rows[12 + c]];
+            let (low, high) = (
+                _mm512_shuffle_i32x4::<0b01_00_01_00>(a, b),
+                _mm512_shuffle_i32x4::<0b01_00_01_00>(d, e),
+            );
+            let (low2, high2) = (
+                _mm512_shuffle_i32x4::<0b11_10_11_10>(a, b),
+                _mm512_shuffle_i32x4::<0b11_10_11_10>(d, e),
+            );
+            store(
+                to,
+                c * stride,
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(low, high),
+            );
+            store(
+                to,
+                (4 + c) * stride,
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(low, high),
+            );
+            store(
+                to,
+                (8 + c) * stride,
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(low2, high2),
+            );
+            store(
+                to,
+                (12 + c) * stride,
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(low2, high2),
+            );
+        }
+    }
+}
+
+/// # Safety
+/// The processor has AVX-512 F; sixteen words may be written at `to + offset`.
+#[inline(always)]
+unsafe fn store(to: *mut u32, offset: usize, x: __m512i) {
+    // SAFETY: as the caller promises.
+    unsafe { _mm512_storeu_si512(to.add(offset).cast(), x) }
+}

@@ -1,0 +1,274 @@
+//! NEON: four registers of four lanes.
+//!
+//! Invariant: a value of this type exists only where the processor has the instructions.
+
+use super::{LANES, Simd};
+use std::arch::aarch64::{
+    float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u32, vbslq_f32,
+    vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32,
+    vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vld1_u16, vld1q_f32, vld1q_u32, vmaxq_f32, vmaxvq_f32,
+    vminq_f32, vmovl_u16, vmulq_f32, vorrq_u32, vreinterpretq_f32_s32, vreinterpretq_f32_u32,
+    vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vshrn_n_u32,
+    vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32, vsubq_f32,
+};
+
+/// NEON.
+#[derive(Clone, Copy)]
+pub(crate) struct Neon(());
+
+/// Lanes 0..4, 4..8, 8..12 and 12..16.
+type V = [float32x4_t; 4];
+
+impl Neon {
+    /// # Safety
+    /// The processor has NEON.
+    #[inline(always)]
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// The same instruction on each quarter.
+macro_rules! each {
+    ($op:expr, $($x:expr),+) => {
+        // SAFETY: the `Neon` at hand proves the instructions.
+        unsafe { [$op($($x[0]),+), $op($($x[1]),+), $op($($x[2]),+), $op($($x[3]),+)] }
+    };
+}
+
+impl Simd for Neon {
+    type V = V;
+    const ROWS: usize = 5;
+    const COLUMNS: usize = 1;
+    const PHASES: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        // SAFETY: `self` proves the instructions.
+        [unsafe { vdupq_n_f32(x) }; 4]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> V {
+        let start = x.as_ptr();
+        // SAFETY: `self` proves the instructions; sixteen lanes are there.
+        unsafe {
+            [
+                vld1q_f32(start),
+                vld1q_f32(start.add(4)),
+                vld1q_f32(start.add(8)),
+                vld1q_f32(start.add(12)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, x: V, to: &mut [f32; LANES]) {
+        let start = to.as_mut_ptr();
+        // SAFETY: `self` proves the instructions; sixteen lanes fit.
+        unsafe {
+            vst1q_f32(start, x[0]);
+            vst1q_f32(start.add(4), x[1]);
+            vst1q_f32(start.add(8), x[2]);
+            vst1q_f32(start.add(12), x[3]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        each!(vaddq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        each!(vsubq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        each!(vmulq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        each!(vdivq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        // The instruction takes the addend first.
+        each!(vfmaq_f32, c, a, b)
+    }
+
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        each!(vminq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        each!(vmaxq_f32, a, b)
+    }
+
+    #[inline(always)]
+    fn round(self, x: V) -> V {
+        each!(vrndnq_f32, x)
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, x: V) -> V {
+        each!(power_of_two, x)
+    }
+
+    #[inline(always)]
+    fn keep(self, x: V, from: usize, to: usize) -> V {
+        let mut out = x;
+        for (quarter, lanes) in out.iter_mut().enumerate() {
+            let first = 4 * quarter as u32;
+            // SAFETY: `self` proves the instructions; four words are there.
+            unsafe {
+                let lane = vaddq_u32(vld1q_u32([0, 1, 2, 3].as_ptr()), vdupq_n_u32(first));
+                let started = vcgeq_u32(lane, vdupq_n_u32(from.min(LANES) as u32));
+                let before = vcltq_u32(lane, vdupq_n_u32(to.min(LANES) as u32));
+                let none = vdupq_n_f32(f32::NEG_INFINITY);
+                *lanes = vbslq_f32(vandq_u32(started, before), *lanes, none);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn largest(self, x: V) -> f32 {
+        // SAFETY: `self` proves the instructions.
+        unsafe { vmaxvq_f32(vmaxq_f32(vmaxq_f32(x[0], x[1]), vmaxq_f32(x[2], x[3]))) }
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, x: V) -> V {
+        each!(round_bf16, x)
+    }
+
+    #[inline(always)]
+    fn narrow(self, x: V, to: &mut [u16; LANES]) {
+        for (quarter, lanes) in x.into_iter().enumerate() {
+            // SAFETY: `self` proves the instructions; four halves fit at each quarter.
+            unsafe {
+                let upper: uint16x4_t = vshrn_n_u32::<16>(vreinterpretq_u32_f32(lanes));
+                vst1_u16(to.as_mut_ptr().add(4 * quarter), upper);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self, x: &[u16; LANES]) -> V {
+        let words = words(self, x);
+        each!(lower, words)
+    }
+
+    #[inline(always)]
+    fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
+        let (low, high) = (words(self, low), self.widen(high));
+        each!(or, low, high)
+    }
+
+    #[inline(always)]
+    fn pair_phase(self, pairs: V, phase: usize) -> V {
+        if phase == 0 {
+            each!(upper, pairs)
+        } else {
+            each!(lower, pairs)
+        }
+    }
+
+    #[inline(always)]
+    fn pair_dot(self, acc: V, a: V, b: V) -> V {
+        self.fma(a, b, acc)
+    }
+
+    #[inline(always)]
+    fn pair_words(self, x: V, to: &mut [u32; LANES]) -> usize {
+        for (quarter, lanes) in self.round_bf16(x).into_iter().enumerate() {
+            // SAFETY: `self` proves the instructions; four words fit at each quarter.
+            unsafe {
+                // Odd before even: exchange the halves of each 64-bit pair.
+                let swapped = vrev64q_u32(vreinterpretq_u32_f32(lanes));
+                vst1q_u32(to.as_mut_ptr().add(4 * quarter), swapped);
+            }
+        }
+        LANES
+    }
+}
+
+/// Sixteen halves as words.
+#[inline(always)]
+fn words(_: Neon, x: &[u16; LANES]) -> V {
+    let start = x.as_ptr();
+    // SAFETY: the `Neon` proves the instructions; four halves are there at each quarter.
+    unsafe {
+        [
+            vreinterpretq_f32_u32(vmovl_u16(vld1_u16(start))),
+            vreinterpretq_f32_u32(vmovl_u16(vld1_u16(start.add(4)))),
+            vreinterpretq_f32_u32(vmovl_u16(vld1_u16(start.add(8)))),
+            vreinterpretq_f32_u32(vmovl_u16(vld1_u16(start.add(12)))),
+        ]
+    }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn power_of_two(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let biased = vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(127));
+        vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
+    }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn round_bf16(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let bits = vreinterpretq_u32_f32(x);
+        let even = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+        let rounded = vaddq_u32(bits, vaddq_u32(even, vdupq_n_u32(0x7fff)));
+        let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
+        // A number equals itself, a NaN does not.
+        let chosen: uint32x4_t = vbslq_u32(vceqq_f32(x, x), rounded, quiet);
+        upper(vreinterpretq_f32_u32(chosen))
+    }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn upper(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mask = vdupq_n_u32(0xffff_0000);
+        vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), mask))
+    }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn lower(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(x))) }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn or(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        vreinterpretq_f32_u32(vorrq_u32(
+            vreinterpretq_u32_f32(a),
+            vreinterpretq_u32_f32(b),
+        ))
+    }
+}

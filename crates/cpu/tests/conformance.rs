@@ -1,0 +1,95 @@
+//! The whole forward pass on every instruction set that this processor has: against the reference's
+//! goldens, and against itself on every path.
+
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
+use cleave_engine::checkpoint::Checkpoint;
+use cleave_engine::conformance::{goldens, path_independence};
+use cleave_engine::ops::Precision;
+use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const FOLDERS: [&str; 7] = [
+    "llama2",
+    "llama3",
+    "llama3-new",
+    "mistral",
+    "qwen2",
+    "qwen2.5",
+    "qwen3",
+];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata")
+        .join(name)
+}
+
+fn engine(
+    dir: &Path,
+    limits: EngineLimits,
+    options: &CpuOptions,
+) -> Result<Box<dyn Engine>, String> {
+    let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    let pack = CpuPack::new(options);
+    let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
+    let weights = Arc::new(weights.map_err(|error| error.to_string())?);
+    let ops = CpuOps::new(options).map_err(|error| error.to_string())?;
+    let engine = ModelEngine::new(ops, weights, limits).map_err(|error| error.to_string())?;
+    Ok(Box::new(engine))
+}
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.available())
+}
+
+fn options(precision: Precision, isa: Isa, threads: usize) -> CpuOptions {
+    CpuOptions {
+        isa: Some(isa),
+        threads,
+        ..CpuOptions::new(precision)
+    }
+}
+
+#[test]
+fn tokens_and_logits_are_the_references_on_every_instruction_set() {
+    for isa in available() {
+        for name in FOLDERS {
+            let options = options(Precision::F32, isa, 2);
+            let build = |dir: &Path, limits| engine(dir, limits, &options);
+            goldens(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
+        }
+    }
+}
+
+/// Every engine that the suite builds gets another number of threads, so handing a sequence from one
+/// to the next also shows that threads do not matter.
+fn path_independent(precision: Precision, isa: Isa, names: &[&str]) {
+    let built = AtomicUsize::new(0);
+    let build = |dir: &Path, limits| {
+        let threads = 1 + built.fetch_add(1, Ordering::Relaxed) % 3;
+        engine(dir, limits, &options(precision, isa, threads))
+    };
+    for name in names {
+        path_independence(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
+    }
+}
+
+#[test]
+fn no_bit_depends_on_the_path_in_f32() {
+    path_independent(Precision::F32, Isa::detect(), &FOLDERS);
+}
+
+#[test]
+fn no_bit_depends_on_the_path_in_bf16() {
+    path_independent(Precision::Bf16, Isa::detect(), &FOLDERS);
+}
+
+#[test]
+fn no_bit_depends_on_the_path_on_any_instruction_set() {
+    for isa in available() {
+        path_independent(Precision::F32, isa, &["mistral"]);
+        path_independent(Precision::Bf16, isa, &["qwen3"]);
+    }
+}

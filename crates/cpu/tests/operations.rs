@@ -1,0 +1,612 @@
+//! Each operation against its formula in f64, on every instruction set this processor has, and
+//! against itself: rows alone and together, other thread counts, other cuts.
+
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows, Isa};
+use cleave_domain::BlockIndex;
+use cleave_engine::checkpoint::StoredTensor;
+use cleave_engine::ops::{
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, LayerOf, Norm, Ops, Pack, PoolShape,
+    Precision, Residual, RotaryTable,
+};
+
+const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.available())
+}
+
+fn options(precision: Precision, isa: Isa, threads: usize) -> CpuOptions {
+    CpuOptions {
+        isa: Some(isa),
+        threads,
+        ..CpuOptions::new(precision)
+    }
+}
+
+/// Numbers in −1..1, the same for the same seed.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
+    values
+        .iter()
+        .map(|&v| match precision {
+            Precision::F32 => f64::from(v),
+            Precision::Bf16 => half::bf16::from_f32(v).to_f64(),
+        })
+        .collect()
+}
+
+fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
+    let mut buffer = ops.rows(rows, values.len() / rows.max(1)).unwrap();
+    buffer.values_mut().copy_from_slice(values);
+    buffer
+}
+
+fn assert_close(found: &[f32], expected: &[f64], bound: f64, what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(found) - expected).abs();
+        assert!(
+            error <= bound * (1.0 + expected.abs()),
+            "{what}: element {i} is {found}, should be {expected}"
+        );
+    }
+}
+
+/// `x · weightᵀ + bias` on one instruction set.
+struct Case {
+    width: usize,
+    columns: usize,
+    rows: usize,
+    bias: bool,
+}
+
+impl Case {
+    fn weights(&self) -> Vec<f32> {
+        numbers(7, self.width * self.columns)
+    }
+
+    fn bias(&self) -> Option<Vec<f32>> {
+        self.bias.then(|| numbers(8, self.columns))
+    }
+
+    fn left(&self) -> Vec<f32> {
+        numbers(9, self.width * self.rows)
+    }
+
+    fn run(&self, options: &CpuOptions, rows: usize, x: &[f32]) -> Vec<f32> {
+        let weights = StoredTensor::from_f32("w", (self.columns, self.width), &self.weights());
+        let matrix = CpuPack::new(options)
+            .matrix(&[weights], self.bias().as_deref())
+            .unwrap();
+        let mut ops = CpuOps::new(options).unwrap();
+        let x = filled(&ops, rows, x);
+        let mut out = ops.rows(rows, self.columns).unwrap();
+        ops.matmul(&matrix, rows, &x, &mut out).unwrap();
+        out.values().to_vec()
+    }
+
+    fn expected(&self, precision: Precision) -> Vec<f64> {
+        let weights = rounded(precision, &self.weights());
+        let left = rounded(precision, &self.left());
+        let bias = self.bias().unwrap_or_else(|| vec![0.0; self.columns]);
+        let mut out = Vec::new();
+        for row in left.chunks_exact(self.width) {
+            for (weights, bias) in weights.chunks_exact(self.width).zip(&bias) {
+                let dot: f64 = row.iter().zip(weights).map(|(a, b)| a * b).sum();
+                out.push(dot + f64::from(*bias));
+            }
+        }
+        out
+    }
+}
+
+/// Odd and even sizes around vectors, pairs, panels and register tiles.
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (width, columns) in [
+        (1, 1),
+        (2, 16),
+        (3, 17),
+        (16, 31),
+        (33, 33),
+        (64, 100),
+        (257, 64),
+    ] {
+        for rows in [1, 2, 3, 5, 6, 7, 8, 13, 14, 15, 16, 29, 40] {
+            let bias = (rows + columns) % 2 == 0;
+            cases.push(Case {
+                width,
+                columns,
+                rows,
+                bias,
+            });
+        }
+    }
+    cases
+}
+
+#[test]
+fn products_of_odd_sizes_are_right_on_every_instruction_set() {
+    for isa in available() {
+        for precision in PRECISIONS {
+            for case in cases() {
+                let out = case.run(&options(precision, isa, 2), case.rows, &case.left());
+                let what = format!("{isa} {precision:?} {}×{}", case.width, case.columns);
+                assert_close(&out, &case.expected(precision), 2e-5, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_of_no_rows_is_empty() {
+    let case = Case {
+        width: 8,
+        columns: 8,
+        rows: 0,
+        bias: false,
+    };
+    let options = options(Precision::Bf16, Isa::detect(), 2);
+    let weights = StoredTensor::from_f32("w", (8, 8), &case.weights());
+    let matrix = CpuPack::new(&options).matrix(&[weights], None).unwrap();
+    let mut ops = CpuOps::new(&options).unwrap();
+    let (x, mut out) = (ops.rows(4, 8).unwrap(), ops.rows(4, 8).unwrap());
+    out.values_mut().fill(5.0);
+    ops.matmul(&matrix, 0, &x, &mut out).unwrap();
+    assert!(out.values().iter().all(|&v| v == 5.0));
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads() {
+    for isa in available() {
+        for precision in PRECISIONS {
+            // Large enough that the product is divided among threads, both ways.
+            let case = Case {
+                width: 515,
+                columns: 200,
+                rows: 61,
+                bias: true,
+            };
+            let left = case.left();
+            let together = case.run(&options(precision, isa, 1), case.rows, &left);
+            for threads in [2, 5] {
+                let again = case.run(&options(precision, isa, threads), case.rows, &left);
+                assert!(same_bits(&together, &again), "{isa} {threads} threads");
+            }
+            for row in [0, 1, 30, 60] {
+                let x = &left[row * case.width..(row + 1) * case.width];
+                let alone = case.run(&options(precision, isa, 2), 1, x);
+                let among = &together[row * case.columns..(row + 1) * case.columns];
+                assert!(same_bits(&alone, among), "{isa} {precision:?} row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_products_have_the_same_bits_on_every_instruction_set() {
+    let case = Case {
+        width: 333,
+        columns: 70,
+        rows: 17,
+        bias: false,
+    };
+    let run = |isa| case.run(&options(Precision::Bf16, isa, 2), case.rows, &case.left());
+    let plain = run(Isa::Plain);
+    for isa in available() {
+        assert!(same_bits(&plain, &run(isa)), "{isa} differs from plain");
+    }
+}
+
+#[test]
+fn weights_of_every_stored_type_are_packed_alike_where_they_are_exact() {
+    let values: Vec<half::bf16> = numbers(3, 40 * 24)
+        .iter()
+        .map(|&v| half::bf16::from_f32(v))
+        .collect();
+    let wide: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
+    for precision in PRECISIONS {
+        let options = options(precision, Isa::detect(), 2);
+        let pack = CpuPack::new(&options);
+        let mut ops = CpuOps::new(&options).unwrap();
+        let x = filled(&ops, 2, &numbers(4, 48));
+        let mut results = Vec::new();
+        // Whole, and as a stack of three.
+        for stack in [
+            vec![StoredTensor::from_bf16("w", (40, 24), &values)],
+            vec![
+                StoredTensor::from_f32("a", (7, 24), &wide[..7 * 24]),
+                StoredTensor::from_bf16("b", (30, 24), &values[7 * 24..37 * 24]),
+                StoredTensor::from_f32("c", (3, 24), &wide[37 * 24..]),
+            ],
+        ] {
+            let matrix = pack.matrix(&stack, None).unwrap();
+            let mut out = ops.rows(2, 40).unwrap();
+            ops.matmul(&matrix, 2, &x, &mut out).unwrap();
+            results.push(out.values().to_vec());
+        }
+        assert!(same_bits(&results[0], &results[1]));
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[test]
+fn norms_and_gates_follow_their_formulas() {
+    for isa in available() {
+        for width in [1, 15, 16, 48, 100, 2048] {
+            let options = options(Precision::F32, isa, 2);
+            let mut ops = CpuOps::new(&options).unwrap();
+            let (x, delta) = (numbers(1, 3 * width), numbers(2, 3 * width));
+            let weight = numbers(5, width);
+            let norm = Norm {
+                weight: &CpuPack::new(&options).vector(&weight).unwrap(),
+                epsilon: 1e-5,
+            };
+            let mut residual = filled(&ops, 3, &x);
+            let mut out = ops.rows(3, width).unwrap();
+            let sum = Residual {
+                residual: &mut residual,
+                delta: &filled(&ops, 3, &delta),
+            };
+            ops.add_rms_norm(&norm, 3, sum, &mut out).unwrap();
+            let total: Vec<f64> = x
+                .iter()
+                .zip(&delta)
+                .map(|(a, b)| f64::from(a + b))
+                .collect();
+            assert_close(residual.values(), &total, 0.0, "residual");
+            let expected: Vec<f64> = total
+                .chunks_exact(width)
+                .flat_map(|row| {
+                    let mean = row.iter().map(|v| v * v).sum::<f64>() / width as f64;
+                    let scale = 1.0 / (mean + 1e-5).sqrt();
+                    row.iter()
+                        .zip(&weight)
+                        .map(move |(v, w)| v * scale * f64::from(*w))
+                })
+                .collect();
+            assert_close(out.values(), &expected, 1e-5, "norm");
+            let mut again = ops.rows(3, width).unwrap();
+            ops.rms_norm(&norm, 3, &residual, &mut again).unwrap();
+            assert!(same_bits(again.values(), out.values()));
+
+            let gate_up: Vec<f32> = numbers(6, 6 * width).iter().map(|v| v * 30.0).collect();
+            let mut out = ops.rows(3, width).unwrap();
+            ops.silu_gate(3, &filled(&ops, 3, &gate_up), &mut out)
+                .unwrap();
+            let expected: Vec<f64> = gate_up
+                .chunks_exact(2 * width)
+                .flat_map(|row| {
+                    let (gate, up) = row.split_at(width);
+                    gate.iter().zip(up).map(|(&g, &u)| {
+                        let (g, u) = (f64::from(g), f64::from(u));
+                        g / (1.0 + (-g).exp()) * u
+                    })
+                })
+                .collect();
+            assert_close(out.values(), &expected, 1e-6, "gate");
+        }
+    }
+}
+
+#[test]
+fn the_gate_is_finite_at_the_ends_of_its_range() {
+    for isa in available() {
+        let mut ops = CpuOps::new(&options(Precision::F32, isa, 1)).unwrap();
+        let gate = [-1e30, -100.0, -88.0, -0.0, 0.0, 88.0, 100.0, 1e30];
+        let gate_up: Vec<f32> = gate.iter().copied().chain([1.0; 8]).collect();
+        let mut out = ops.rows(1, 8).unwrap();
+        ops.silu_gate(1, &filled(&ops, 1, &gate_up), &mut out)
+            .unwrap();
+        let out = out.values();
+        assert!(out.iter().all(|v| v.is_finite()), "{isa}: {out:?}");
+        assert!(out[..5].iter().all(|v| v.abs() < 1e-30), "{isa}: {out:?}");
+        assert_eq!(&out[5..], &gate[5..]);
+    }
+}
+
+/// One sequence's attention, computed in pieces.
+struct Sequences {
+    heads: HeadShape,
+    block_tokens: usize,
+    window: Option<usize>,
+    /// Tokens of each sequence.
+    lengths: Vec<usize>,
+}
+
+const LAYERS: usize = 2;
+
+impl Sequences {
+    fn shape(&self, precision: Precision) -> PoolShape {
+        let blocks = self.lengths.iter().map(|n| n.div_ceil(self.block_tokens));
+        PoolShape {
+            blocks_count: blocks.sum::<usize>() + 1,
+            layers_count: LAYERS,
+            heads: self.heads,
+            block_tokens: self.block_tokens,
+            precision,
+        }
+    }
+
+    /// Rows of one sequence, `(tokens, q | k | v)`.
+    fn qkv(&self, sequence: usize) -> Vec<f32> {
+        let count = self.lengths[sequence] * self.heads.qkv_width();
+        numbers(100 + sequence as u64, count)
+            .iter()
+            .map(|v| v * 3.0)
+            .collect()
+    }
+
+    /// Sequence `i` has every blocks'th block, backwards, so that tables are not in order.
+    fn table(&self, sequence: usize) -> Vec<BlockIndex> {
+        let before: usize = self.lengths[..sequence]
+            .iter()
+            .map(|n| n.div_ceil(self.block_tokens))
+            .sum();
+        let count = self.lengths[sequence].div_ceil(self.block_tokens);
+        (0..count)
+            .map(|i| BlockIndex((before + count - i) as u32))
+            .collect()
+    }
+
+    fn rotary(&self) -> (Vec<f32>, Vec<f32>) {
+        let longest = self.lengths.iter().max().unwrap();
+        let angles = numbers(55, longest * self.heads.head_dim / 2);
+        let cos = angles.iter().map(|a| a.cos()).collect();
+        (cos, angles.iter().map(|a| a.sin()).collect())
+    }
+
+    /// Runs the steps: in each, `(sequence, from, to)` tokens. Returns every sequence's output.
+    fn run(&self, options: &CpuOptions, steps: &[Vec<(usize, usize, usize)>]) -> Vec<Vec<f32>> {
+        let mut ops = CpuOps::new(options).unwrap();
+        let mut pool = ops.pool(self.shape(options.precision)).unwrap();
+        let (cos, sin) = self.rotary();
+        let half = self.heads.head_dim / 2;
+        let (cos, sin) = (&cos, &sin);
+        let rotary = CpuPack::new(options)
+            .rotary(RotaryTable { cos, sin, half })
+            .unwrap();
+        let width = self.heads.query_width();
+        let mut outs: Vec<Vec<f32>> = self.lengths.iter().map(|n| vec![0.0; n * width]).collect();
+        for step in steps {
+            let (batch, values) = self.batch(step);
+            let rows = batch.rows_count();
+            let mut qkv = filled(&ops, rows, &values);
+            let mut out = ops.rows(rows, width).unwrap();
+            ops.begin(&batch).unwrap();
+            let pool_layer = LayerOf {
+                pool: &mut pool,
+                layer: 1,
+            };
+            ops.rotate_store(&batch, &rotary, &mut qkv, pool_layer)
+                .unwrap();
+            let attention = Attention {
+                layer: 1,
+                scale: 1.0 / (self.heads.head_dim as f32).sqrt(),
+                window: self.window,
+            };
+            let io = AttentionIo {
+                qkv: &qkv,
+                pool: &pool,
+                out: &mut out,
+            };
+            ops.attend(&batch, &attention, io).unwrap();
+            let mut row = 0;
+            for &(sequence, from, to) in step {
+                let part = &out.values()[row * width..(row + to - from) * width];
+                outs[sequence][from * width..to * width].copy_from_slice(part);
+                row += to - from;
+            }
+        }
+        outs
+    }
+
+    fn batch(&self, step: &[(usize, usize, usize)]) -> (Batch, Vec<f32>) {
+        let mut batch = Batch::default();
+        let mut values = Vec::new();
+        for &(sequence, from, to) in step {
+            let table = self.table(sequence);
+            let (row, first) = (batch.tokens.len(), batch.blocks.len());
+            batch.tokens.extend((from..to).map(|_| 0));
+            batch.positions.extend(from as u32..to as u32);
+            batch.blocks.extend(&table);
+            batch.segments.push(BatchSegment {
+                rows: row..row + to - from,
+                position: from,
+                blocks: first..first + table.len(),
+            });
+            let width = self.heads.qkv_width();
+            values.extend_from_slice(&self.qkv(sequence)[from * width..to * width]);
+        }
+        (batch, values)
+    }
+
+    /// The formula, in f64.
+    fn expected(&self, precision: Precision, sequence: usize) -> Vec<f64> {
+        let HeadShape {
+            query_heads,
+            kv_heads,
+            head_dim,
+        } = self.heads;
+        let (cos, sin) = self.rotary();
+        let (tokens, half) = (self.lengths[sequence], head_dim / 2);
+        let qkv = self.qkv(sequence);
+        // [head][token][dim], rotated and rounded.
+        let head = |index: usize, token: usize| -> Vec<f64> {
+            let start = token * self.heads.qkv_width() + index * head_dim;
+            let mut x = qkv[start..start + head_dim].to_vec();
+            if index < query_heads + kv_heads {
+                for i in 0..half {
+                    let (c, s) = (cos[token * half + i], sin[token * half + i]);
+                    let (a, b) = (x[i], x[i + half]);
+                    x[i] = a * c - b * s;
+                    x[i + half] = b * c + a * s;
+                }
+            }
+            rounded(precision, &x)
+        };
+        let mut out = vec![0.0; tokens * query_heads * head_dim];
+        for query in 0..query_heads {
+            let kv = query / (query_heads / kv_heads);
+            let keys: Vec<_> = (0..tokens).map(|t| head(query_heads + kv, t)).collect();
+            let values: Vec<_> = (0..tokens)
+                .map(|t| head(query_heads + kv_heads + kv, t))
+                .collect();
+            for token in 0..tokens {
+                let q = head(query, token);
+                let first = self.window.map_or(0, |w| (token + 1).saturating_sub(w));
+                let scores: Vec<f64> = (first..=token)
+                    .map(|t| {
+                        let dot: f64 = q.iter().zip(&keys[t]).map(|(a, b)| a * b).sum();
+                        dot / (head_dim as f64).sqrt()
+                    })
+                    .collect();
+                let top = scores.iter().copied().fold(f64::MIN, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let to = &mut out[(token * query_heads + query) * head_dim..][..head_dim];
+                for (weight, t) in weights.iter().zip(first..) {
+                    for (to, v) in to.iter_mut().zip(&values[t]) {
+                        *to += weight / sum * v;
+                    }
+                }
+            }
+        }
+        out
+    }
+}
+
+fn heads(query_heads: usize, kv_heads: usize, head_dim: usize) -> HeadShape {
+    HeadShape {
+        query_heads,
+        kv_heads,
+        head_dim,
+    }
+}
+
+/// Shapes around vectors, tiles, spans, groups and windows.
+fn sequences() -> Vec<Sequences> {
+    let of = |heads, block_tokens, window, lengths: &[usize]| Sequences {
+        heads,
+        block_tokens,
+        window,
+        lengths: lengths.to_vec(),
+    };
+    vec![
+        of(heads(4, 2, 16), 16, None, &[1, 17, 70]),
+        of(heads(2, 2, 8), 4, None, &[5, 66]),
+        of(heads(8, 2, 40), 16, Some(9), &[90, 3]),
+        of(heads(7, 1, 64), 32, None, &[130]),
+        of(heads(4, 1, 32), 16, Some(100), &[620]),
+        of(heads(2, 1, 128), 16, None, &[1100]),
+    ]
+}
+
+#[test]
+fn attention_follows_its_formula_on_every_instruction_set() {
+    for isa in available() {
+        for precision in PRECISIONS {
+            for case in sequences() {
+                let whole: Vec<_> = case
+                    .lengths
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &n)| (i, 0, n))
+                    .collect();
+                let outs = case.run(&options(precision, isa, 2), &[whole]);
+                for (sequence, out) in outs.iter().enumerate() {
+                    let bound = match precision {
+                        Precision::F32 => 2e-5,
+                        // Queries and weights are rounded on the way: 8 bits each.
+                        Precision::Bf16 => 2e-2,
+                    };
+                    let what = format!("{isa} {precision:?} {:?}", case.heads);
+                    assert_close(out, &case.expected(precision, sequence), bound, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_has_the_same_bits_in_any_chunks_batches_and_threads() {
+    for isa in available() {
+        for precision in PRECISIONS {
+            for case in sequences() {
+                let whole: Vec<_> = case
+                    .lengths
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &n)| (i, 0, n))
+                    .collect();
+                let together = case.run(&options(precision, isa, 1), &[whole]);
+                // One after the other, in chunks that end anywhere, the last ones token by token.
+                let mut steps = Vec::new();
+                for (sequence, &tokens) in case.lengths.iter().enumerate() {
+                    let mut from = 0;
+                    let mut chunk = 1;
+                    while from < tokens {
+                        let size = if tokens - from <= 3 {
+                            1
+                        } else {
+                            chunk.min(tokens - from - 3)
+                        };
+                        steps.push(vec![(sequence, from, from + size)]);
+                        from += size;
+                        chunk = chunk * 2 + 1;
+                    }
+                }
+                for threads in [1, 3] {
+                    let apart = case.run(&options(precision, isa, threads), &steps);
+                    for (a, b) in together.iter().zip(&apart) {
+                        assert!(
+                            same_bits(a, b),
+                            "{isa} {precision:?} {:?} on {threads} threads",
+                            case.heads
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_are_read_written_and_copied_as_bytes() {
+    let mut ops = CpuOps::new(&options(Precision::Bf16, Isa::detect(), 1)).unwrap();
+    let shape = PoolShape {
+        blocks_count: 3,
+        layers_count: 1,
+        heads: heads(1, 1, 16),
+        block_tokens: 2,
+        precision: Precision::Bf16,
+    };
+    let mut pool = ops.pool(shape).unwrap();
+    let bytes: Vec<u8> = (0..shape.block_bytes()).map(|i| i as u8).collect();
+    ops.write_block(&mut pool, BlockIndex(1), 5, &bytes[5..])
+        .unwrap();
+    ops.write_block(&mut pool, BlockIndex(1), 0, &bytes[..5])
+        .unwrap();
+    ops.copy_block(&mut pool, BlockIndex(1), BlockIndex(2))
+        .unwrap();
+    let mut read = vec![1; shape.block_bytes()];
+    ops.read_block(&pool, BlockIndex(0), 0, &mut read).unwrap();
+    assert!(read.iter().all(|&b| b == 0), "a new pool is zero");
+    ops.read_block(&pool, BlockIndex(2), 3, &mut read[3..])
+        .unwrap();
+    assert_eq!(read[3..], bytes[3..]);
+}

@@ -1,0 +1,311 @@
+//! What a checkpoint's config.json says of the model.
+//!
+//! Owns: every architecture's defaults and both spellings of each field.
+//! Never: reads a tensor.
+//! Invariant: a [`ModelConfig`] is consistent: sizes are positive and bounded, heads divide, every
+//! layer has its window; what this engine cannot run has been refused.
+
+use super::CheckpointError;
+use super::fields::Fields;
+use super::rope::Rope;
+use crate::ops::HeadShape;
+use cleave_domain::TokenId;
+use std::path::Path;
+
+/// Bounds on what a file may claim, far above any model, so that products cannot overflow.
+const WIDTH_MAX: usize = 1 << 20;
+const LAYERS_MAX: usize = 1 << 12;
+const VOCAB_MAX: usize = 1 << 24;
+const CONTEXT_MAX: usize = 1 << 22;
+
+/// A family of models that the forward pass knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama 2, 3, 3.1, 3.2, 3.3 and what copies them.
+    Llama,
+    /// Mistral 7B and its finetunes.
+    Mistral,
+    /// Qwen2 and Qwen2.5.
+    Qwen2,
+    /// Qwen3, dense.
+    Qwen3,
+}
+
+/// Each architecture: its class in config.json, its model type.
+const ARCHITECTURES: [(Architecture, &str, &str); 4] = [
+    (Architecture::Llama, "LlamaForCausalLM", "llama"),
+    (Architecture::Mistral, "MistralForCausalLM", "mistral"),
+    (Architecture::Qwen2, "Qwen2ForCausalLM", "qwen2"),
+    (Architecture::Qwen3, "Qwen3ForCausalLM", "qwen3"),
+];
+
+impl Architecture {
+    /// The model type as config.json spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// Which projections have a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// Queries, keys and values.
+    pub qkv: bool,
+    /// Attention's output.
+    pub output: bool,
+    /// Gate, up and down.
+    pub mlp: bool,
+}
+
+/// A model's shape and constants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
+    /// Rows of the embedding and of the head; may exceed the tokenizer's.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the gate.
+    pub intermediate_size: usize,
+    /// Attention's heads.
+    pub heads: HeadShape,
+    /// Each layer's sliding window in tokens, the token itself included; `None` sees everything.
+    pub windows: Vec<Option<usize>>,
+    /// Added to the mean of squares in every norm.
+    pub norm_epsilon: f32,
+    /// Rotary embedding.
+    pub rope: Rope,
+    /// Positions that the model was made for.
+    pub context_tokens_max: usize,
+    /// Whether the head is the embedding; `None` where config.json does not say.
+    pub tied: Option<bool>,
+    /// Which projections have a bias.
+    pub biases: Biases,
+    /// Whether queries and keys are normalised per head.
+    pub head_norms: bool,
+    /// The token that begins a text.
+    pub bos: Option<TokenId>,
+    /// Tokens that end a text.
+    pub eos: Vec<TokenId>,
+}
+
+impl ModelConfig {
+    /// Number of layers.
+    pub fn layers_count(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Reads config.json.
+    pub(super) fn read(file: &Path) -> Result<Self, CheckpointError> {
+        let fields = Fields::read(file)?.ok_or_else(|| {
+            CheckpointError::absent(
+                file,
+                "missing; a checkpoint is a Hugging Face folder with config.json, tokenizer.json \
+                 and *.safetensors",
+            )
+        })?;
+        Self::from_fields(&fields)
+    }
+
+    /// Reads what is to become config.json.
+    pub(crate) fn from_object(
+        file: &Path,
+        object: serde_json::Map<String, serde_json::Value>,
+    ) -> Result<Self, CheckpointError> {
+        Self::from_fields(&Fields::of(file, object))
+    }
+
+    fn from_fields(fields: &Fields) -> Result<Self, CheckpointError> {
+        let architecture = architecture(fields)?;
+        refuse(fields)?;
+        let vocab_size = fields.size("vocab_size", VOCAB_MAX)?;
+        let context_tokens_max = fields.size("max_position_embeddings", CONTEXT_MAX)?;
+        let layers_count = fields.size("num_hidden_layers", LAYERS_MAX)?;
+        let heads = heads(fields, architecture)?;
+        Ok(Self {
+            architecture,
+            vocab_size,
+            hidden_size: fields.size("hidden_size", WIDTH_MAX)?,
+            intermediate_size: fields.size("intermediate_size", WIDTH_MAX)?,
+            heads,
+            windows: windows(fields, architecture, layers_count)?,
+            norm_epsilon: epsilon(fields)?,
+            rope: Rope::read(fields)?,
+            context_tokens_max,
+            tied: fields.flag("tie_word_embeddings")?,
+            biases: biases(fields, architecture)?,
+            head_norms: architecture == Architecture::Qwen3,
+            bos: fields
+                .token_ids("bos_token_id")?
+                .and_then(|ids| ids.first().copied()),
+            eos: fields.token_ids("eos_token_id")?.unwrap_or_default(),
+        })
+    }
+}
+
+fn architecture(fields: &Fields) -> Result<Architecture, CheckpointError> {
+    let classes = fields.texts("architectures")?.unwrap_or_default();
+    let model_type = fields.text("model_type")?;
+    let found = ARCHITECTURES.iter().find(|(_, class, name)| {
+        if classes.is_empty() {
+            model_type == Some(*name)
+        } else {
+            classes.contains(class)
+        }
+    });
+    if let Some((architecture, _, _)) = found {
+        return Ok(*architecture);
+    }
+    let supported = ARCHITECTURES.map(|(_, class, _)| class).join(", ");
+    let (field, is) = match (classes.first(), model_type) {
+        (Some(class), _) => ("architectures", *class),
+        (None, Some(name)) => ("model_type", name),
+        (None, None) => {
+            let problem = format!("is missing, so the architecture is unknown; one of {supported}");
+            return Err(fields.damaged("architectures", problem));
+        }
+    };
+    let problem = format!("{is} is not supported; supported are {supported}");
+    Err(fields.unsupported(field, problem))
+}
+
+/// Refuses what would run, but wrongly.
+fn refuse(fields: &Fields) -> Result<(), CheckpointError> {
+    if let Some(quantization) = fields.object("quantization_config")? {
+        let method = quantization.text("quant_method")?.unwrap_or("unnamed");
+        let problem = format!("{method} weights are not supported; use the bf16, f16 or f32 ones");
+        return Err(fields.unsupported("quantization_config", problem));
+    }
+    if let Some(act) = fields.text("hidden_act")?
+        && !matches!(act, "silu" | "swish")
+    {
+        return Err(fields.unsupported("hidden_act", format!("{act} is not supported; silu is")));
+    }
+    if let Some(share) = fields.number("partial_rotary_factor")?
+        && share != 1.0
+    {
+        let problem = format!("{share} is not supported; only whole heads are rotated");
+        return Err(fields.unsupported("partial_rotary_factor", problem));
+    }
+    Ok(())
+}
+
+fn heads(fields: &Fields, architecture: Architecture) -> Result<HeadShape, CheckpointError> {
+    let hidden = fields.size("hidden_size", WIDTH_MAX)?;
+    let query_heads = fields.size("num_attention_heads", WIDTH_MAX)?;
+    let kv_heads = match fields.count("num_key_value_heads", WIDTH_MAX)? {
+        None => query_heads,
+        Some(0) => return Err(fields.damaged("num_key_value_heads", "is 0")),
+        Some(count) => count,
+    };
+    if !query_heads.is_multiple_of(kv_heads) {
+        let problem = format!("{kv_heads} does not divide num_attention_heads, {query_heads}");
+        return Err(fields.damaged("num_key_value_heads", problem));
+    }
+    let head_dim = match fields.count("head_dim", WIDTH_MAX)? {
+        Some(dim) => dim,
+        // Qwen3's own default, whatever the width.
+        None if architecture == Architecture::Qwen3 && !fields.names().any(|n| n == "head_dim") => {
+            128
+        }
+        None if hidden.is_multiple_of(query_heads) => hidden / query_heads,
+        None => {
+            let problem = format!("{query_heads} does not divide hidden_size, {hidden}");
+            return Err(fields.damaged("num_attention_heads", problem));
+        }
+    };
+    if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > 1024 {
+        let problem = format!("{head_dim} is not an even number from 2 to 1024");
+        return Err(fields.damaged("head_dim", problem));
+    }
+    if query_heads * head_dim > WIDTH_MAX {
+        let problem = format!("{query_heads} heads of {head_dim} are wider than {WIDTH_MAX}");
+        return Err(fields.damaged("num_attention_heads", problem));
+    }
+    Ok(HeadShape {
+        query_heads,
+        kv_heads,
+        head_dim,
+    })
+}
+
+fn epsilon(fields: &Fields) -> Result<f32, CheckpointError> {
+    let epsilon = fields.number("rms_norm_eps")?.unwrap_or(1e-6);
+    if (0.0..1.0).contains(&epsilon) {
+        Ok(epsilon as f32)
+    } else {
+        Err(fields.damaged("rms_norm_eps", format!("{epsilon} is not in 0..1")))
+    }
+}
+
+fn biases(fields: &Fields, architecture: Architecture) -> Result<Biases, CheckpointError> {
+    let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    Ok(match architecture {
+        Architecture::Llama => Biases {
+            qkv: attention,
+            output: attention,
+            mlp: fields.flag("mlp_bias")?.unwrap_or(false),
+        },
+        Architecture::Qwen3 => Biases {
+            qkv: attention,
+            output: attention,
+            mlp: false,
+        },
+        Architecture::Qwen2 => Biases {
+            qkv: true,
+            ..Biases::default()
+        },
+        Architecture::Mistral => Biases::default(),
+    })
+}
+
+/// Each layer's window.
+fn windows(
+    fields: &Fields,
+    architecture: Architecture,
+    layers_count: usize,
+) -> Result<Vec<Option<usize>>, CheckpointError> {
+    let stated = fields.names().any(|name| name == "sliding_window");
+    let mut window = fields.count("sliding_window", CONTEXT_MAX)?;
+    if window == Some(0) {
+        return Err(fields.damaged("sliding_window", "is 0"));
+    }
+    if window.is_none() && !stated {
+        // The default of every architecture that has one; null says that there is none.
+        window = Some(4096);
+    }
+    let first = match architecture {
+        Architecture::Llama => return Ok(vec![None; layers_count]),
+        Architecture::Mistral => 0,
+        Architecture::Qwen2 | Architecture::Qwen3 => {
+            if !fields.flag("use_sliding_window")?.unwrap_or(false) {
+                return Ok(vec![None; layers_count]);
+            }
+            fields.count("max_window_layers", LAYERS_MAX)?.unwrap_or(28)
+        }
+    };
+    let Some(types) = fields.texts("layer_types")? else {
+        return Ok((0..layers_count)
+            .map(|layer| window.filter(|_| layer >= first))
+            .collect());
+    };
+    if types.len() != layers_count {
+        let problem = format!("{} entries for {layers_count} layers", types.len());
+        return Err(fields.damaged("layer_types", problem));
+    }
+    let windows = types.iter().map(|layer| match *layer {
+        "sliding_attention" => Ok(window),
+        "full_attention" => Ok(None),
+        other => {
+            let problem = format!("{other} is not supported; sliding and full attention are");
+            Err(fields.unsupported("layer_types", problem))
+        }
+    });
+    windows.collect()
+}

@@ -1,0 +1,189 @@
+//! Reading a JSON object field by field, so that an error names the field.
+//!
+//! Owns: the difference between absent, null and of the wrong type.
+//! Never: knows which fields there are.
+//! Invariant: `null` reads as absent, as the files' own writer means it.
+
+use super::CheckpointError;
+use serde_json::{Map, Value};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// No configuration is near this size; reading stops there. In bytes.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
+/// A JSON object of a file.
+#[derive(Debug)]
+pub(super) struct Fields {
+    file: PathBuf,
+    /// Where in the file the object is: empty, or `rope_scaling.`.
+    prefix: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// Reads a file; `None` if it is not there.
+    pub(super) fn read(file: &Path) -> Result<Option<Self>, CheckpointError> {
+        let size = match fs::metadata(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(CheckpointError::absent(file, error.to_string())),
+            Ok(metadata) => metadata.len(),
+        };
+        if size > CONFIG_BYTES_MAX {
+            let problem = format!("{size} bytes, a configuration has at most {CONFIG_BYTES_MAX}");
+            return Err(CheckpointError::damaged(file, "size", problem));
+        }
+        let bytes =
+            fs::read(file).map_err(|error| CheckpointError::absent(file, error.to_string()))?;
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(map)) => Ok(Some(Self {
+                file: file.to_owned(),
+                prefix: String::new(),
+                map,
+            })),
+            Ok(_) => Err(CheckpointError::damaged(
+                file,
+                "top",
+                "is not a JSON object",
+            )),
+            Err(error) => Err(CheckpointError::damaged(file, "JSON", error.to_string())),
+        }
+    }
+
+    /// An object that is about to become a file.
+    pub(super) fn of(file: &Path, map: Map<String, Value>) -> Self {
+        Self {
+            file: file.to_owned(),
+            prefix: String::new(),
+            map,
+        }
+    }
+
+    /// A field that is there and not null.
+    pub(super) fn get(&self, name: &str) -> Option<&Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.map.keys().map(String::as_str)
+    }
+
+    pub(super) fn damaged(&self, name: &str, problem: impl Into<String>) -> CheckpointError {
+        CheckpointError::damaged(&self.file, self.place(name), problem)
+    }
+
+    pub(super) fn unsupported(&self, name: &str, problem: impl Into<String>) -> CheckpointError {
+        CheckpointError::unsupported(&self.file, self.place(name), problem)
+    }
+
+    fn place(&self, name: &str) -> String {
+        format!("field `{}{name}`", self.prefix)
+    }
+
+    fn wrong(&self, name: &str, wanted: &str, value: &Value) -> CheckpointError {
+        let mut text = value.to_string();
+        if text.len() > 60 {
+            text = text.chars().take(60).chain("…".chars()).collect();
+        }
+        self.damaged(name, format!("should be {wanted}, is {text}"))
+    }
+
+    /// A whole number of at least 0 and at most `max`.
+    pub(super) fn count(&self, name: &str, max: usize) -> Result<Option<usize>, CheckpointError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        // Some writers put 4096.0 where 4096 is meant.
+        let number = value.as_u64().or_else(|| {
+            value
+                .as_f64()
+                .filter(|n| n.fract() == 0.0 && (0.0..9e15).contains(n))
+                .map(|n| n as u64)
+        });
+        match number.and_then(|number| usize::try_from(number).ok()) {
+            Some(number) if number <= max => Ok(Some(number)),
+            _ => Err(self.wrong(name, &format!("a whole number up to {max}"), value)),
+        }
+    }
+
+    /// A number of at least 1 that must be there.
+    pub(super) fn size(&self, name: &str, max: usize) -> Result<usize, CheckpointError> {
+        match self.count(name, max)? {
+            Some(0) => Err(self.damaged(name, "is 0")),
+            Some(number) => Ok(number),
+            None => Err(self.damaged(name, "is missing")),
+        }
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
+        self.get(name)
+            .map(|value| {
+                value
+                    .as_f64()
+                    .filter(|number| number.is_finite())
+                    .ok_or_else(|| self.wrong(name, "a number", value))
+            })
+            .transpose()
+    }
+
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, CheckpointError> {
+        self.get(name)
+            .map(|value| {
+                value
+                    .as_bool()
+                    .ok_or_else(|| self.wrong(name, "true or false", value))
+            })
+            .transpose()
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<Option<&str>, CheckpointError> {
+        self.get(name)
+            .map(|value| {
+                value
+                    .as_str()
+                    .ok_or_else(|| self.wrong(name, "a text", value))
+            })
+            .transpose()
+    }
+
+    /// A list of texts.
+    pub(super) fn texts(&self, name: &str) -> Result<Option<Vec<&str>>, CheckpointError> {
+        self.get(name)
+            .map(|value| {
+                value
+                    .as_array()
+                    .and_then(|list| list.iter().map(Value::as_str).collect())
+                    .ok_or_else(|| self.wrong(name, "a list of texts", value))
+            })
+            .transpose()
+    }
+
+    /// An object within this one.
+    pub(super) fn object(&self, name: &str) -> Result<Option<Self>, CheckpointError> {
+        self.get(name)
+            .map(|value| match value {
+                Value::Object(map) => Ok(Self {
+                    file: self.file.clone(),
+                    prefix: format!("{}{name}.", self.prefix),
+                    map: map.clone(),
+                }),
+                other => Err(self.wrong(name, "an object", other)),
+            })
+            .transpose()
+    }
+
+    /// One token id or a list of them.
+    pub(super) fn token_ids(&self, name: &str) -> Result<Option<Vec<u32>>, CheckpointError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match value {
+            Value::Array(list) => list.iter().map(one).collect(),
+            other => one(other).map(|id| vec![id]),
+        };
+        ids.map(Some)
+            .ok_or_else(|| self.wrong(name, "a token id or a list of them", value))
+    }
+}

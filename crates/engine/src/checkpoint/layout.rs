@@ -1,0 +1,87 @@
+//! Which tensors a model has, by name and shape.
+//!
+//! Owns: Hugging Face's names for the parts of a layer.
+//! Never: reads a file.
+//! Invariant: the list is complete: what is not on it is not loaded.
+
+use super::config::ModelConfig;
+
+/// A tensor that must be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) name: String,
+    /// One or two dimensions.
+    pub(crate) shape: Vec<usize>,
+}
+
+/// The embedding, `(vocab, hidden)`.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The last norm, `(hidden)`.
+pub(crate) const LAST_NORM: &str = "model.norm.weight";
+/// The head, `(vocab, hidden)`; absent or ignored where the embedding is tied to it.
+pub(crate) const HEAD: &str = "lm_head.weight";
+
+/// A layer's tensor: `part` is `mlp.up_proj.weight`, say.
+pub(crate) fn in_layer(layer: usize, part: &str) -> String {
+    format!("model.layers.{layer}.{part}")
+}
+
+/// Left over by old writers, or written twice; never needed.
+pub(super) fn is_harmless(name: &str, tied: bool) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || (tied && name == HEAD)
+}
+
+/// Every tensor of the model.
+pub(crate) fn expected(config: &ModelConfig, tied: bool) -> Vec<Expected> {
+    let mut list = vec![
+        (
+            EMBEDDING.to_owned(),
+            vec![config.vocab_size, config.hidden_size],
+        ),
+        (LAST_NORM.to_owned(), vec![config.hidden_size]),
+    ];
+    if !tied {
+        list.push((HEAD.to_owned(), vec![config.vocab_size, config.hidden_size]));
+    }
+    let parts = layer_parts(config);
+    for layer in 0..config.layers_count() {
+        let of_layer = parts
+            .iter()
+            .map(|(part, shape)| (in_layer(layer, part), shape.clone()));
+        list.extend(of_layer);
+    }
+    list.into_iter()
+        .map(|(name, shape)| Expected { name, shape })
+        .collect()
+}
+
+fn layer_parts(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let (hidden, gate) = (config.hidden_size, config.intermediate_size);
+    let (query, kv) = (config.heads.query_width(), config.heads.kv_width());
+    let biases = config.biases;
+    let projections = [
+        ("self_attn.q_proj", query, hidden, biases.qkv),
+        ("self_attn.k_proj", kv, hidden, biases.qkv),
+        ("self_attn.v_proj", kv, hidden, biases.qkv),
+        ("self_attn.o_proj", hidden, query, biases.output),
+        ("mlp.gate_proj", gate, hidden, biases.mlp),
+        ("mlp.up_proj", gate, hidden, biases.mlp),
+        ("mlp.down_proj", hidden, gate, biases.mlp),
+    ];
+    let mut parts = vec![
+        ("input_layernorm.weight".to_owned(), vec![hidden]),
+        ("post_attention_layernorm.weight".to_owned(), vec![hidden]),
+    ];
+    for (name, rows, columns, has_bias) in projections {
+        parts.push((format!("{name}.weight"), vec![rows, columns]));
+        if has_bias {
+            parts.push((format!("{name}.bias"), vec![rows]));
+        }
+    }
+    if config.head_norms {
+        for name in ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] {
+            parts.push((name.to_owned(), vec![config.heads.head_dim]));
+        }
+    }
+    parts
+}

@@ -1,0 +1,108 @@
+//! What tells one set of weights from another.
+//!
+//! Owns: which parts of a checkpoint make its identity.
+//! Never: reads all of it: sixteen gigabytes would take longer to hash than to load.
+//! Invariant: equal for the same weights however they are cut into files; different when any
+//! tensor's name, format or shape differs, or a sampled byte of it.
+
+use super::config::{Biases, ModelConfig};
+use super::rope::{Rope, RopeScaling};
+use super::tensor::StoredTensor;
+use crate::ops::HeadShape;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Tensors up to this size are hashed whole, larger ones by samples. In bytes.
+const WHOLE_BYTES_MAX: usize = 1 << 16;
+/// Samples taken of a large tensor, and bytes of each. A finetune or a merged adapter changes
+/// nearly every element of the tensors it touches, so that any of these would show it.
+const SAMPLES: usize = 64;
+const SAMPLE_BYTES: usize = 256;
+
+/// The identity of a checkpoint's weights and of the constants they are run with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Revision([u8; 32]);
+
+impl fmt::Display for Revision {
+    /// Sixteen hexadecimal digits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .take(8)
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+pub(super) fn of(config: &ModelConfig, tensors: &BTreeMap<String, StoredTensor>) -> Revision {
+    let mut hash = blake3::Hasher::new();
+    hash.update(b"cleave weights 1\n");
+    hash.update(constants(config).as_bytes());
+    for (name, tensor) in tensors {
+        let line = format!(
+            "{name} {:?} {}x{}\n",
+            tensor.stored(),
+            tensor.rows(),
+            tensor.columns()
+        );
+        hash.update(line.as_bytes());
+        sample(&mut hash, tensor.bytes());
+    }
+    Revision(*hash.finalize().as_bytes())
+}
+
+/// The constants that change what the weights compute, spelled so that a rename in the code does
+/// not change them.
+fn constants(config: &ModelConfig) -> String {
+    let ModelConfig {
+        architecture,
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        heads,
+        windows,
+        norm_epsilon,
+        rope,
+        context_tokens_max: _,
+        tied: _,
+        biases,
+        head_norms,
+        bos: _,
+        eos: _,
+    } = config;
+    let HeadShape {
+        query_heads,
+        kv_heads,
+        head_dim,
+    } = heads;
+    let Biases { qkv, output, mlp } = biases;
+    let Rope { theta, scaling } = rope;
+    let scaling = match scaling {
+        RopeScaling::None => "none".to_owned(),
+        RopeScaling::Linear { factor } => format!("linear {factor}"),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
+            format!("llama3 {factor} {low_freq_factor} {high_freq_factor} {original_context}")
+        }
+    };
+    let windows: Vec<usize> = windows.iter().map(|window| window.unwrap_or(0)).collect();
+    format!(
+        "{} {vocab_size} {hidden_size} {intermediate_size} {query_heads}/{kv_heads}x{head_dim} \
+         {windows:?} {norm_epsilon} {theta} {scaling} {qkv} {output} {mlp} {head_norms}\n",
+        architecture.name()
+    )
+}
+
+fn sample(hash: &mut blake3::Hasher, bytes: &[u8]) {
+    if bytes.len() <= WHOLE_BYTES_MAX {
+        hash.update(bytes);
+        return;
+    }
+    let stride = (bytes.len() - SAMPLE_BYTES) / (SAMPLES - 1);
+    for index in 0..SAMPLES {
+        hash.update(&bytes[index * stride..][..SAMPLE_BYTES]);
+    }
+}

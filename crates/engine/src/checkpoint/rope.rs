@@ -1,0 +1,192 @@
+//! The rotary embedding's frequencies.
+//!
+//! Owns: which scalings are known and what they do to the frequencies.
+//! Never: rotates anything; that is the device's.
+//! Invariant: arithmetic is in the reference's precision (f32 angles), so that far positions agree
+//! with the model as it was trained.
+
+use super::CheckpointError;
+use super::fields::Fields;
+use std::f64::consts::TAU;
+
+/// A rotary embedding: base and scaling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// The base of the frequencies.
+    pub theta: f64,
+    /// What stretches it over longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// How the frequencies are stretched.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every frequency divided by the factor.
+    Linear {
+        /// At least 1.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided by the factor, high ones kept, a ramp between.
+    Llama3 {
+        /// At least 1.
+        factor: f64,
+        /// Wavelengths over `original / low_freq_factor` are stretched wholly.
+        low_freq_factor: f64,
+        /// Wavelengths under `original / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// The context the model was first trained on, in tokens.
+        original_context: f64,
+    },
+}
+
+/// Cosines and sines, `(positions, half)` each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RotaryValues {
+    /// Cosines.
+    pub cos: Vec<f32>,
+    /// Sines.
+    pub sin: Vec<f32>,
+}
+
+impl Rope {
+    /// Reads `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
+    pub(super) fn read(fields: &Fields) -> Result<Self, CheckpointError> {
+        let theta = fields.number("rope_theta")?;
+        if let Some(parameters) = fields.object("rope_parameters")? {
+            return Self::read_parameters(&parameters, theta);
+        }
+        let scaling = match fields.object("rope_scaling")? {
+            Some(scaling) => RopeScaling::read(&scaling)?,
+            None => RopeScaling::None,
+        };
+        Self::checked(fields, theta, scaling)
+    }
+
+    fn read_parameters(fields: &Fields, theta: Option<f64>) -> Result<Self, CheckpointError> {
+        const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+        let mut nested: Option<Self> = None;
+        for name in LAYER_TYPES {
+            let Some(object) = fields.object(name)? else {
+                continue;
+            };
+            let rope = Self::read_parameters(&object, theta)?;
+            if nested.as_ref().is_some_and(|first| *first != rope) {
+                let problem = "differs from the other layers'; one embedding for all is supported";
+                return Err(fields.unsupported(name, problem));
+            }
+            nested = Some(rope);
+        }
+        if let Some(rope) = nested {
+            return Ok(rope);
+        }
+        let theta = fields.number("rope_theta")?.or(theta);
+        if let Some(share) = fields.number("partial_rotary_factor")?
+            && share != 1.0
+        {
+            let problem = format!("{share} is not supported; only whole heads are rotated");
+            return Err(fields.unsupported("partial_rotary_factor", problem));
+        }
+        Self::checked(fields, theta, RopeScaling::read(fields)?)
+    }
+
+    fn checked(
+        fields: &Fields,
+        theta: Option<f64>,
+        scaling: RopeScaling,
+    ) -> Result<Self, CheckpointError> {
+        let theta = theta.unwrap_or(10_000.0);
+        if theta < 1.0 {
+            return Err(fields.damaged("rope_theta", format!("{theta} is less than 1")));
+        }
+        Ok(Self { theta, scaling })
+    }
+
+    /// Radians per position of each pair, `(head_dim / 2)`.
+    pub fn frequencies(&self, head_dim: usize) -> Vec<f32> {
+        (0..head_dim / 2)
+            .map(|pair| {
+                let exponent = (2 * pair) as f64 / head_dim as f64;
+                self.scaling.stretch(1.0 / self.theta.powf(exponent)) as f32
+            })
+            .collect()
+    }
+
+    /// Cosines and sines for positions `0..positions`.
+    pub fn table(&self, head_dim: usize, positions: usize) -> RotaryValues {
+        let frequencies = self.frequencies(head_dim);
+        let size = positions * frequencies.len();
+        let (mut cos, mut sin) = (Vec::with_capacity(size), Vec::with_capacity(size));
+        for position in 0..positions {
+            for frequency in &frequencies {
+                let angle = f64::from(position as f32 * frequency);
+                cos.push(angle.cos() as f32);
+                sin.push(angle.sin() as f32);
+            }
+        }
+        RotaryValues { cos, sin }
+    }
+}
+
+impl RopeScaling {
+    fn read(fields: &Fields) -> Result<Self, CheckpointError> {
+        let (name, kind) = match (fields.text("rope_type")?, fields.text("type")?) {
+            (Some(kind), _) => ("rope_type", kind),
+            (None, Some(kind)) => ("type", kind),
+            (None, None) => ("rope_type", "default"),
+        };
+        match kind {
+            "default" => Ok(Self::None),
+            "linear" => Ok(Self::Linear {
+                factor: positive(fields, "factor")?,
+            }),
+            "llama3" => {
+                let (low, high) = (
+                    positive(fields, "low_freq_factor")?,
+                    positive(fields, "high_freq_factor")?,
+                );
+                if low >= high {
+                    let problem = format!("{high} is not above low_freq_factor, {low}");
+                    return Err(fields.damaged("high_freq_factor", problem));
+                }
+                Ok(Self::Llama3 {
+                    factor: positive(fields, "factor")?,
+                    low_freq_factor: low,
+                    high_freq_factor: high,
+                    original_context: positive(fields, "original_max_position_embeddings")?,
+                })
+            }
+            other => {
+                let problem = format!("{other} scaling is not supported; linear and llama3 are");
+                Err(fields.unsupported(name, problem))
+            }
+        }
+    }
+
+    fn stretch(&self, frequency: f64) -> f64 {
+        match *self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                let wavelengths = original_context * frequency / TAU;
+                let kept = (wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let kept = kept.clamp(0.0, 1.0);
+                (1.0 - kept) * frequency / factor + kept * frequency
+            }
+        }
+    }
+}
+
+fn positive(fields: &Fields, name: &str) -> Result<f64, CheckpointError> {
+    match fields.number(name)? {
+        Some(number) if number > 0.0 => Ok(number),
+        Some(number) => Err(fields.damaged(name, format!("{number} is not above 0"))),
+        None => Err(fields.damaged(name, "is missing")),
+    }
+}

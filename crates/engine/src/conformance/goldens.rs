@@ -1,0 +1,122 @@
+//! Agreement with a reference implementation.
+
+use super::Build;
+use super::sequence::{BLOCK_TOKENS, Sequence};
+use crate::EngineLimits;
+use cleave_domain::{Sampled, Sampling, Scores};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Logits may differ by this much in f32: the reference sums in another order.
+const LOGIT_TOLERANCE: f32 = 1e-3;
+
+/// One prompt of `goldens.json`.
+#[derive(Clone, Debug)]
+pub(super) struct Golden {
+    pub(super) prompt: Vec<u32>,
+    tokens: Vec<u32>,
+    first_top: Vec<(u32, f32)>,
+    last_top: Vec<(u32, f32)>,
+}
+
+/// Compares an f32 engine with the folder's `goldens.json`: greedy tokens equal, and the top logits
+/// at the first and the last of them within 1e-3.
+///
+/// # Errors
+/// The first difference, or what kept the comparison from being made.
+pub fn goldens(dir: &Path, build: Build<'_>) -> Result<(), String> {
+    let list = read(dir)?;
+    let mut engine = build(
+        dir,
+        EngineLimits {
+            block_tokens: BLOCK_TOKENS,
+            blocks_count: 16,
+            slots_count: 1,
+            step_tokens_max: 256,
+        },
+    )?;
+    for (index, golden) in list.iter().enumerate() {
+        let sampling = Arc::new(Sampling {
+            // A few more than the golden has, so that a tie at the end cannot hide an id.
+            logprobs: Some(golden.first_top.len() as u32 + 4),
+            ..Sampling::greedy()
+        });
+        let mut sequence = Sequence::new(0, &golden.prompt, &sampling, 0..16);
+        sequence.run(&mut *engine, 256, golden.tokens.len())?;
+        compare(golden, &sequence.drawn)
+            .map_err(|difference| format!("{}: prompt {index}: {difference}", dir.display()))?;
+    }
+    Ok(())
+}
+
+fn compare(golden: &Golden, drawn: &[Sampled]) -> Result<(), String> {
+    let tops = [
+        ("first", drawn.first(), &golden.first_top),
+        ("last", drawn.last(), &golden.last_top),
+    ];
+    let first = tops[0];
+    compare_top(first)?;
+    let tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
+    if tokens != golden.tokens {
+        return Err(format!("tokens {tokens:?}, not {:?}", golden.tokens));
+    }
+    compare_top(tops[1])
+}
+
+fn compare_top(
+    (place, sampled, want): (&str, Option<&Sampled>, &Vec<(u32, f32)>),
+) -> Result<(), String> {
+    let scores: Option<&Scores> = sampled.and_then(|sampled| sampled.scores.as_ref());
+    let top = &scores.ok_or("no scores")?.top;
+    for (id, logit) in want {
+        let ours = top.iter().find(|(other, _)| other == id);
+        match ours {
+            Some((_, ours)) if (ours - logit).abs() <= LOGIT_TOLERANCE => {}
+            Some((_, ours)) => {
+                return Err(format!("{place} logit of {id} is {ours}, not {logit}"));
+            }
+            None => return Err(format!("{place}: {id} is not among the top")),
+        }
+    }
+    Ok(())
+}
+
+/// Reads `goldens.json`.
+pub(super) fn read(dir: &Path) -> Result<Vec<Golden>, String> {
+    let file = dir.join("goldens.json");
+    let at = |problem: String| format!("{}: {problem}", file.display());
+    let bytes = std::fs::read(&file).map_err(|error| at(error.to_string()))?;
+    let json: Value = serde_json::from_slice(&bytes).map_err(|error| at(error.to_string()))?;
+    let prompts = json["prompts"].as_array();
+    let list: Option<Vec<Golden>> =
+        prompts.and_then(|prompts| prompts.iter().map(golden).collect());
+    match list {
+        Some(list) if !list.is_empty() => Ok(list),
+        _ => Err(at("prompts are missing or misshapen".to_owned())),
+    }
+}
+
+fn golden(value: &Value) -> Option<Golden> {
+    let ids = |name: &str| -> Option<Vec<u32>> {
+        let list = value[name].as_array()?;
+        list.iter()
+            .map(|id| u32::try_from(id.as_u64()?).ok())
+            .collect()
+    };
+    let top = |name: &str| -> Option<Vec<(u32, f32)>> {
+        let list = value[name].as_array()?;
+        list.iter()
+            .map(|pair| {
+                let id = u32::try_from(pair[0].as_u64()?).ok()?;
+                Some((id, pair[1].as_f64()? as f32))
+            })
+            .collect()
+    };
+    Some(Golden {
+        prompt: ids("prompt_tokens")?,
+        tokens: ids("tokens")?,
+        first_top: top("first_top_logits")?,
+        last_top: top("last_top_logits")?,
+    })
+}

@@ -1,0 +1,18 @@
+//! What every engine must show, whatever it runs on.
+//!
+//! Owns: the comparison with a reference's goldens, and path independence to the bit.
+//! Never: knows how an engine is built: the caller hands in a [`Build`].
+//! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
+
+mod goldens;
+mod paths;
+mod sequence;
+
+pub use goldens::goldens;
+pub use paths::path_independence;
+
+use crate::{Engine, EngineLimits};
+use std::path::Path;
+
+/// Builds a fresh engine for a checkpoint's folder.
+pub type Build<'a> = &'a dyn Fn(&Path, EngineLimits) -> Result<Box<dyn Engine>, String>;

@@ -1,0 +1,215 @@
+//! The forward pass, written once over [`Ops`].
+//!
+//! Owns: the activation buffers and the order of operations.
+//! Never: samples, checks a plan, or allocates between layers.
+//! Invariant: a row's result depends on its own row and its sequence's KV alone, because every
+//! operation does (see [`crate::ops`]) and nothing else is done to rows.
+
+use crate::EngineError;
+use crate::ops::{
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, Residual,
+};
+use crate::weights::{Layer, Weights};
+
+/// Rows whose logits are on the host at once; bounds that memory for prompts that are scored.
+pub(crate) const LOGIT_ROWS_MAX: usize = 32;
+
+/// Activations of one pass, `(rows_max, width)` each.
+pub(crate) struct Buffers<O: Ops> {
+    residual: O::Rows,
+    normed: O::Rows,
+    qkv: O::Rows,
+    attended: O::Rows,
+    /// What attention or the MLP adds to the residual.
+    delta: O::Rows,
+    gate_up: O::Rows,
+    gated: O::Rows,
+    /// The rows whose logits are wanted: in the last layer, what follows attention is for them only.
+    residual_wanted: O::Rows,
+    attended_wanted: O::Rows,
+    /// `(LOGIT_ROWS_MAX, hidden)`.
+    head_input: O::Rows,
+}
+
+/// One pass: what it reads and where its KV goes.
+pub(crate) struct Pass<'a, O: Ops> {
+    pub(crate) ops: &'a mut O,
+    pub(crate) weights: &'a Weights<O::Pack>,
+    pub(crate) pool: &'a mut O::Pool,
+    pub(crate) buffers: &'a mut Buffers<O>,
+}
+
+impl<O: Ops> Buffers<O> {
+    pub(crate) fn new(
+        ops: &O,
+        weights: &Weights<O::Pack>,
+        rows_max: usize,
+    ) -> Result<Self, EngineError> {
+        let config = &weights.config;
+        let (hidden, gate) = (config.hidden_size, config.intermediate_size);
+        let query = config.heads.query_width();
+        Ok(Self {
+            residual: ops.rows(rows_max, hidden)?,
+            normed: ops.rows(rows_max, hidden)?,
+            qkv: ops.rows(rows_max, config.heads.qkv_width())?,
+            attended: ops.rows(rows_max, query)?,
+            delta: ops.rows(rows_max, hidden)?,
+            gate_up: ops.rows(rows_max, 2 * gate)?,
+            gated: ops.rows(rows_max, gate)?,
+            residual_wanted: ops.rows(rows_max, hidden)?,
+            attended_wanted: ops.rows(rows_max, query)?,
+            head_input: ops.rows(LOGIT_ROWS_MAX, hidden)?,
+        })
+    }
+}
+
+impl<O: Ops> Pass<'_, O> {
+    /// Runs the batch: stores every row's KV, and brings the rows in `wanted` to the last layer's
+    /// end, where [`Pass::logits`] takes them up.
+    pub(crate) fn run(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), EngineError> {
+        let rows = batch.rows_count();
+        let weights = self.weights;
+        self.ops.begin(batch)?;
+        self.ops
+            .embed(batch, &weights.table, &mut self.buffers.residual)?;
+        let last = weights.layers.len() - 1;
+        for (index, layer) in weights.layers.iter().enumerate() {
+            self.enter(index, layer, rows)?;
+            self.store_kv(batch, index, layer)?;
+            if index < last {
+                self.attend(batch, index)?;
+                self.leave(layer, rows)?;
+            } else if !wanted.is_empty() {
+                self.attend(batch, index)?;
+                self.narrow(wanted)?;
+                self.leave(layer, wanted.len())?;
+                self.finish(wanted.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of the wanted rows from number `first`, as many as `out` `(rows, vocab)` holds.
+    pub(crate) fn logits(&mut self, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
+        let rows = out.len() / self.weights.config.vocab_size;
+        let indices: [u32; LOGIT_ROWS_MAX] = std::array::from_fn(|row| (first + row) as u32);
+        let buffers = &mut *self.buffers;
+        self.ops
+            .gather(&indices[..rows], &buffers.normed, &mut buffers.head_input)?;
+        self.ops
+            .logits(&self.weights.head, rows, &buffers.head_input, out)
+    }
+
+    /// The last norm, for the wanted rows, which lie at the front since `narrow`.
+    fn finish(&mut self, rows: usize) -> Result<(), EngineError> {
+        let norm = Norm {
+            weight: &self.weights.norm,
+            epsilon: self.weights.config.norm_epsilon,
+        };
+        let buffers = &mut *self.buffers;
+        let sum = Residual {
+            residual: &mut buffers.residual,
+            delta: &buffers.delta,
+        };
+        self.ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)
+    }
+
+    /// From the residual stream to normed input; adds what the layer before left in `delta`.
+    fn enter(
+        &mut self,
+        index: usize,
+        layer: &Layer<O::Pack>,
+        rows: usize,
+    ) -> Result<(), EngineError> {
+        let buffers = &mut *self.buffers;
+        let norm = Norm {
+            weight: &layer.input_norm,
+            epsilon: self.weights.config.norm_epsilon,
+        };
+        if index == 0 {
+            return self
+                .ops
+                .rms_norm(&norm, rows, &buffers.residual, &mut buffers.normed);
+        }
+        let sum = Residual {
+            residual: &mut buffers.residual,
+            delta: &buffers.delta,
+        };
+        self.ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)
+    }
+
+    /// Queries, keys and values; keys and values go to the pool.
+    fn store_kv(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        layer: &Layer<O::Pack>,
+    ) -> Result<(), EngineError> {
+        let rows = batch.rows_count();
+        let config = &self.weights.config;
+        let heads: HeadShape = config.heads;
+        let buffers = &mut *self.buffers;
+        self.ops
+            .matmul(&layer.qkv, rows, &buffers.normed, &mut buffers.qkv)?;
+        if let (Some(query), Some(key)) = (&layer.query_norm, &layer.key_norm) {
+            let norms = HeadNorms {
+                query,
+                key,
+                epsilon: config.norm_epsilon,
+            };
+            self.ops.head_norm(&norms, heads, rows, &mut buffers.qkv)?;
+        }
+        let pool = LayerOf {
+            pool: &mut *self.pool,
+            layer: index,
+        };
+        self.ops
+            .rotate_store(batch, &self.weights.rotary, &mut buffers.qkv, pool)
+    }
+
+    fn attend(&mut self, batch: &Batch, index: usize) -> Result<(), EngineError> {
+        let config = &self.weights.config;
+        let attention = Attention {
+            layer: index,
+            scale: 1.0 / (config.heads.head_dim as f32).sqrt(),
+            window: config.windows[index],
+        };
+        let io = AttentionIo {
+            qkv: &self.buffers.qkv,
+            pool: &*self.pool,
+            out: &mut self.buffers.attended,
+        };
+        self.ops.attend(batch, &attention, io)
+    }
+
+    /// Brings the wanted rows to the front of the buffers that the rest of the last layer uses.
+    fn narrow(&mut self, wanted: &[u32]) -> Result<(), EngineError> {
+        let buffers = &mut *self.buffers;
+        self.ops
+            .gather(wanted, &buffers.attended, &mut buffers.attended_wanted)?;
+        self.ops
+            .gather(wanted, &buffers.residual, &mut buffers.residual_wanted)?;
+        std::mem::swap(&mut buffers.attended, &mut buffers.attended_wanted);
+        std::mem::swap(&mut buffers.residual, &mut buffers.residual_wanted);
+        Ok(())
+    }
+
+    /// Attention's output projection and the MLP, which leaves its part in `delta`.
+    fn leave(&mut self, layer: &Layer<O::Pack>, rows: usize) -> Result<(), EngineError> {
+        let buffers = &mut *self.buffers;
+        let ops = &mut *self.ops;
+        let norm = Norm {
+            weight: &layer.post_norm,
+            epsilon: self.weights.config.norm_epsilon,
+        };
+        ops.matmul(&layer.output, rows, &buffers.attended, &mut buffers.delta)?;
+        let sum = Residual {
+            residual: &mut buffers.residual,
+            delta: &buffers.delta,
+        };
+        ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)?;
+        ops.matmul(&layer.gate_up, rows, &buffers.normed, &mut buffers.gate_up)?;
+        ops.silu_gate(rows, &buffers.gate_up, &mut buffers.gated)?;
+        ops.matmul(&layer.down, rows, &buffers.gated, &mut buffers.delta)
+    }
+}

@@ -1,0 +1,325 @@
+//! A model with a KV pool: [`Engine`] over any [`Ops`].
+//!
+//! Owns: slots, the pool, and what a step does in which order.
+//! Never: decides what to run.
+//! Invariant: a refused plan changes nothing.
+
+use crate::forward::{Buffers, LOGIT_ROWS_MAX, Pass};
+use crate::ops::{Batch, BatchSegment, Ops, PoolShape};
+use crate::plan::{PlanCheck, out_of_range};
+use crate::sampling::{Sampler, Slot};
+use crate::weights::Weights;
+use crate::{Engine, EngineDescription, EngineError};
+use cleave_domain::{
+    BlockIndex, Capacity, Fingerprint, LogitsWanted, Sampled, Segment, SlotIndex, StepPlan,
+    StepResult,
+};
+use std::sync::Arc;
+
+/// What an engine is to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineLimits {
+    /// Tokens per block, at least 1.
+    pub block_tokens: u32,
+    /// Blocks in the pool, at least 1.
+    pub blocks_count: u32,
+    /// Sequences that have a slot at once, at least 1.
+    pub slots_count: u32,
+    /// Tokens in one step at most, at least 1. Activations are allocated for so many rows.
+    pub step_tokens_max: u32,
+}
+
+/// A model on a device.
+pub struct ModelEngine<O: Ops> {
+    ops: O,
+    weights: Arc<Weights<O::Pack>>,
+    pool: O::Pool,
+    buffers: Buffers<O>,
+    description: EngineDescription,
+    check: PlanCheck,
+    slots: Vec<Option<Slot>>,
+    sampler: Sampler,
+    /// The step's rows, kept for their memory.
+    batch: Batch,
+    /// Rows of the batch whose logits are wanted.
+    wanted: Vec<u32>,
+    /// What each of them is wanted for, in the same order.
+    purposes: Vec<Purpose>,
+    /// `(LOGIT_ROWS_MAX, vocab)`.
+    logits: Vec<f32>,
+}
+
+/// What a row's logits are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// Score the token at this index of the slot's history.
+    Score(SlotIndex, usize),
+    /// Draw the slot's next token.
+    Sample(SlotIndex),
+}
+
+impl<O: Ops> ModelEngine<O> {
+    /// Allocates everything an engine needs; nothing is allocated for a step later but its result.
+    ///
+    /// # Errors
+    /// `Plan` if a limit is 0 or a block would exceed 4 GiB; `Device` if memory is short.
+    pub fn new(
+        ops: O,
+        weights: Arc<Weights<O::Pack>>,
+        limits: EngineLimits,
+    ) -> Result<Self, EngineError> {
+        let EngineLimits {
+            block_tokens,
+            blocks_count,
+            slots_count,
+            step_tokens_max,
+        } = limits;
+        if [block_tokens, blocks_count, slots_count, step_tokens_max].contains(&0) {
+            return Err(EngineError::Plan(format!("a limit is 0: {limits:?}")));
+        }
+        let config = weights.config();
+        let shape = PoolShape {
+            blocks_count: blocks_count as usize,
+            layers_count: config.layers_count(),
+            heads: config.heads,
+            block_tokens: block_tokens as usize,
+            precision: weights.precision,
+        };
+        let block_bytes = u32::try_from(shape.block_bytes())
+            .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
+        let description = EngineDescription {
+            model: weights.name.clone(),
+            device: ops.device(),
+            fingerprint: fingerprint(&weights, &shape),
+            capacity: Capacity {
+                block_tokens,
+                block_bytes,
+                blocks_count,
+                slots_count,
+                step_tokens_max,
+                context_tokens_max: weights.context_tokens_max() as u32,
+            },
+            vocab_size: config.vocab_size as u32,
+        };
+        Ok(Self {
+            pool: ops.pool(shape)?,
+            buffers: Buffers::new(&ops, &weights, step_tokens_max as usize)?,
+            check: PlanCheck::new(blocks_count as usize, slots_count as usize),
+            slots: (0..slots_count).map(|_| None).collect(),
+            sampler: Sampler::default(),
+            batch: Batch::default(),
+            wanted: Vec::new(),
+            purposes: Vec::new(),
+            logits: vec![0.0; LOGIT_ROWS_MAX * config.vocab_size],
+            ops,
+            weights,
+            description,
+        })
+    }
+
+    fn lay_out(&mut self, plan: &StepPlan) {
+        let Self {
+            batch,
+            wanted,
+            purposes,
+            slots,
+            ..
+        } = self;
+        let block_tokens = self.description.capacity.block_tokens as usize;
+        batch.tokens.clear();
+        batch.positions.clear();
+        batch.segments.clear();
+        batch.blocks.clear();
+        wanted.clear();
+        purposes.clear();
+        for segment in &plan.segments {
+            let (first, len) = (batch.tokens.len(), segment.len as usize);
+            let (position, table) = (segment.position as usize, batch.blocks.len());
+            let end = position + len;
+            let slot = slots[segment.slot.0 as usize].as_ref();
+            let slot = slot.expect("the plan was checked: every slot is open");
+            let history = &slot.history;
+            batch.tokens.extend(&history[position..end]);
+            batch.positions.extend(segment.position..end as u32);
+            let used = &segment.blocks[..end.div_ceil(block_tokens)];
+            batch.blocks.extend(used);
+            batch.segments.push(BatchSegment {
+                rows: first..first + len,
+                position,
+                blocks: table..batch.blocks.len(),
+            });
+            for (row, purpose) in purposes_of(segment, history.len()) {
+                wanted.push((first + row) as u32);
+                purposes.push(purpose);
+            }
+        }
+    }
+
+    /// Draws and scores every wanted row.
+    fn take_logits(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
+        let vocab = self.weights.config().vocab_size;
+        let mut first = 0;
+        while first < self.wanted.len() {
+            let rows = (self.wanted.len() - first).min(LOGIT_ROWS_MAX);
+            let mut pass = Pass {
+                ops: &mut self.ops,
+                weights: &self.weights,
+                pool: &mut self.pool,
+                buffers: &mut self.buffers,
+            };
+            pass.logits(first, &mut self.logits[..rows * vocab])?;
+            for row in 0..rows {
+                let purpose = self.purposes[first + row];
+                self.take_row(purpose, row, result)?;
+            }
+            first += rows;
+        }
+        Ok(())
+    }
+
+    fn take_row(
+        &mut self,
+        purpose: Purpose,
+        row: usize,
+        result: &mut StepResult,
+    ) -> Result<(), EngineError> {
+        let vocab = self.weights.config().vocab_size;
+        let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
+        let (Purpose::Score(slot, _) | Purpose::Sample(slot)) = purpose;
+        let state = self.slots[slot.0 as usize]
+            .as_mut()
+            .expect("the plan was checked: every slot is open");
+        let not_finite = |_| EngineError::Device(format!("the logits of {slot} are not finite"));
+        match purpose {
+            Purpose::Sample(_) => {
+                let (token, scores) = self.sampler.draw(state, logits).map_err(not_finite)?;
+                result.sampled.push((slot, Sampled { token, scores }));
+            }
+            Purpose::Score(_, at) => {
+                let token = state.history[at];
+                let count = state.sampling.prompt_logprobs.unwrap_or(0);
+                let scores = self.sampler.score(logits, token, count);
+                let scored = Sampled {
+                    token,
+                    scores: Some(scores.map_err(not_finite)?),
+                };
+                match result.prompt_scores.last_mut() {
+                    Some((last, list)) if *last == slot => list.push(scored),
+                    _ => result.prompt_scores.push((slot, vec![scored])),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_range(&self, block: BlockIndex, offset: usize, len: usize) -> Result<(), EngineError> {
+        if block.0 >= self.description.capacity.blocks_count {
+            return Err(EngineError::Plan(out_of_range(&self.description, block)));
+        }
+        let bytes = self.description.capacity.block_bytes as usize;
+        match offset.checked_add(len) {
+            Some(end) if end <= bytes => Ok(()),
+            _ => Err(EngineError::Plan(format!(
+                "{len} bytes from {offset} of a block of {bytes}"
+            ))),
+        }
+    }
+}
+
+/// The rows of a segment whose logits are wanted, in order, and why.
+fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, Purpose)> {
+    let (slot, len) = (segment.slot, segment.len as usize);
+    let position = segment.position as usize;
+    let (scored, samples) = match segment.logits {
+        LogitsWanted::No => (0, false),
+        LogitsWanted::Sample => (0, true),
+        // A row scores the token after it, as far as tokens are known.
+        LogitsWanted::Score => (len.min(known - position - 1), false),
+        LogitsWanted::ScoreAndSample => (len - 1, true),
+    };
+    let scores = (0..scored).map(move |row| (row, Purpose::Score(slot, position + row + 1)));
+    scores.chain(samples.then_some((len - 1, Purpose::Sample(slot))))
+}
+
+/// What must be equal for blocks to mean the same.
+fn fingerprint<P: crate::ops::Pack>(weights: &Weights<P>, shape: &PoolShape) -> Fingerprint {
+    let PoolShape {
+        blocks_count: _,
+        layers_count,
+        heads,
+        block_tokens,
+        precision,
+    } = shape;
+    Fingerprint(format!(
+        "{}-{}-l{layers_count}h{}d{}t{block_tokens}",
+        weights.revision,
+        precision.name(),
+        heads.kv_heads,
+        heads.head_dim,
+    ))
+}
+
+impl<O: Ops> Engine for ModelEngine<O> {
+    fn describe(&self) -> &EngineDescription {
+        &self.description
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
+        self.check
+            .check(&self.description, &self.slots, plan)
+            .map_err(EngineError::Plan)?;
+        for open in &plan.opens {
+            self.slots[open.slot.0 as usize] = Some(Slot::open(open));
+        }
+        let mut result = StepResult {
+            step: plan.step,
+            ..StepResult::default()
+        };
+        if plan.segments.is_empty() {
+            return Ok(result);
+        }
+        self.lay_out(plan);
+        let mut pass = Pass {
+            ops: &mut self.ops,
+            weights: &self.weights,
+            pool: &mut self.pool,
+            buffers: &mut self.buffers,
+        };
+        pass.run(&self.batch, &self.wanted)?;
+        self.take_logits(&mut result)?;
+        Ok(result)
+    }
+
+    fn read_block(
+        &self,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        self.check_range(block, offset, out.len())?;
+        self.ops.read_block(&self.pool, block, offset, out)
+    }
+
+    fn write_block(
+        &mut self,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        self.check_range(block, offset, bytes.len())?;
+        self.ops.write_block(&mut self.pool, block, offset, bytes)
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        for (from, to) in pairs {
+            self.check_range(*from, 0, 0)?;
+            self.check_range(*to, 0, 0)?;
+        }
+        for (from, to) in pairs {
+            if from != to {
+                self.ops.copy_block(&mut self.pool, *from, *to)?;
+            }
+        }
+        Ok(())
+    }
+}

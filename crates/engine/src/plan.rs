@@ -1,0 +1,156 @@
+//! Whether a step can be run.
+//!
+//! Owns: every rule a [`StepPlan`] must keep. Nothing of a plan is believed.
+//! Never: changes an engine.
+//! Invariant: a plan that passes cannot index outside a buffer, write two sequences into one block,
+//! or run a token that is not in the slot's history.
+
+use crate::EngineDescription;
+use crate::sampling::{self, Slot};
+use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Segment, StepPlan};
+
+/// Marks which blocks and slots a plan has named, without clearing them between plans.
+#[derive(Debug)]
+pub(crate) struct PlanCheck {
+    /// Segment that last named a block, as a serial number.
+    named: Vec<u64>,
+    /// Plan that last wrote a block.
+    written: Vec<u64>,
+    /// Plan that last ran a slot.
+    ran: Vec<u64>,
+    segments_serial: u64,
+    plans_serial: u64,
+}
+
+impl PlanCheck {
+    pub(crate) fn new(blocks_count: usize, slots_count: usize) -> Self {
+        Self {
+            named: vec![0; blocks_count],
+            written: vec![0; blocks_count],
+            ran: vec![0; slots_count],
+            segments_serial: 0,
+            plans_serial: 0,
+        }
+    }
+
+    /// Says what is wrong with a plan, if anything.
+    pub(crate) fn check(
+        &mut self,
+        engine: &EngineDescription,
+        slots: &[Option<Slot>],
+        plan: &StepPlan,
+    ) -> Result<(), String> {
+        for (index, open) in plan.opens.iter().enumerate() {
+            check_open(engine, open).map_err(|problem| format!("{}: {problem}", open.slot))?;
+            if plan.opens[..index].iter().any(|o| o.slot == open.slot) {
+                return Err(format!("{} is opened twice", open.slot));
+            }
+        }
+        self.plans_serial += 1;
+        let mut rows = 0;
+        for segment in &plan.segments {
+            rows += segment.len as usize;
+            if rows > engine.capacity.step_tokens_max as usize {
+                let most = engine.capacity.step_tokens_max;
+                return Err(format!("{rows} tokens or more in a step of {most}"));
+            }
+            self.check_segment(engine, slots, (plan, segment))
+                .map_err(|problem| format!("{}: {problem}", segment.slot))?;
+        }
+        Ok(())
+    }
+
+    fn check_segment(
+        &mut self,
+        engine: &EngineDescription,
+        slots: &[Option<Slot>],
+        (plan, segment): (&StepPlan, &Segment),
+    ) -> Result<(), String> {
+        let slot = segment.slot.0 as usize;
+        let Some(ran) = self.ran.get_mut(slot) else {
+            return Err(format!(
+                "no such slot, there are {}",
+                engine.capacity.slots_count
+            ));
+        };
+        if std::mem::replace(ran, self.plans_serial) == self.plans_serial {
+            return Err("has two segments".to_owned());
+        }
+        let opened = plan.opens.iter().find(|open| open.slot == segment.slot);
+        let known = match (opened, &slots[slot]) {
+            (Some(open), _) => open.prompt.len() + open.output.len(),
+            (None, Some(slot)) => slot.history.len(),
+            (None, None) => return Err("was never opened".to_owned()),
+        };
+        if segment.len == 0 {
+            return Err("a segment without tokens".to_owned());
+        }
+        let position = segment.position as usize;
+        let end = position + segment.len as usize;
+        if end > engine.capacity.context_tokens_max as usize {
+            let most = engine.capacity.context_tokens_max;
+            return Err(format!("position {end} in a context of {most}"));
+        }
+        if end > known {
+            return Err(format!("tokens {position}..{end} of {known}"));
+        }
+        let samples = matches!(
+            segment.logits,
+            LogitsWanted::Sample | LogitsWanted::ScoreAndSample
+        );
+        if samples && end != known {
+            return Err(format!("samples after {end} of {known} tokens"));
+        }
+        self.check_blocks(engine, segment, end)
+    }
+
+    fn check_blocks(
+        &mut self,
+        engine: &EngineDescription,
+        segment: &Segment,
+        end: usize,
+    ) -> Result<(), String> {
+        let block_tokens = engine.capacity.block_tokens as usize;
+        let needed = end.div_ceil(block_tokens);
+        let Some(table) = segment.blocks.get(..needed) else {
+            let has = segment.blocks.len();
+            return Err(format!("{has} blocks for {end} tokens, needs {needed}"));
+        };
+        let first_written = segment.position as usize / block_tokens;
+        self.segments_serial += 1;
+        for (ordinal, block) in table.iter().enumerate() {
+            let index = block.0 as usize;
+            let Some(named) = self.named.get_mut(index) else {
+                return Err(out_of_range(engine, *block));
+            };
+            if std::mem::replace(named, self.segments_serial) == self.segments_serial {
+                return Err(format!("block {block} is twice in its table"));
+            }
+            if ordinal >= first_written {
+                let written = std::mem::replace(&mut self.written[index], self.plans_serial);
+                if written == self.plans_serial {
+                    return Err(format!("block {block} is written by two sequences"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As an error says it.
+pub(crate) fn out_of_range(engine: &EngineDescription, block: BlockIndex) -> String {
+    format!(
+        "no block {block}, the pool has {}",
+        engine.capacity.blocks_count
+    )
+}
+
+fn check_open(engine: &EngineDescription, open: &OpenSlot) -> Result<(), String> {
+    if open.slot.0 >= engine.capacity.slots_count {
+        return Err(format!(
+            "no such slot, there are {}",
+            engine.capacity.slots_count
+        ));
+    }
+    sampling::check(open, engine.vocab_size as usize)
+}

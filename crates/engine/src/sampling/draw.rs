@@ -1,0 +1,179 @@
+//! From logits to a token.
+
+use super::philox::uniform;
+use super::select::{Candidate, top};
+use super::slot::Slot;
+use super::softmax;
+use cleave_domain::{Sampling, Scores, TokenId};
+
+/// How many candidates a nucleus is first looked for in; grows eightfold until it is found.
+const NUCLEUS_FIRST: usize = 128;
+
+/// Scratch space for drawing, shared by all slots.
+#[derive(Debug, Default)]
+pub(crate) struct Sampler {
+    undo: Vec<(TokenId, f32)>,
+    candidates: Vec<Candidate>,
+    /// `exp((logit − max) / temperature)`, of every token or of every candidate.
+    weights: Vec<f32>,
+}
+
+/// The logits hold something that is not a finite number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotFinite;
+
+impl Sampler {
+    /// Draws a slot's next token and appends it to the slot's history. `logits` `(vocab)` are
+    /// scratch afterwards.
+    pub(crate) fn draw(
+        &mut self,
+        slot: &mut Slot,
+        logits: &mut [f32],
+    ) -> Result<(TokenId, Option<Scores>), NotFinite> {
+        if !softmax::all_finite(logits) {
+            return Err(NotFinite);
+        }
+        let mut scores = slot
+            .sampling
+            .logprobs
+            .map(|count| self.describe(logits, count));
+        slot.adjust(logits, &mut self.undo);
+        let token = if slot.is_greedy() {
+            softmax::argmax(logits) as TokenId
+        } else {
+            let uniform = uniform(slot.sampling.seed, slot.history.len() as u64);
+            self.pick(&slot.sampling, logits, uniform)
+        };
+        if let Some(scores) = &mut scores {
+            let before = self.undo.iter().find(|(changed, _)| *changed == token);
+            scores.chosen = before.map_or(logits[token as usize], |(_, logit)| *logit);
+        }
+        slot.push(token);
+        Ok((token, scores))
+    }
+
+    /// What the model thinks of a token that is already there.
+    pub(crate) fn score(
+        &mut self,
+        logits: &[f32],
+        token: TokenId,
+        top_count: u32,
+    ) -> Result<Scores, NotFinite> {
+        if !softmax::all_finite(logits) {
+            return Err(NotFinite);
+        }
+        let mut scores = self.describe(logits, top_count);
+        scores.chosen = logits[token as usize];
+        Ok(scores)
+    }
+
+    fn describe(&mut self, logits: &[f32], top_count: u32) -> Scores {
+        top(logits, top_count as usize, &mut self.candidates);
+        Scores {
+            normalizer: softmax::log_sum_exp(logits),
+            chosen: 0.0,
+            top: self.candidates.clone(),
+        }
+    }
+
+    /// Temperature, top-k, top-p, min-p, and the draw with `uniform` in `[0, 1)`.
+    pub(super) fn pick(&mut self, sampling: &Sampling, logits: &[f32], uniform: f64) -> TokenId {
+        let most = softmax::max(logits);
+        if most == f32::NEG_INFINITY {
+            return 0;
+        }
+        let heat = 1.0 / sampling.temperature;
+        let power = |logit: f32| softmax::exp((logit - most) * heat);
+        let top_k = match sampling.top_k as usize {
+            0 => logits.len(),
+            k => k.min(logits.len()),
+        };
+        if top_k == logits.len() {
+            self.weights.clear();
+            self.weights
+                .extend(logits.iter().map(|logit| power(*logit)));
+            if sampling.top_p >= 1.0 {
+                drop_unlikely(&mut self.weights, sampling.min_p);
+                return draw_index(&self.weights, uniform) as TokenId;
+            }
+            let total = sum(&self.weights);
+            self.nucleus(logits, f64::from(sampling.top_p) * total);
+        } else {
+            top(logits, top_k, &mut self.candidates);
+        }
+        self.weights.clear();
+        self.weights
+            .extend(self.candidates.iter().map(|(_, logit)| power(*logit)));
+        if top_k < logits.len() && sampling.top_p < 1.0 {
+            let share = f64::from(sampling.top_p) * sum(&self.weights);
+            let kept = prefix_reaching(&self.weights, share).unwrap_or(self.weights.len());
+            self.weights.truncate(kept);
+        }
+        drop_unlikely(&mut self.weights, sampling.min_p);
+        self.candidates[draw_index(&self.weights, uniform)].0
+    }
+
+    /// Leaves in `candidates` the smallest set of most likely tokens whose weights reach `share`.
+    /// `weights` are those of the whole vocabulary.
+    fn nucleus(&mut self, logits: &[f32], share: f64) {
+        let mut count = NUCLEUS_FIRST.min(logits.len());
+        loop {
+            top(logits, count, &mut self.candidates);
+            let mut reached = 0.0;
+            let end = self.candidates.iter().position(|(token, _)| {
+                reached += f64::from(self.weights[*token as usize]);
+                reached >= share
+            });
+            if let Some(last) = end {
+                self.candidates.truncate(last + 1);
+                return;
+            }
+            if count == logits.len() {
+                return;
+            }
+            count = (count * 8).min(logits.len());
+        }
+    }
+}
+
+fn sum(weights: &[f32]) -> f64 {
+    weights.iter().map(|weight| f64::from(*weight)).sum()
+}
+
+/// How many leading weights reach `share`.
+fn prefix_reaching(weights: &[f32], share: f64) -> Option<usize> {
+    let mut reached = 0.0;
+    let last = weights.iter().position(|weight| {
+        reached += f64::from(*weight);
+        reached >= share
+    })?;
+    Some(last + 1)
+}
+
+/// Min-p: the most likely token's weight is 1, so the share is the weight.
+fn drop_unlikely(weights: &mut [f32], min_p: f32) {
+    if min_p > 0.0 {
+        for weight in weights {
+            if *weight < min_p {
+                *weight = 0.0;
+            }
+        }
+    }
+}
+
+/// The index at which the running sum first passes `uniform` of the total.
+fn draw_index(weights: &[f32], uniform: f64) -> usize {
+    let goal = uniform * sum(weights);
+    let mut reached = 0.0;
+    let mut last = 0;
+    for (index, weight) in weights.iter().enumerate() {
+        if *weight > 0.0 {
+            last = index;
+            reached += f64::from(*weight);
+            if reached > goal {
+                return index;
+            }
+        }
+    }
+    last
+}

@@ -1,0 +1,68 @@
+//! The most likely tokens, without sorting the vocabulary.
+//!
+//! Owns: partial selection.
+//! Never: knows a probability.
+//! Invariant: the result is the head of the total order "larger logit first, then smaller id".
+
+use cleave_domain::TokenId;
+use std::cmp::Ordering;
+
+/// A token with its logit.
+pub(crate) type Candidate = (TokenId, f32);
+
+fn order(a: &Candidate, b: &Candidate) -> Ordering {
+    b.1.partial_cmp(&a.1)
+        .expect("logits were checked to be numbers")
+        .then(a.0.cmp(&b.0))
+}
+
+/// The `count` first tokens in order, fewer if there are fewer. `out` is emptied first.
+pub(crate) fn top(logits: &[f32], count: usize, out: &mut Vec<Candidate>) {
+    out.clear();
+    let count = count.min(logits.len());
+    if count == 0 {
+        return;
+    }
+    // Candidates gather until there are twice as many as wanted, then the worse half goes. Ids
+    // ascend, so a later token that only equals the worst kept one is never before it.
+    let full = (2 * count).max(count + 64);
+    let mut bar = f32::NEG_INFINITY;
+    let mut bar_is_set = false;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > bar || !bar_is_set {
+            out.push((id as TokenId, *logit));
+            if out.len() == full {
+                out.select_nth_unstable_by(count - 1, order);
+                out.truncate(count);
+                bar = out[count - 1].1;
+                bar_is_set = true;
+            }
+        }
+    }
+    out.sort_unstable_by(order);
+    out.truncate(count);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Few distinct values, so that ties are everywhere.
+        #[test]
+        fn selection_is_the_head_of_a_full_sort(
+            values in prop::collection::vec(-6i8..6, 0..900),
+            count in 0usize..300,
+        ) {
+            let logits: Vec<f32> = values.iter().map(|v| f32::from(*v)).collect();
+            let mut sorted: Vec<Candidate> =
+                logits.iter().enumerate().map(|(id, l)| (id as u32, *l)).collect();
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            sorted.truncate(count);
+            let mut found = Vec::new();
+            top(&logits, count, &mut found);
+            prop_assert_eq!(found, sorted);
+        }
+    }
+}

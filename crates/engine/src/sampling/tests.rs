@@ -1,0 +1,267 @@
+//! Drawing against a naive reference in double precision.
+
+use super::philox::uniform;
+use super::{Sampler, Slot};
+use cleave_domain::{OpenSlot, Sampling, SlotIndex, TokenId};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+fn open(sampling: Sampling, prompt: &[TokenId], output: &[TokenId]) -> OpenSlot {
+    OpenSlot {
+        slot: SlotIndex(0),
+        sampling: Arc::new(sampling),
+        prompt: Arc::from(prompt),
+        output: output.to_vec(),
+        stop_tokens: Arc::from([]),
+        min_tokens: 0,
+    }
+}
+
+fn seeded(temperature: f32) -> Sampling {
+    Sampling {
+        temperature,
+        ..Sampling::greedy()
+    }
+}
+
+/// Bias, penalties and temperature, by the book.
+fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
+    let sampling = &open.sampling;
+    let mut values: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
+    for (token, bias) in &sampling.logit_bias {
+        values[*token as usize] += f64::from(*bias);
+    }
+    let seen: BTreeSet<TokenId> = open.prompt.iter().chain(&open.output).copied().collect();
+    for token in seen {
+        let value = &mut values[token as usize];
+        let penalty = f64::from(sampling.repetition_penalty);
+        *value = if *value > 0.0 { *value / penalty } else { *value * penalty };
+        let count = open.output.iter().filter(|t| **t == token).count() as f64;
+        *value -= f64::from(sampling.frequency_penalty) * count;
+        if count > 0.0 {
+            *value -= f64::from(sampling.presence_penalty);
+        }
+    }
+    values
+}
+
+/// Probabilities after temperature and the three cuts, by sorting everything. Also how near the
+/// nearest decision of top-p or min-p was, relative: closer than rounding, either way is right.
+fn probabilities(sampling: &Sampling, adjusted: &[f64]) -> (BTreeMap<TokenId, f64>, f64) {
+    let mut order: Vec<(TokenId, f64)> =
+        adjusted.iter().enumerate().map(|(id, l)| (id as u32, *l)).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if sampling.top_k > 0 {
+        order.truncate(sampling.top_k as usize);
+    }
+    let most = order[0].1;
+    let mut closest = f64::INFINITY;
+    for (_, logit) in &mut order {
+        *logit = ((*logit - most) / f64::from(sampling.temperature)).exp();
+    }
+    let total: f64 = order.iter().map(|(_, weight)| weight).sum();
+    if sampling.top_p < 1.0 {
+        let (mut reached, mut kept) = (0.0, 0);
+        for (_, weight) in &order {
+            reached += weight / total;
+            kept += 1;
+            closest = closest.min((reached - f64::from(sampling.top_p)).abs());
+            if reached >= f64::from(sampling.top_p) {
+                break;
+            }
+        }
+        order.truncate(kept);
+    }
+    for (_, weight) in &order {
+        closest = closest.min((weight - f64::from(sampling.min_p)).abs());
+    }
+    order.retain(|(_, weight)| *weight >= f64::from(sampling.min_p));
+    let total: f64 = order.iter().map(|(_, weight)| weight).sum();
+    let shares = order.into_iter().map(|(id, weight)| (id, weight / total));
+    (shares.collect(), closest)
+}
+
+fn draw(open: &OpenSlot, logits: &[f32]) -> TokenId {
+    let mut slot = Slot::open(open);
+    let (token, _) = Sampler::default()
+        .draw(&mut slot, &mut logits.to_vec())
+        .unwrap();
+    assert_eq!(slot.history.last(), Some(&token));
+    token
+}
+
+fn rules() -> impl Strategy<Value = Sampling> {
+    (
+        0.3f32..1.8,
+        prop_oneof![Just(0u32), 1u32..200],
+        prop_oneof![Just(1.0f32), 0.05f32..0.999],
+        prop_oneof![Just(0.0f32), 0.001f32..0.5],
+        prop_oneof![Just(1.0f32), 0.8f32..1.6],
+        (0.0f32..0.8, -0.5f32..0.8),
+        prop::collection::vec((0u32..40, -5.0f32..5.0), 0..4),
+    )
+        .prop_map(|(temperature, top_k, top_p, min_p, repetition, penalties, logit_bias)| {
+            Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty: repetition,
+                presence_penalty: penalties.0,
+                frequency_penalty: penalties.1,
+                logit_bias,
+                ..Sampling::greedy()
+            }
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    /// With the uniform number swept from 0 to 1, the picks are exactly the support, and each token
+    /// is picked as often as its probability says.
+    #[test]
+    fn picks_have_the_support_and_the_shares_of_a_naive_reference(
+        logits in prop::collection::vec(-8.0f32..8.0, 40..700),
+        rules in rules(),
+        history in prop::collection::vec(0u32..40, 1..30),
+    ) {
+        let prompt_count = history.len() / 2;
+        let (prompt, output) = history.split_at(prompt_count);
+        let open = open(rules, prompt, output);
+        let (wanted, closest) = probabilities(&open.sampling, &adjusted(&open, &logits));
+        prop_assume!(closest > 1e-5);
+        let mut values = logits;
+        let slot = Slot::open(&open);
+        slot.adjust(&mut values, &mut Vec::new());
+        let mut sampler = Sampler::default();
+        const SWEEP: usize = 4000;
+        let mut counts: BTreeMap<TokenId, usize> = BTreeMap::new();
+        for step in 0..SWEEP {
+            let u = (step as f64 + 0.5) / SWEEP as f64;
+            *counts.entry(sampler.pick(&open.sampling, &values, u)).or_default() += 1;
+        }
+        for (token, count) in &counts {
+            let share = wanted.get(token).copied();
+            let share = share.expect("picked a token outside the support");
+            prop_assert!((*count as f64 / SWEEP as f64 - share).abs() < 1.5 / SWEEP as f64 + 1e-5);
+        }
+        for (token, share) in &wanted {
+            prop_assert!(*share < 2.0 / SWEEP as f64 || counts.contains_key(token));
+        }
+    }
+
+    /// A draw depends on seed and position, and is the pick for their uniform number.
+    #[test]
+    fn a_draw_is_keyed_by_seed_and_position(
+        logits in prop::collection::vec(-4.0f32..4.0, 50..300),
+        seed: u64,
+        len in 1usize..40,
+    ) {
+        let prompt: Vec<TokenId> = (0..len as u32).collect();
+        let open = open(Sampling { seed, ..seeded(1.0) }, &prompt, &[]);
+        let token = draw(&open, &logits);
+        // Whatever was drawn before in other slots, and in this one with another history.
+        let mut sampler = Sampler::default();
+        for other in 0..3 {
+            let mut slot = Slot::open(&super::tests::open(seeded(0.7), &[other], &[]));
+            sampler.draw(&mut slot, &mut logits.clone()).unwrap();
+        }
+        let mut slot = Slot::open(&open);
+        let (again, _) = sampler.draw(&mut slot, &mut logits.clone()).unwrap();
+        prop_assert_eq!(token, again);
+        let expected = sampler.pick(&open.sampling, &logits, uniform(seed, len as u64));
+        prop_assert_eq!(token, expected);
+    }
+
+    /// Penalties kept while tokens are drawn equal penalties of the same history opened at once.
+    #[test]
+    fn a_slot_that_grew_is_a_slot_opened_with_its_history(
+        logits in prop::collection::vec(-4.0f32..4.0, 30..60),
+        rules in rules(),
+        seed: u64,
+    ) {
+        let opened = open(Sampling { seed, ..rules }, &[1, 2, 2, 3], &[]);
+        let mut grown = Slot::open(&opened);
+        let mut sampler = Sampler::default();
+        for _ in 0..12 {
+            let reopened = OpenSlot { output: grown.history[4..].to_vec(), ..opened.clone() };
+            let expected = draw(&reopened, &logits);
+            let (token, _) = sampler.draw(&mut grown, &mut logits.clone()).unwrap();
+            prop_assert_eq!(token, expected);
+        }
+    }
+}
+
+#[test]
+fn greedy_takes_the_smallest_of_equal_tokens() {
+    let mut logits = vec![0.0f32; 300];
+    for id in [17, 40, 255] {
+        logits[id] = 2.5;
+    }
+    assert_eq!(draw(&open(Sampling::greedy(), &[1], &[]), &logits), 17);
+}
+
+#[test]
+fn stop_tokens_are_banned_until_min_tokens() {
+    let logits: Vec<f32> = (0..50).map(|id| id as f32).collect();
+    for temperature in [0.0, 1.0] {
+        let mut opened = open(seeded(temperature), &[1, 2], &[]);
+        opened.sampling = Arc::new(Sampling {
+            top_k: 1,
+            ..seeded(temperature)
+        });
+        opened.stop_tokens = Arc::from([49, 48]);
+        opened.min_tokens = 2;
+        let mut slot = Slot::open(&opened);
+        let mut sampler = Sampler::default();
+        let drawn = [(); 3].map(|()| sampler.draw(&mut slot, &mut logits.clone()).unwrap().0);
+        assert_eq!(drawn, [47, 47, 49]);
+    }
+}
+
+#[test]
+fn scores_are_of_the_raw_distribution() {
+    let logits: Vec<f32> = vec![1.0, 3.0, 2.0, 3.0, -1.0];
+    let sampling = Sampling {
+        logprobs: Some(3),
+        logit_bias: vec![(4, 50.0), (4, 1.0)],
+        ..Sampling::greedy()
+    };
+    let mut slot = Slot::open(&open(sampling, &[0], &[]));
+    let drawn = Sampler::default().draw(&mut slot, &mut logits.clone());
+    let (token, scores) = drawn.unwrap();
+    let scores = scores.unwrap();
+    assert_eq!(token, 4);
+    assert_eq!(scores.chosen, -1.0);
+    assert_eq!(scores.top, [(1, 3.0), (3, 3.0), (2, 2.0)]);
+    let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
+    assert!((f64::from(scores.normalizer) - sum.ln()).abs() < 1e-6);
+}
+
+#[test]
+fn logits_that_are_not_numbers_are_an_error() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut logits = vec![0.5; 100];
+        logits[99] = bad;
+        let mut slot = Slot::open(&open(seeded(1.0), &[0], &[]));
+        assert!(Sampler::default().draw(&mut slot, &mut logits).is_err());
+        assert_eq!(slot.history, [0]);
+    }
+}
+
+/// A flat distribution, in which the nucleus is nearly the whole vocabulary.
+#[test]
+fn a_wide_nucleus_is_found() {
+    let logits: Vec<f32> = (0..5000).map(|id| (id % 7) as f32 * 1e-3).collect();
+    let sampling = Sampling {
+        top_p: 0.9,
+        ..seeded(1.0)
+    };
+    let mut sampler = Sampler::default();
+    let last = sampler.pick(&sampling, &logits, 1.0 - 1e-12);
+    let values: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
+    let (support, _) = probabilities(&sampling, &values);
+    assert!(support.contains_key(&last) && support.len() > 4000);
+}

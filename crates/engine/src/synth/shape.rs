@@ -1,0 +1,220 @@
+//! The named shapes, as their makers published them.
+
+use super::SynthError;
+use super::tokenizer::Special;
+use crate::checkpoint::Architecture;
+use serde_json::{Map, Value, json};
+
+/// A shape by name, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShapeSummary {
+    /// What to ask for.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+}
+
+/// A model's sizes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    name: &'static str,
+    about: &'static str,
+    architecture: Architecture,
+    hidden: usize,
+    layers: usize,
+    query_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    intermediate: usize,
+    pub(super) vocab: usize,
+    pub(super) context: usize,
+    pub(super) tied: bool,
+    theta: f64,
+    /// Llama 3's factor.
+    rope_factor: Option<f64>,
+    window: Option<usize>,
+}
+
+const TINY: Shape = Shape {
+    name: "tiny-llama",
+    about: "two layers, for tests: Llama 3 with tied embedding",
+    architecture: Architecture::Llama,
+    hidden: 64,
+    layers: 2,
+    query_heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    intermediate: 176,
+    vocab: 512,
+    context: 2048,
+    tied: true,
+    theta: 500_000.0,
+    rope_factor: Some(8.0),
+    window: None,
+};
+
+const SHAPES: [Shape; 8] = [
+    TINY,
+    Shape {
+        name: "tiny-qwen3",
+        about: "two layers, for tests: Qwen3 with q/k norms",
+        architecture: Architecture::Qwen3,
+        head_dim: 32,
+        theta: 1e6,
+        rope_factor: None,
+        ..TINY
+    },
+    Shape {
+        name: "tiny-mistral",
+        about: "two layers, for tests: Mistral with a sliding window of 64",
+        architecture: Architecture::Mistral,
+        tied: false,
+        theta: 10_000.0,
+        rope_factor: None,
+        window: Some(64),
+        ..TINY
+    },
+    Shape {
+        name: "tiny-qwen2",
+        about: "two layers, for tests: Qwen2 with q/k/v biases",
+        architecture: Architecture::Qwen2,
+        theta: 1e6,
+        rope_factor: None,
+        ..TINY
+    },
+    Shape {
+        name: "llama-160m",
+        about: "0.2 B parameters, 0.3 GB",
+        architecture: Architecture::Llama,
+        hidden: 768,
+        layers: 12,
+        query_heads: 12,
+        kv_heads: 12,
+        head_dim: 64,
+        intermediate: 3072,
+        vocab: 32_000,
+        context: 2048,
+        tied: false,
+        theta: 10_000.0,
+        rope_factor: None,
+        window: None,
+    },
+    Shape {
+        name: "qwen3-0.6b",
+        about: "0.6 B parameters, 1.2 GB",
+        architecture: Architecture::Qwen3,
+        hidden: 1024,
+        layers: 28,
+        query_heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        intermediate: 3072,
+        vocab: 151_936,
+        context: 40_960,
+        tied: true,
+        theta: 1e6,
+        rope_factor: None,
+        window: None,
+    },
+    Shape {
+        name: "llama-3.2-1b",
+        about: "1.2 B parameters, 2.5 GB",
+        architecture: Architecture::Llama,
+        hidden: 2048,
+        layers: 16,
+        query_heads: 32,
+        kv_heads: 8,
+        head_dim: 64,
+        intermediate: 8192,
+        vocab: 128_256,
+        context: 131_072,
+        tied: true,
+        theta: 500_000.0,
+        rope_factor: Some(32.0),
+        window: None,
+    },
+    Shape {
+        name: "llama-3.1-8b",
+        about: "8 B parameters, 16 GB",
+        architecture: Architecture::Llama,
+        hidden: 4096,
+        layers: 32,
+        query_heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        intermediate: 14_336,
+        vocab: 128_256,
+        context: 131_072,
+        tied: false,
+        theta: 500_000.0,
+        rope_factor: Some(8.0),
+        window: None,
+    },
+];
+
+/// Every shape there is, small ones first.
+pub fn shapes() -> impl Iterator<Item = ShapeSummary> {
+    SHAPES.iter().map(|shape| ShapeSummary {
+        name: shape.name,
+        about: shape.about,
+    })
+}
+
+pub(super) fn find(name: &str) -> Result<&'static Shape, SynthError> {
+    SHAPES
+        .iter()
+        .find(|shape| shape.name == name)
+        .ok_or_else(|| SynthError::UnknownShape {
+            name: name.to_owned(),
+            known: SHAPES.map(|shape| shape.name).join(", "),
+        })
+}
+
+impl Shape {
+    /// config.json.
+    pub(super) fn config(&self) -> Map<String, Value> {
+        let special = Special::of(self.vocab);
+        let (class, is_llama) = match self.architecture {
+            Architecture::Llama => ("LlamaForCausalLM", true),
+            Architecture::Mistral => ("MistralForCausalLM", false),
+            Architecture::Qwen2 => ("Qwen2ForCausalLM", false),
+            Architecture::Qwen3 => ("Qwen3ForCausalLM", false),
+        };
+        let scaling = self.rope_factor.map(|factor| {
+            json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": self.context.min(8192),
+            })
+        });
+        let fields = [
+            ("architectures", json!([class])),
+            ("model_type", json!(self.architecture.name())),
+            ("torch_dtype", json!("bfloat16")),
+            ("vocab_size", json!(self.vocab)),
+            ("hidden_size", json!(self.hidden)),
+            ("intermediate_size", json!(self.intermediate)),
+            ("num_hidden_layers", json!(self.layers)),
+            ("num_attention_heads", json!(self.query_heads)),
+            ("num_key_value_heads", json!(self.kv_heads)),
+            ("head_dim", json!(self.head_dim)),
+            ("hidden_act", json!("silu")),
+            ("max_position_embeddings", json!(self.context)),
+            ("rms_norm_eps", json!(if is_llama { 1e-5 } else { 1e-6 })),
+            ("rope_theta", json!(self.theta)),
+            ("rope_scaling", json!(scaling)),
+            ("sliding_window", json!(self.window)),
+            ("use_sliding_window", json!(false)),
+            ("attention_bias", json!(false)),
+            ("tie_word_embeddings", json!(self.tied)),
+            ("bos_token_id", json!(special.begin)),
+            ("eos_token_id", json!(special.end)),
+        ];
+        fields
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
+    }
+}

@@ -1,0 +1,180 @@
+//! Random weights, streamed to safetensors files.
+//!
+//! Owns: the distribution of the weights, and how they are cut into shards.
+//! Never: holds more than one piece of a tensor.
+//! Invariant: an element depends on the seed, its tensor's place in the list and its own index.
+
+use super::SynthError;
+use crate::Progress;
+use crate::checkpoint::layout::{EMBEDDING, Expected, HEAD};
+use crate::sampling::philox4x32;
+use half::bf16;
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
+use std::thread;
+
+/// A shard holds at most this, as Hugging Face cuts them. In bytes.
+const SHARD_BYTES_MAX: u64 = 5_000_000_000;
+/// Drawn and written at once. In elements; a multiple of what one draw gives.
+const PIECE_ELEMENTS: usize = 1 << 23;
+/// Elements of one draw: 128 random bits, 16 for each.
+const DRAW_ELEMENTS: usize = 8;
+const ELEMENT_BYTES: u64 = 2;
+
+/// Writes every tensor, in one file or in shards with an index.
+pub(super) fn write(
+    out: &Path,
+    tensors: &[Expected],
+    seed: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), SynthError> {
+    let shards = cut(tensors);
+    let mut done = Progress {
+        bytes_done: 0,
+        bytes_total: tensors.iter().map(bytes_of).sum(),
+    };
+    let mut weight_map = Map::new();
+    for (index, shard) in shards.iter().enumerate() {
+        let name = match shards.len() {
+            1 => "model.safetensors".to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+        let path = out.join(&name);
+        let mut file = File::create(&path).map_err(SynthError::at(&path))?;
+        let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(SynthError::at(&path));
+        put(&header(&tensors[shard.clone()]))?;
+        for ordinal in shard.clone() {
+            let tensor = &tensors[ordinal];
+            weight_map.insert(tensor.name.clone(), json!(name));
+            draw_tensor(tensor, (seed, ordinal as u32), &mut |piece| {
+                put(piece)?;
+                done.bytes_done += piece.len() as u64;
+                progress(done);
+                Ok(())
+            })?;
+        }
+    }
+    if shards.len() > 1 {
+        let index = json!({
+            "metadata": {"total_size": done.bytes_total},
+            "weight_map": weight_map,
+        });
+        super::write_json(&out.join("model.safetensors.index.json"), &index)?;
+    }
+    Ok(())
+}
+
+fn bytes_of(tensor: &Expected) -> u64 {
+    tensor.shape.iter().map(|dim| *dim as u64).product::<u64>() * ELEMENT_BYTES
+}
+
+/// Ranges of tensors that go into one file each.
+fn cut(tensors: &[Expected]) -> Vec<Range<usize>> {
+    let mut shards = Vec::new();
+    let (mut first, mut bytes) = (0, 0);
+    for (ordinal, tensor) in tensors.iter().enumerate() {
+        if bytes + bytes_of(tensor) > SHARD_BYTES_MAX && ordinal > first {
+            shards.push(first..ordinal);
+            (first, bytes) = (ordinal, 0);
+        }
+        bytes += bytes_of(tensor);
+    }
+    shards.push(first..tensors.len());
+    shards
+}
+
+/// Length and JSON, padded so that the data begin at a multiple of eight.
+fn header(tensors: &[Expected]) -> Vec<u8> {
+    let mut map = Map::new();
+    map.insert("__metadata__".to_owned(), json!({"format": "pt"}));
+    let mut start = 0;
+    for tensor in tensors {
+        let end = start + bytes_of(tensor);
+        let entry = json!({"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]});
+        map.insert(tensor.name.clone(), entry);
+        start = end;
+    }
+    let mut text = Value::Object(map).to_string();
+    text.extend(std::iter::repeat_n(
+        ' ',
+        text.len().next_multiple_of(8) - text.len(),
+    ));
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+/// A uniform distribution: `center ± reach`.
+#[derive(Clone, Copy, Debug)]
+struct Spread {
+    center: f32,
+    reach: f32,
+}
+
+impl Spread {
+    /// Norms near one; projections that add more to the residual stream than the embedding put
+    /// there, or a tied head would only repeat the last token; a head that is sure enough of itself
+    /// for a greedy path not to hang on the last bit.
+    fn of(tensor: &Expected) -> Self {
+        // A uniform distribution of this reach has a standard deviation of one.
+        const UNIT: f32 = 1.732_050_8;
+        let (center, deviation) = match (tensor.name.as_str(), tensor.shape.as_slice()) {
+            (EMBEDDING | HEAD, [_, columns]) => (0.0, 3.0 / (*columns as f32).sqrt()),
+            (_, [_, columns]) => (0.0, 2.0 / (*columns as f32).sqrt()),
+            (name, _) if name.ends_with(".bias") => (0.0, 0.1),
+            _ => (1.0, 0.1),
+        };
+        Self {
+            center,
+            reach: deviation * UNIT,
+        }
+    }
+
+    fn value(self, bits: u16) -> bf16 {
+        let share = (f32::from(bits) + 0.5) / 32_768.0 - 1.0;
+        bf16::from_f32(self.center + self.reach * share)
+    }
+}
+
+/// Draws a tensor piece by piece, each on every core.
+fn draw_tensor(
+    tensor: &Expected,
+    (seed, ordinal): (u64, u32),
+    put: &mut dyn FnMut(&[u8]) -> Result<(), SynthError>,
+) -> Result<(), SynthError> {
+    let spread = Spread::of(tensor);
+    let elements = (bytes_of(tensor) / ELEMENT_BYTES) as usize;
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+    let mut piece = vec![0u8; elements.min(PIECE_ELEMENTS) * ELEMENT_BYTES as usize];
+    for first in (0..elements).step_by(PIECE_ELEMENTS) {
+        let count = (elements - first).min(PIECE_ELEMENTS);
+        let bytes = &mut piece[..count * ELEMENT_BYTES as usize];
+        let part_elements = count.div_ceil(cores).next_multiple_of(DRAW_ELEMENTS);
+        thread::scope(|scope| {
+            let parts = bytes.chunks_mut(part_elements * ELEMENT_BYTES as usize);
+            for (part, bytes) in parts.enumerate() {
+                let draw = ((first + part * part_elements) / DRAW_ELEMENTS) as u64;
+                scope.spawn(move || draw_part(bytes, draw, spread, (seed, ordinal)));
+            }
+        });
+        put(bytes)?;
+    }
+    Ok(())
+}
+
+fn draw_part(bytes: &mut [u8], first_draw: u64, spread: Spread, (seed, ordinal): (u64, u32)) {
+    let key = [seed as u32, (seed >> 32) as u32];
+    let draws = bytes.chunks_mut(DRAW_ELEMENTS * ELEMENT_BYTES as usize);
+    for (draw, bytes) in (first_draw..).zip(draws) {
+        let words = philox4x32([draw as u32, (draw >> 32) as u32, ordinal, 0], key);
+        let halves = words
+            .into_iter()
+            .flat_map(|word| [word as u16, (word >> 16) as u16]);
+        for (target, bits) in bytes.chunks_exact_mut(2).zip(halves) {
+            target.copy_from_slice(&spread.value(bits).to_le_bytes());
+        }
+    }
+}

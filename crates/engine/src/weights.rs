@@ -1,0 +1,225 @@
+//! A model's weights on a device.
+//!
+//! Owns: which tensors are stacked into which matrix.
+//! Never: runs anything.
+//! Invariant: immutable once loaded; several engines of one process share it.
+
+use crate::EngineError;
+use crate::checkpoint::layout::{LAST_NORM, in_layer};
+use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredTensor};
+use crate::ops::{Pack, RotaryTable};
+
+/// How far a long piece of work on a checkpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of the checkpoint that are on the device, or written.
+    pub bytes_done: u64,
+    /// Bytes of all of it.
+    pub bytes_total: u64,
+}
+
+/// A model's weights in the form a device likes.
+#[derive(Debug)]
+pub struct Weights<P: Pack> {
+    pub(crate) config: ModelConfig,
+    pub(crate) revision: Revision,
+    /// Architecture and size, for people: `qwen3 0.6B`.
+    pub(crate) name: String,
+    /// The context in tokens: the model's own, or less where the caller asked for less.
+    pub(crate) context_tokens_max: usize,
+    pub(crate) precision: crate::ops::Precision,
+    pub(crate) table: P::Table,
+    pub(crate) layers: Vec<Layer<P>>,
+    pub(crate) norm: P::Vector,
+    pub(crate) head: P::Matrix,
+    pub(crate) rotary: P::Rotary,
+}
+
+/// One layer's weights.
+#[derive(Debug)]
+pub(crate) struct Layer<P: Pack> {
+    pub(crate) input_norm: P::Vector,
+    /// `(q | k | v, hidden)`.
+    pub(crate) qkv: P::Matrix,
+    pub(crate) query_norm: Option<P::Vector>,
+    pub(crate) key_norm: Option<P::Vector>,
+    /// `(hidden, query_width)`.
+    pub(crate) output: P::Matrix,
+    pub(crate) post_norm: P::Vector,
+    /// `(gate | up, hidden)`.
+    pub(crate) gate_up: P::Matrix,
+    /// `(hidden, intermediate)`.
+    pub(crate) down: P::Matrix,
+}
+
+impl<P: Pack> Weights<P> {
+    /// Loads a checkpoint onto a device. `context_tokens_max` shortens the model's context (and the
+    /// rotary table with it); it cannot lengthen it. `progress` is called after every matrix.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Device`] if the device cannot take a tensor.
+    pub fn load(
+        pack: &P,
+        checkpoint: &Checkpoint,
+        context_tokens_max: Option<usize>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, CheckpointError> {
+        let config = checkpoint.config().clone();
+        let context = context_tokens_max
+            .unwrap_or(config.context_tokens_max)
+            .clamp(1, config.context_tokens_max);
+        let values = config.rope.table(config.heads.head_dim, context);
+        let rotary = pack.rotary(RotaryTable {
+            cos: &values.cos,
+            sin: &values.sin,
+            half: config.heads.head_dim / 2,
+        })?;
+        let mut loader = Loader {
+            pack,
+            checkpoint,
+            progress,
+            bytes_done: 0,
+            bytes_total: checkpoint.bytes_total(),
+        };
+        let table = loader.table()?;
+        let layers = (0..config.layers_count())
+            .map(|layer| loader.layer(layer))
+            .collect::<Result<_, _>>()?;
+        let norm = loader.vector(LAST_NORM)?;
+        let head = loader.stack(&[checkpoint.head().clone()], None)?;
+        Ok(Self {
+            revision: checkpoint.revision(),
+            name: format!(
+                "{} {}",
+                config.architecture.name(),
+                rounded(checkpoint.parameters_count())
+            ),
+            context_tokens_max: context,
+            precision: pack.precision(),
+            config,
+            table,
+            layers,
+            norm,
+            head,
+            rotary,
+        })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The longest sequence in tokens.
+    pub fn context_tokens_max(&self) -> usize {
+        self.context_tokens_max
+    }
+}
+
+/// 1235814400 as `1.2B`.
+fn rounded(count: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")];
+    let unit = UNITS.into_iter().find(|(size, _)| count >= *size);
+    let Some((size, letter)) = unit else {
+        return count.to_string();
+    };
+    let tenths = count * 10 / size;
+    match tenths {
+        100.. => format!("{}{letter}", tenths / 10),
+        _ => format!("{}.{}{letter}", tenths / 10, tenths % 10),
+    }
+}
+
+/// The walk through a checkpoint, counting bytes.
+struct Loader<'a, P> {
+    pack: &'a P,
+    checkpoint: &'a Checkpoint,
+    progress: &'a mut dyn FnMut(Progress),
+    bytes_done: u64,
+    bytes_total: u64,
+}
+
+impl<P: Pack> Loader<'_, P> {
+    fn layer(&mut self, layer: usize) -> Result<Layer<P>, EngineError> {
+        let config = self.checkpoint.config();
+        let biases = config.biases;
+        let has_head_norms = config.head_norms;
+        let matrix = |loader: &mut Self, parts: &[&str], has_bias: bool| {
+            loader.matrix(layer, parts, has_bias)
+        };
+        let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+        let head_norm = |loader: &mut Self, part: &str| {
+            has_head_norms
+                .then(|| loader.vector(&in_layer(layer, part)))
+                .transpose()
+        };
+        Ok(Layer {
+            input_norm: self.vector(&in_layer(layer, "input_layernorm.weight"))?,
+            qkv: matrix(self, &qkv, biases.qkv)?,
+            query_norm: head_norm(self, "self_attn.q_norm.weight")?,
+            key_norm: head_norm(self, "self_attn.k_norm.weight")?,
+            output: matrix(self, &["self_attn.o_proj"], biases.output)?,
+            post_norm: self.vector(&in_layer(layer, "post_attention_layernorm.weight"))?,
+            gate_up: matrix(self, &["mlp.gate_proj", "mlp.up_proj"], biases.mlp)?,
+            down: matrix(self, &["mlp.down_proj"], biases.mlp)?,
+        })
+    }
+
+    fn table(&mut self) -> Result<P::Table, EngineError> {
+        let embedding = self.checkpoint.embedding();
+        let table = self.pack.table(embedding)?;
+        self.advance(embedding.bytes().len());
+        Ok(table)
+    }
+
+    fn matrix(
+        &mut self,
+        layer: usize,
+        parts: &[&str],
+        has_bias: bool,
+    ) -> Result<P::Matrix, EngineError> {
+        let tensor = |part: &str, kind: &str| {
+            self.checkpoint
+                .tensor(&in_layer(layer, &format!("{part}.{kind}")))
+        };
+        let stack: Vec<StoredTensor> = parts.iter().map(|p| tensor(p, "weight").clone()).collect();
+        let bias: Option<Vec<f32>> = has_bias.then(|| {
+            parts
+                .iter()
+                .flat_map(|part| tensor(part, "bias").to_f32())
+                .collect()
+        });
+        let bias_bytes: usize = match has_bias {
+            true => parts.iter().map(|p| tensor(p, "bias").bytes().len()).sum(),
+            false => 0,
+        };
+        let matrix = self.stack(&stack, bias.as_deref())?;
+        self.advance(bias_bytes);
+        Ok(matrix)
+    }
+
+    fn stack(
+        &mut self,
+        stack: &[StoredTensor],
+        bias: Option<&[f32]>,
+    ) -> Result<P::Matrix, EngineError> {
+        let matrix = self.pack.matrix(stack, bias)?;
+        self.advance(stack.iter().map(|tensor| tensor.bytes().len()).sum());
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, name: &str) -> Result<P::Vector, EngineError> {
+        let tensor = self.checkpoint.tensor(name);
+        let vector = self.pack.vector(&tensor.to_f32())?;
+        self.advance(tensor.bytes().len());
+        Ok(vector)
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.bytes_done += bytes as u64;
+        (self.progress)(Progress {
+            bytes_done: self.bytes_done,
+            bytes_total: self.bytes_total,
+        });
+    }
+}

@@ -1,0 +1,341 @@
+//! Damaged and unsupported checkpoints: one clear error that names the file and the place.
+
+use cleave_engine::checkpoint::{Architecture, Checkpoint, CheckpointError, RopeScaling};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata")
+        .join(name)
+}
+
+/// A copy of a checkpoint, to be spoiled.
+fn copy(name: &str) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(testdata(name)).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap();
+        let text = file.to_string_lossy();
+        if !text.contains("tokenizer") && !text.contains("goldens") {
+            fs::copy(&path, dir.path().join(file)).unwrap();
+        }
+    }
+    dir
+}
+
+fn error(dir: &Path) -> String {
+    match Checkpoint::open(dir) {
+        Ok(_) => panic!("{} was opened", dir.display()),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[track_caller]
+fn assert_says(dir: &Path, words: &[&str]) {
+    let error = error(dir);
+    for word in words {
+        assert!(error.contains(word), "`{error}` does not say `{word}`");
+    }
+    assert!(!error.contains('\n'), "{error}");
+}
+
+fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Value)) {
+    let path = dir.join(file);
+    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut json);
+    fs::write(path, json.to_string()).unwrap();
+}
+
+fn edit_config(dir: &Path, field: &str, value: Value) {
+    edit(dir, "config.json", |config| config[field] = value);
+}
+
+/// Rewrites a shard's header.
+fn edit_header(file: &Path, change: impl FnOnce(&mut Value)) {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    change(&mut header);
+    let text = header.to_string();
+    let mut written = (text.len() as u64).to_le_bytes().to_vec();
+    written.extend(text.as_bytes());
+    written.extend(&bytes[8 + length..]);
+    fs::write(file, written).unwrap();
+}
+
+#[test]
+fn absent_files_are_named() {
+    assert_says(Path::new("/nonexistent/model"), &["/nonexistent/model", "no such folder"]);
+    let empty = tempfile::tempdir().unwrap();
+    assert_says(empty.path(), &["config.json", "missing"]);
+    let dir = copy("llama2");
+    fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    assert_says(dir.path(), &["model.safetensors", "download the weights"]);
+    fs::write(dir.path().join("pytorch_model.bin"), b"x").unwrap();
+    assert_says(dir.path(), &["PyTorch", "convert it to safetensors"]);
+    let sharded = copy("llama3");
+    let shard = "model-00002-of-00003.safetensors";
+    fs::remove_file(sharded.path().join(shard)).unwrap();
+    assert_says(sharded.path(), &[shard, "model.safetensors.index.json names it"]);
+}
+
+#[test]
+fn what_is_not_supported_is_named_with_what_is() {
+    let cases = [
+        ("architectures", json!(["GPT2LMHeadModel"]), "LlamaForCausalLM"),
+        ("quantization_config", json!({"quant_method": "gptq"}), "gptq"),
+        ("hidden_act", json!("gelu"), "silu"),
+        ("rope_scaling", json!({"type": "dynamic", "factor": 2.0}), "linear and llama3"),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "yarn"),
+        ("partial_rotary_factor", json!(0.5), "whole heads"),
+        ("rope_parameters", json!({"rope_type": "longrope"}), "longrope"),
+    ];
+    for (field, value, says) in cases {
+        let dir = copy("llama2");
+        edit_config(dir.path(), field, value);
+        assert_says(dir.path(), &["config.json", says]);
+    }
+    let dir = copy("qwen3");
+    edit_config(dir.path(), "use_sliding_window", json!(true));
+    edit_config(dir.path(), "layer_types", json!(["full_attention", "full_attention", "linear"]));
+    assert_says(dir.path(), &["config.json", "layer_types", "linear"]);
+}
+
+#[test]
+fn a_field_that_is_wrong_is_named() {
+    let cases = [
+        ("hidden_size", json!("64"), "a whole number"),
+        ("hidden_size", json!(null), "missing"),
+        ("hidden_size", json!(0), "is 0"),
+        ("num_hidden_layers", json!(-2), "a whole number"),
+        ("num_hidden_layers", json!(1e18), "a whole number"),
+        ("vocab_size", json!(1u64 << 60), "a whole number"),
+        ("num_attention_heads", json!(5), "divide"),
+        ("num_key_value_heads", json!(3), "divide"),
+        ("head_dim", json!(7), "even"),
+        ("rms_norm_eps", json!(-1.0), "0..1"),
+        ("rms_norm_eps", json!("small"), "a number"),
+        ("rope_theta", json!(0), "less than 1"),
+        ("rope_scaling", json!("llama3"), "an object"),
+        ("rope_scaling", json!({"rope_type": "llama3", "factor": 8}), "missing"),
+        ("tie_word_embeddings", json!("no"), "true or false"),
+        ("eos_token_id", json!("</s>"), "a token id"),
+        ("architectures", json!("LlamaForCausalLM"), "a list"),
+    ];
+    for (field, value, says) in cases {
+        let dir = copy("llama2");
+        edit_config(dir.path(), field, value);
+        assert_says(dir.path(), &["config.json", says]);
+    }
+}
+
+#[test]
+fn a_tensor_that_does_not_fit_is_named_with_its_file() {
+    let dir = copy("llama2");
+    edit_config(dir.path(), "intermediate_size", json!(176));
+    assert_says(dir.path(), &["model.safetensors", "mlp.gate_proj.weight", "[172, 64]", "[176, 64]"]);
+    let dir = copy("llama2");
+    edit_config(dir.path(), "num_hidden_layers", json!(3));
+    assert_says(dir.path(), &["model.layers.2.", "missing"]);
+    let dir = copy("llama2");
+    edit_config(dir.path(), "num_hidden_layers", json!(1));
+    assert_says(dir.path(), &["model.safetensors", "model.layers.1.", "is not part of"]);
+    // A bias that would be ignored.
+    let dir = copy("qwen2");
+    edit_config(dir.path(), "architectures", json!(["MistralForCausalLM"]));
+    assert_says(dir.path(), &["_proj.bias", "is not part of a mistral model"]);
+    let dir = copy("llama2");
+    edit_header(&dir.path().join("model.safetensors"), |header| {
+        header["model.norm.weight"]["dtype"] = json!("I32");
+    });
+    assert_says(dir.path(), &["model.safetensors", "model.norm.weight", "I32", "BF16"]);
+}
+
+#[test]
+fn a_header_that_lies_is_refused() {
+    let file = |dir: &TempDir| dir.path().join("model.safetensors");
+    let lies: [(&str, fn(&mut Value)); 8] = [
+        ("data_offsets", |h| h["lm_head.weight"]["data_offsets"] = json!([0, -1])),
+        ("data_offsets", |h| h["lm_head.weight"]["data_offsets"] = json!([0])),
+        ("backwards", |h| h["lm_head.weight"]["data_offsets"] = json!([8, 4])),
+        ("truncated", |h| h["lm_head.weight"]["data_offsets"] = json!([0, u64::MAX])),
+        ("does not fill", |h| h["lm_head.weight"]["shape"] = json!([512, 63])),
+        ("does not fill", |h| h["lm_head.weight"]["shape"] = json!([u64::MAX, u64::MAX])),
+        ("has no dtype", |h| h["lm_head.weight"] = json!(7)),
+        ("begins at byte", |h| drop(h.as_object_mut().unwrap().remove("lm_head.weight"))),
+    ];
+    for (says, lie) in lies {
+        let dir = copy("llama2");
+        edit_header(&file(&dir), lie);
+        assert_says(dir.path(), &["model.safetensors", says]);
+    }
+    let dir = copy("llama2");
+    for (length, says) in [(u64::MAX, "claims"), (99_999_999, "ends after"), (0, "header")] {
+        let mut bytes = fs::read(file(&dir)).unwrap();
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        fs::write(file(&dir), bytes).unwrap();
+        assert_says(dir.path(), &["model.safetensors", says]);
+    }
+    let dir = copy("llama2");
+    let mut bytes = fs::read(file(&dir)).unwrap();
+    bytes.extend([0; 5]);
+    fs::write(file(&dir), bytes).unwrap();
+    assert_says(dir.path(), &["model.safetensors", "5 bytes follow"]);
+}
+
+#[test]
+fn an_index_that_contradicts_its_files_is_refused() {
+    let index = "model.safetensors.index.json";
+    let spoils: [(&str, fn(&mut Value)); 6] = [
+        ("weight_map", |i| i["weight_map"] = json!([])),
+        ("names no tensor", |i| i["weight_map"] = json!({})),
+        ("not the name of a file", |i| i["weight_map"]["model.norm.weight"] = json!("../x")),
+        ("not the name of a file", |i| i["weight_map"]["model.norm.weight"] = json!("/etc/passwd")),
+        ("model.extra.weight", |i| {
+            i["weight_map"]["model.extra.weight"] = json!("model-00001-of-00003.safetensors");
+        }),
+        ("should be in model-00001", |i| {
+            i["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors");
+        }),
+    ];
+    for (says, spoil) in spoils {
+        let dir = copy("llama3");
+        edit(dir.path(), index, spoil);
+        assert_says(dir.path(), &[index, says]);
+    }
+    let dir = copy("llama3");
+    let from = dir.path().join("model-00001-of-00003.safetensors");
+    fs::copy(from, dir.path().join("model-00002-of-00003.safetensors")).unwrap();
+    assert_says(dir.path(), &["model-00002-of-00003.safetensors", "is in", "00001"]);
+}
+
+/// Cut anywhere, every file gives an error and no panic.
+#[test]
+fn truncation_at_any_offset_is_an_error() {
+    let files = ["config.json", "generation_config.json", "model.safetensors"];
+    let dir = copy("llama2");
+    for name in files {
+        let file = dir.path().join(name);
+        let whole = fs::read(&file).unwrap();
+        let trimmed = whole.trim_ascii_end().len();
+        let step = (whole.len() / 150).max(1);
+        let dense = 0..whole.len().min(100);
+        for len in dense.chain((100..trimmed).step_by(step)).filter(|len| *len < trimmed) {
+            fs::write(&file, &whole[..len]).unwrap();
+            assert!(error(dir.path()).contains(name), "{name} cut at {len}");
+        }
+        fs::write(&file, &whole).unwrap();
+        Checkpoint::open(dir.path()).unwrap();
+    }
+}
+
+/// Flipped bits in headers and configurations may go unnoticed, but never panic.
+#[test]
+fn flipped_bits_never_panic() {
+    let dir = copy("llama3");
+    let names = [
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00002-of-00003.safetensors",
+    ];
+    for name in names {
+        let file = dir.path().join(name);
+        let whole = fs::read(&file).unwrap();
+        for at in (0..whole.len().min(1500)).step_by(3) {
+            let mut spoiled = whole.clone();
+            spoiled[at] ^= 1 << (at % 8);
+            fs::write(&file, &spoiled).unwrap();
+            if let Err(error) = Checkpoint::open(dir.path()) {
+                assert!(!matches!(error, CheckpointError::Device(_)));
+            }
+        }
+        fs::write(&file, &whole).unwrap();
+    }
+}
+
+#[test]
+fn old_and_new_spellings_mean_the_same() {
+    let old = copy("llama3");
+    let before = Checkpoint::open(old.path()).unwrap();
+    edit(old.path(), "config.json", |config| {
+        let map = config.as_object_mut().unwrap();
+        let mut rope = map.remove("rope_scaling").unwrap();
+        rope["rope_theta"] = map.remove("rope_theta").unwrap();
+        map.insert("rope_parameters".to_owned(), rope);
+        let dtype = map.remove("torch_dtype").unwrap();
+        map.insert("dtype".to_owned(), dtype);
+    });
+    let after = Checkpoint::open(old.path()).unwrap();
+    assert_eq!(before.config(), after.config());
+    assert_eq!(before.revision(), after.revision());
+    assert!(matches!(after.config().rope.scaling, RopeScaling::Llama3 { .. }));
+    // Nested by layer type, all the same.
+    edit(old.path(), "config.json", |config| {
+        let rope = config["rope_parameters"].take();
+        config["rope_parameters"] = json!({"full_attention": rope, "sliding_attention": rope});
+    });
+    assert_eq!(Checkpoint::open(old.path()).unwrap().config(), before.config());
+    edit(old.path(), "config.json", |config| {
+        config["rope_parameters"]["sliding_attention"]["rope_theta"] = json!(77.0);
+    });
+    assert_says(old.path(), &["sliding_attention", "differs"]);
+}
+
+#[test]
+fn windows_biases_and_ends_are_read_as_their_makers_mean_them() {
+    let dir = copy("mistral");
+    let windows = |dir: &TempDir| Checkpoint::open(dir.path()).unwrap().config().windows.clone();
+    assert_eq!(windows(&dir), [Some(24); 3]);
+    edit_config(dir.path(), "sliding_window", json!(null));
+    assert_eq!(windows(&dir), [None; 3]);
+    let dir = copy("qwen2");
+    assert_eq!(windows(&dir), [None; 2]);
+    edit_config(dir.path(), "use_sliding_window", json!(true));
+    assert_eq!(windows(&dir), [None, Some(16)]);
+    edit_config(dir.path(), "layer_types", json!(["sliding_attention", "full_attention"]));
+    assert_eq!(windows(&dir), [Some(16), None]);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.config().architecture, Architecture::Qwen2);
+    assert!(checkpoint.config().biases.qkv && !checkpoint.config().biases.output);
+    assert_eq!(checkpoint.eos(), [408, 406]);
+    fs::remove_file(dir.path().join("generation_config.json")).unwrap();
+    assert_eq!(Checkpoint::open(dir.path()).unwrap().eos(), [408]);
+}
+
+#[test]
+fn a_linear_scaling_divides_and_an_unsaid_tie_follows_the_files() {
+    let dir = copy("llama2");
+    let plain = Checkpoint::open(dir.path()).unwrap().config().rope.frequencies(16);
+    edit_config(dir.path(), "rope_scaling", json!({"type": "linear", "factor": 4.0}));
+    let linear = Checkpoint::open(dir.path()).unwrap().config().rope.frequencies(16);
+    for (plain, linear) in plain.iter().zip(linear) {
+        assert_eq!(linear, plain / 4.0);
+    }
+    for name in ["llama2", "qwen3"] {
+        let dir = copy(name);
+        let before = Checkpoint::open(dir.path()).unwrap().bytes_total();
+        edit(dir.path(), "config.json", |config| {
+            config.as_object_mut().unwrap().remove("tie_word_embeddings");
+        });
+        assert_eq!(Checkpoint::open(dir.path()).unwrap().bytes_total(), before);
+    }
+}
+
+/// Weights revision missing from the compatibility check.
+#[test]
+fn lesson_19_one_changed_element_of_a_small_tensor_changes_the_revision() {
+    let dir = copy("qwen2.5");
+    let before = Checkpoint::open(dir.path()).unwrap().revision();
+    let file = dir.path().join("model-00002-of-00002.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 2;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    assert_ne!(Checkpoint::open(dir.path()).unwrap().revision(), before);
+    let dir = copy("qwen2.5");
+    edit_config(dir.path(), "rope_theta", json!(20_000.0));
+    assert_ne!(Checkpoint::open(dir.path()).unwrap().revision(), before);
+}

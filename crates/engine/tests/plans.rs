@@ -1,0 +1,172 @@
+//! A plan that contradicts the engine or itself is refused and changes nothing.
+
+mod reference;
+
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+};
+use cleave_engine::{Engine, EngineError, EngineLimits};
+use std::path::Path;
+use std::sync::Arc;
+
+const LIMITS: EngineLimits = EngineLimits {
+    block_tokens: 4,
+    blocks_count: 8,
+    slots_count: 2,
+    step_tokens_max: 16,
+};
+
+fn engine() -> impl Engine {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama2");
+    reference::engine(&dir, LIMITS).unwrap()
+}
+
+fn open(slot: u32, prompt: &[u32]) -> OpenSlot {
+    OpenSlot {
+        slot: SlotIndex(slot),
+        sampling: Arc::new(Sampling::greedy()),
+        prompt: Arc::from(prompt),
+        output: Vec::new(),
+        stop_tokens: Arc::from([]),
+        min_tokens: 0,
+    }
+}
+
+fn segment(slot: u32, (position, len): (u32, u32), blocks: &[u32]) -> Segment {
+    Segment {
+        slot: SlotIndex(slot),
+        position,
+        len,
+        blocks: blocks.iter().copied().map(BlockIndex).collect(),
+        logits: LogitsWanted::Sample,
+    }
+}
+
+fn plan(opens: Vec<OpenSlot>, segments: Vec<Segment>) -> StepPlan {
+    StepPlan {
+        step: StepId(1),
+        opens,
+        segments,
+    }
+}
+
+/// Two sequences of six tokens, as it should be.
+fn fine() -> StepPlan {
+    plan(
+        vec![open(0, &[1, 2, 3, 4, 5, 6]), open(1, &[6, 5, 4, 3, 2, 1])],
+        vec![segment(0, (0, 6), &[0, 1]), segment(1, (0, 6), &[2, 3])],
+    )
+}
+
+type Spoil = fn(&mut StepPlan);
+
+#[test]
+fn a_plan_that_contradicts_something_is_refused() {
+    let with = |change: fn(&mut Sampling)| {
+        move |plan: &mut StepPlan| change(Arc::make_mut(&mut plan.opens[0].sampling))
+    };
+    let spoils: [(&str, Spoil); 17] = [
+        ("no such slot", |p| p.segments[0].slot.0 = 2),
+        ("no such slot", |p| p.opens[0].slot.0 = 9),
+        ("was never opened", |p| p.opens.truncate(1)),
+        ("opened twice", |p| p.opens[1].slot.0 = 0),
+        ("two segments", |p| p.segments[1].slot.0 = 0),
+        ("without tokens", |p| p.segments[0].len = 0),
+        ("tokens 0..7 of 6", |p| p.segments[0].len = 7),
+        ("tokens 1..7 of 6", |p| p.segments[0].position = 1),
+        ("samples after 5 of 6", |p| p.segments[0].len = 5),
+        ("needs 2", |p| p.segments[0].blocks.truncate(1)),
+        ("no block b8", |p| p.segments[0].blocks[1].0 = 8),
+        ("twice in its table", |p| p.segments[0].blocks[1].0 = 0),
+        ("written by two", |p| p.segments[1].blocks[0].0 = 1),
+        ("vocabulary of 512", |p| p.opens[0].prompt = Arc::from([1, 2, 3, 4, 5, 512])),
+        ("in a step of 16", |p| {
+            p.opens[0].prompt = Arc::from([7; 11]);
+            p.segments[0].len = 11;
+            p.segments[0].blocks.push(BlockIndex(7));
+        }),
+        ("in a context of 256", |p| {
+            p.opens[0].prompt = Arc::from(vec![7; 300]);
+            p.segments[0].position = 250;
+            p.segments[0].len = 8;
+        }),
+        ("in a step of 16", |p| p.segments[0].len = u32::MAX),
+    ];
+    let mut engine = engine();
+    for (says, spoil) in spoils {
+        let mut plan = fine();
+        spoil(&mut plan);
+        match engine.step(&plan) {
+            Err(EngineError::Plan(problem)) => assert!(problem.contains(says), "{problem}: {says}"),
+            other => panic!("{says}: {other:?}"),
+        }
+    }
+    let samplings: [(&str, fn(&mut Sampling)); 7] = [
+        ("temperature", |s| s.temperature = f32::NAN),
+        ("temperature", |s| s.temperature = -1.0),
+        ("top_p", |s| s.top_p = 0.0),
+        ("min_p", |s| s.min_p = 1.5),
+        ("repetition_penalty", |s| s.repetition_penalty = 0.0),
+        ("logit_bias", |s| s.logit_bias = vec![(512, 1.0)]),
+        ("logit_bias", |s| s.logit_bias = vec![(1, f32::INFINITY)]),
+    ];
+    for (says, change) in samplings {
+        let mut plan = fine();
+        with(change)(&mut plan);
+        match engine.step(&plan) {
+            Err(EngineError::Plan(problem)) => assert!(problem.contains(says), "{problem}"),
+            other => panic!("{says}: {other:?}"),
+        }
+    }
+    // Nothing has changed: no slot was opened on the way.
+    let unopened = plan(Vec::new(), fine().segments);
+    assert!(engine.step(&unopened).is_err());
+    assert_eq!(engine.step(&fine()).unwrap().sampled.len(), 2);
+}
+
+#[test]
+fn a_block_read_by_several_and_written_by_none_is_fine() {
+    let mut engine = engine();
+    let tokens = [1, 2, 3, 4, 5, 6];
+    let first = plan(
+        vec![open(0, &tokens)],
+        vec![segment(0, (0, 6), &[0, 1])],
+    );
+    let whole = engine.step(&first).unwrap().sampled[0].1.token;
+    let shared = plan(
+        vec![open(0, &tokens), open(1, &tokens)],
+        vec![segment(0, (4, 2), &[0, 2]), segment(1, (4, 2), &[0, 3])],
+    );
+    let result = engine.step(&shared).unwrap();
+    let tokens: Vec<u32> = result.sampled.iter().map(|(_, s)| s.token).collect();
+    assert_eq!(tokens, [whole, whole]);
+}
+
+#[test]
+fn a_plan_without_segments_only_opens() {
+    let mut engine = engine();
+    let mut opens = fine();
+    opens.segments.clear();
+    assert!(engine.step(&opens).unwrap().sampled.is_empty());
+    let segments = plan(Vec::new(), fine().segments);
+    assert_eq!(engine.step(&segments).unwrap().sampled.len(), 2);
+}
+
+#[test]
+fn a_byte_range_outside_a_block_is_refused() {
+    let mut engine = engine();
+    let bytes = engine.describe().capacity.block_bytes as usize;
+    let mut buffer = vec![0; bytes];
+    assert!(engine.read_block(BlockIndex(7), 0, &mut buffer).is_ok());
+    assert!(engine.write_block(BlockIndex(7), bytes, &[]).is_ok());
+    let outside = [
+        engine.read_block(BlockIndex(8), 0, &mut buffer),
+        engine.read_block(BlockIndex(0), 1, &mut buffer),
+        engine.write_block(BlockIndex(0), bytes - 1, &[0, 0]),
+        engine.write_block(BlockIndex(0), usize::MAX, &[0, 0]),
+        engine.copy_blocks(&[(BlockIndex(0), BlockIndex(1)), (BlockIndex(0), BlockIndex(8))]),
+    ];
+    for refused in outside {
+        assert!(matches!(refused, Err(EngineError::Plan(_))), "{refused:?}");
+    }
+}

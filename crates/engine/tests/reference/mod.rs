@@ -1,0 +1,408 @@
+//! Ops in the plainest Rust, one loop per formula, sums in f64: what others are checked against.
+
+use cleave_domain::BlockIndex;
+use cleave_engine::checkpoint::StoredTensor;
+use cleave_engine::ops::{
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, Pack, PoolShape,
+    Precision, Residual, RotaryTable,
+};
+use cleave_engine::{EngineError, EngineLimits, ModelEngine, Weights};
+use std::path::Path;
+use std::sync::Arc;
+
+pub(crate) struct Plain;
+
+pub(crate) struct Matrix {
+    columns: usize,
+    values: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+pub(crate) struct Rotary {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+}
+
+pub(crate) struct Rows {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl Rows {
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.width..][..self.width]
+    }
+
+    fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.values[row * self.width..][..self.width]
+    }
+}
+
+pub(crate) struct Pool {
+    shape: PoolShape,
+    values: Vec<f32>,
+}
+
+impl Pool {
+    /// First element of a token's key; the value is found by `value_offset` alike.
+    fn key(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
+        block.0 as usize * self.shape.block_elements()
+            + self.shape.key_offset(layer, kv_head)
+            + token * self.shape.heads.head_dim
+    }
+
+    fn value(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
+        self.key(block, layer, kv_head, token) + self.shape.value_offset(layer, kv_head)
+            - self.shape.key_offset(layer, kv_head)
+    }
+}
+
+impl Pack for Plain {
+    type Matrix = Matrix;
+    type Table = StoredTensor;
+    type Vector = Vec<f32>;
+    type Rotary = Rotary;
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn matrix(&self, stack: &[StoredTensor], bias: Option<&[f32]>) -> Result<Matrix, EngineError> {
+        let values: Vec<f32> = stack.iter().flat_map(StoredTensor::to_f32).collect();
+        let columns = stack[0].columns();
+        let bias = bias.map_or_else(|| vec![0.0; values.len() / columns], <[f32]>::to_vec);
+        assert_eq!(bias.len() * columns, values.len());
+        Ok(Matrix {
+            columns,
+            values,
+            bias,
+        })
+    }
+
+    fn table(&self, stored: &StoredTensor) -> Result<StoredTensor, EngineError> {
+        Ok(stored.clone())
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
+        Ok(values.to_vec())
+    }
+
+    fn rotary(&self, table: RotaryTable<'_>) -> Result<Rotary, EngineError> {
+        Ok(Rotary {
+            cos: table.cos.to_vec(),
+            sin: table.sin.to_vec(),
+            half: table.half,
+        })
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+    products.sum()
+}
+
+fn normed(x: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
+    let scale = 1.0 / (dot(x, x) / x.len() as f64 + f64::from(epsilon)).sqrt();
+    let scaled = x.iter().zip(weight);
+    scaled
+        .map(|(x, w)| (f64::from(*x) * scale * f64::from(*w)) as f32)
+        .collect()
+}
+
+fn multiply(matrix: &Matrix, x: &[f32], out: &mut [f32]) {
+    assert_eq!(out.len(), matrix.bias.len());
+    for (index, out) in out.iter_mut().enumerate() {
+        let row = &matrix.values[index * matrix.columns..][..matrix.columns];
+        *out = (dot(row, x) + f64::from(matrix.bias[index])) as f32;
+    }
+}
+
+fn rotate(head: &mut [f32], rotary: &Rotary, position: usize) {
+    for pair in 0..rotary.half {
+        let cos = rotary.cos[position * rotary.half + pair];
+        let sin = rotary.sin[position * rotary.half + pair];
+        let (a, b) = (head[pair], head[pair + rotary.half]);
+        head[pair] = a * cos - b * sin;
+        head[pair + rotary.half] = b * cos + a * sin;
+    }
+}
+
+impl Ops for Plain {
+    type Pack = Plain;
+    type Rows = Rows;
+    type Pool = Pool;
+
+    fn device(&self) -> String {
+        "plain f64".to_owned()
+    }
+
+    fn rows(&self, rows_max: usize, width: usize) -> Result<Rows, EngineError> {
+        Ok(Rows {
+            width,
+            values: vec![0.0; rows_max * width],
+        })
+    }
+
+    fn pool(&self, shape: PoolShape) -> Result<Pool, EngineError> {
+        Ok(Pool {
+            shape,
+            values: vec![0.0; shape.blocks_count * shape.block_elements()],
+        })
+    }
+
+    fn begin(&mut self, _: &Batch) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        batch: &Batch,
+        table: &StoredTensor,
+        out: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for (row, token) in batch.tokens.iter().enumerate() {
+            table.read_row(*token as usize, out.row_mut(row));
+        }
+        Ok(())
+    }
+
+    fn rms_norm(
+        &mut self,
+        norm: &Norm<'_, Vec<f32>>,
+        rows: usize,
+        x: &Rows,
+        out: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for row in 0..rows {
+            let values = normed(x.row(row), norm.weight, norm.epsilon);
+            out.row_mut(row).copy_from_slice(&values);
+        }
+        Ok(())
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        norm: &Norm<'_, Vec<f32>>,
+        rows: usize,
+        sum: Residual<'_, Rows>,
+        out: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for row in 0..rows {
+            let added = sum.residual.row_mut(row).iter_mut().zip(sum.delta.row(row));
+            added.for_each(|(x, delta)| *x += delta);
+        }
+        self.rms_norm(norm, rows, sum.residual, out)
+    }
+
+    fn matmul(
+        &mut self,
+        matrix: &Matrix,
+        rows: usize,
+        x: &Rows,
+        out: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for row in 0..rows {
+            multiply(matrix, x.row(row), out.row_mut(row));
+        }
+        Ok(())
+    }
+
+    fn head_norm(
+        &mut self,
+        norms: &HeadNorms<'_, Vec<f32>>,
+        heads: HeadShape,
+        rows: usize,
+        qkv: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for row in 0..rows {
+            let heads_list = qkv.row_mut(row).chunks_mut(heads.head_dim);
+            for (index, head) in heads_list
+                .take(heads.query_heads + heads.kv_heads)
+                .enumerate()
+            {
+                let weight = match index < heads.query_heads {
+                    true => norms.query,
+                    false => norms.key,
+                };
+                head.copy_from_slice(&normed(head, weight, norms.epsilon));
+            }
+        }
+        Ok(())
+    }
+
+    fn rotate_store(
+        &mut self,
+        batch: &Batch,
+        rotary: &Rotary,
+        qkv: &mut Rows,
+        pool: LayerOf<'_, Pool>,
+    ) -> Result<(), EngineError> {
+        let LayerOf { pool, layer } = pool;
+        let heads = pool.shape.heads;
+        let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
+        for segment in &batch.segments {
+            for row in segment.rows.clone() {
+                let position = batch.positions[row] as usize;
+                let block = batch.table(segment)[position / block_tokens];
+                let values = qkv.row_mut(row);
+                for head in values[..heads.query_width() + heads.kv_width()].chunks_mut(dim) {
+                    rotate(head, rotary, position);
+                }
+                let (_, kv) = values.split_at(heads.query_width());
+                let (keys, values) = kv.split_at(heads.kv_width());
+                for kv_head in 0..heads.kv_heads {
+                    let key = pool.key(block, layer, kv_head, position % block_tokens);
+                    let value = pool.value(block, layer, kv_head, position % block_tokens);
+                    pool.values[key..][..dim].copy_from_slice(&keys[kv_head * dim..][..dim]);
+                    pool.values[value..][..dim].copy_from_slice(&values[kv_head * dim..][..dim]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        batch: &Batch,
+        attention: &Attention,
+        io: AttentionIo<'_, Self>,
+    ) -> Result<(), EngineError> {
+        let AttentionIo { qkv, pool, out } = io;
+        let heads = pool.shape.heads;
+        let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
+        for segment in &batch.segments {
+            let table = batch.table(segment);
+            for row in segment.rows.clone() {
+                let position = batch.positions[row] as usize;
+                let first = attention
+                    .window
+                    .map_or(0, |window| (position + 1).saturating_sub(window));
+                for head in 0..heads.query_heads {
+                    let query = &qkv.row(row)[head * dim..][..dim];
+                    let kv_head = head / (heads.query_heads / heads.kv_heads);
+                    let seen = first..position + 1;
+                    let place = |p: usize| (table[p / block_tokens], p % block_tokens);
+                    let scores: Vec<f64> = seen
+                        .clone()
+                        .map(|p| {
+                            let (block, token) = place(p);
+                            let key = pool.key(block, attention.layer, kv_head, token);
+                            dot(query, &pool.values[key..][..dim]) * f64::from(attention.scale)
+                        })
+                        .collect();
+                    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let powers: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+                    let total: f64 = powers.iter().sum();
+                    let mut sums = vec![0.0f64; dim];
+                    for (p, power) in seen.zip(&powers) {
+                        let (block, token) = place(p);
+                        let value = pool.value(block, attention.layer, kv_head, token);
+                        let values = &pool.values[value..][..dim];
+                        for (sum, value) in sums.iter_mut().zip(values) {
+                            *sum += power / total * f64::from(*value);
+                        }
+                    }
+                    let target = &mut out.row_mut(row)[head * dim..][..dim];
+                    target.iter_mut().zip(sums).for_each(|(t, s)| *t = s as f32);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn silu_gate(
+        &mut self,
+        rows: usize,
+        gate_up: &Rows,
+        out: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for row in 0..rows {
+            let (gate, up) = gate_up.row(row).split_at(out.width);
+            for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
+                let gate = f64::from(*gate);
+                *out = (gate / (1.0 + (-gate).exp()) * f64::from(*up)) as f32;
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, indices: &[u32], from: &Rows, to: &mut Rows) -> Result<(), EngineError> {
+        for (row, index) in indices.iter().enumerate() {
+            to.row_mut(row).copy_from_slice(from.row(*index as usize));
+        }
+        Ok(())
+    }
+
+    fn logits(
+        &mut self,
+        head: &Matrix,
+        rows: usize,
+        x: &Rows,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let vocab = head.bias.len();
+        assert_eq!(out.len(), rows * vocab);
+        for row in 0..rows {
+            multiply(head, x.row(row), &mut out[row * vocab..][..vocab]);
+        }
+        Ok(())
+    }
+
+    fn read_block(
+        &self,
+        pool: &Pool,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let start = block.0 as usize * pool.shape.block_elements();
+        let values = &pool.values[start..][..pool.shape.block_elements()];
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        out.copy_from_slice(&bytes[offset..][..out.len()]);
+        Ok(())
+    }
+
+    fn write_block(
+        &mut self,
+        pool: &mut Pool,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        let start = block.0 as usize * pool.shape.block_elements();
+        for (index, byte) in bytes.iter().enumerate() {
+            let (element, part) = ((offset + index) / 4, (offset + index) % 4);
+            let mut value = pool.values[start + element].to_le_bytes();
+            value[part] = *byte;
+            pool.values[start + element] = f32::from_le_bytes(value);
+        }
+        Ok(())
+    }
+
+    fn copy_block(
+        &mut self,
+        pool: &mut Pool,
+        from: BlockIndex,
+        to: BlockIndex,
+    ) -> Result<(), EngineError> {
+        let size = pool.shape.block_elements();
+        let start = from.0 as usize * size;
+        pool.values
+            .copy_within(start..start + size, to.0 as usize * size);
+        Ok(())
+    }
+}
+
+/// An engine over the plain ops.
+pub(crate) fn engine(dir: &Path, limits: EngineLimits) -> Result<ModelEngine<Plain>, String> {
+    let checkpoint =
+        cleave_engine::checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    let weights = Weights::load(&Plain, &checkpoint, None, &mut |_| {});
+    let weights = Arc::new(weights.map_err(|error| error.to_string())?);
+    ModelEngine::new(Plain, weights, limits).map_err(|error| error.to_string())
+}

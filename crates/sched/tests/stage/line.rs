@@ -1,0 +1,233 @@
+//! One line for each fact and each output, for goldens.
+//!
+//! Legend: `#1.0` flight 1, attempt 0; `b3g1` block 3 of generation 1; `[0+8]` position and length.
+
+use cleave_domain::{BlockRef, HandoffId, Order, Report, StepPlan, StepResult, WorkerRef};
+use cleave_kv::{BlockPart, Packet};
+use cleave_sched::{Condition, Input, Note, Output};
+use std::fmt::Write;
+
+fn id(handoff: HandoffId) -> String {
+    format!("#{}.{}", handoff.flight.0 & 0xffff, handoff.attempt)
+}
+
+fn ids(handoffs: &[HandoffId]) -> String {
+    let ids: Vec<_> = handoffs.iter().map(|handoff| id(*handoff)).collect();
+    ids.join(" ")
+}
+
+fn block(block: BlockRef) -> String {
+    format!("{}{}", block.block, block.generation)
+}
+
+fn blocks(list: &[BlockRef]) -> String {
+    let list: Vec<_> = list.iter().map(|of| block(*of)).collect();
+    list.join(" ")
+}
+
+fn part(part: BlockPart) -> String {
+    format!("{}[{}+{}]", part.ordinal, part.offset, part.len)
+}
+
+fn worker(worker: WorkerRef) -> String {
+    worker.to_string()
+}
+
+pub fn packet(packet: &Packet) -> String {
+    match packet {
+        Packet::Frame {
+            handoff,
+            block: to,
+            part: of,
+            ..
+        } => format!("frame {} {} to {}", id(*handoff), part(*of), block(*to)),
+        Packet::Seal(seal) => format!(
+            "seal {} blocks {} output {:?}",
+            id(seal.handoff),
+            seal.blocks_count,
+            seal.output
+        ),
+        Packet::Landed { handoff } => format!("landed {}", id(*handoff)),
+        Packet::Abandoned { handoff, cause } => format!("abandoned {} {cause:?}", id(*handoff)),
+    }
+}
+
+fn order(order: &Order) -> String {
+    match order {
+        Order::Reserve(reserve) => format!(
+            "reserve {} from {} prompt {} output {} of {}",
+            id(reserve.handoff),
+            worker(reserve.sender),
+            reserve.request.prompt.len(),
+            reserve.request.generated.len(),
+            reserve.request.stop.max_tokens
+        ),
+        Order::Prefill(prefill) => format!(
+            "prefill {} to {} present {} [{}]",
+            id(prefill.handoff),
+            worker(prefill.target.worker),
+            prefill.target.present,
+            blocks(&prefill.target.blocks)
+        ),
+        Order::Renew { handoffs } => format!("renew {}", ids(handoffs)),
+        Order::Cancel { handoff } => format!("cancel {}", id(*handoff)),
+        Order::Drain => "drain".into(),
+    }
+}
+
+pub fn input(input: &Input) -> String {
+    match input {
+        Input::Ordered { order: of, .. } => order(of),
+        Input::RouterJoined { .. } => "router joined".into(),
+        Input::RouterLost { .. } => "router lost".into(),
+        Input::Arrived {
+            packet: of,
+            condition,
+            ..
+        } => match condition {
+            Condition::Intact => packet(of),
+            Condition::Damaged => format!("DAMAGED {}", packet(of)),
+        },
+        Input::LinkLost { peer } => format!("link lost to {}", worker(*peer)),
+        Input::Exported {
+            handoff,
+            ordinal,
+            outcome,
+        } => {
+            let outcome = format!("{outcome:?}");
+            let outcome = outcome.split(' ').next().unwrap_or_default();
+            format!("exported {} {ordinal} {outcome}", id(*handoff))
+        }
+        Input::Imported {
+            handoff,
+            part: of,
+            outcome,
+        } => format!("imported {} {} {outcome:?}", id(*handoff), part(*of)),
+        Input::Stepped { result, .. } => stepped(result),
+        Input::StepFailed { step, reason, .. } => format!("step {step} failed: {reason}"),
+        Input::Woke => "woke".into(),
+        Input::Draining => "draining".into(),
+    }
+}
+
+fn stepped(result: &StepResult) -> String {
+    let mut line = format!("stepped {}", result.step);
+    for (slot, sampled) in &result.sampled {
+        let _ = write!(line, " {slot}={}", sampled.token);
+    }
+    for (slot, scores) in &result.prompt_scores {
+        let _ = write!(line, " {slot} scored {}", scores.len());
+    }
+    line
+}
+
+fn step(plan: &StepPlan) -> String {
+    let mut line = format!("STEP {}", plan.step);
+    for segment in &plan.segments {
+        let open = plan.opens.iter().any(|open| open.slot == segment.slot);
+        let _ = write!(
+            line,
+            " {}{}[{}+{}]{:?}",
+            if open { "new " } else { "" },
+            segment.slot,
+            segment.position,
+            segment.len,
+            segment.logits
+        );
+    }
+    line
+}
+
+pub fn output(output: &Output) -> String {
+    match output {
+        Output::Step(plan) => step(plan),
+        Output::Tell { report: of, .. } => format!("tell {}", report(of)),
+        Output::Emit { handoff, emission } => {
+            let mut line = format!(
+                "EMIT {} {} {}",
+                id(*handoff),
+                emission.index,
+                emission.sampled.token
+            );
+            if let Some(prompt) = &emission.prompt {
+                let (cached, scores) = (prompt.cached_tokens, prompt.scores.len());
+                let _ = write!(line, " cached {cached} scores {scores}");
+            }
+            line
+        }
+        Output::Export {
+            handoff,
+            from,
+            ordinal,
+            block: to,
+            ..
+        } => format!("export {} {ordinal} {from} to {}", id(*handoff), block(*to)),
+        Output::Send { packet: of, .. } => format!("send {}", packet(of)),
+        Output::Import {
+            handoff,
+            part: of,
+            block: to,
+        } => format!("import {} {} to {}", id(*handoff), part(*of), block(*to)),
+        Output::Discard { handoff, part: of } => format!("discard {} {}", id(*handoff), part(*of)),
+        Output::Forget { handoff } => format!("forget {}", id(*handoff)),
+        Output::Drained => "drained".into(),
+        Output::Note(of) => note(of),
+    }
+}
+
+fn report(report: &Report) -> String {
+    match report {
+        Report::Reserved {
+            handoff,
+            present,
+            blocks: list,
+        } => format!(
+            "reserved {} present {present} [{}]",
+            id(*handoff),
+            blocks(list)
+        ),
+        Report::Refused { handoff, refusal } => format!("refused {} {refusal:?}", id(*handoff)),
+        Report::Prefilled { handoff } => format!("prefilled {}", id(*handoff)),
+        Report::Landed { handoff } => format!("landed {}", id(*handoff)),
+        Report::Finished {
+            handoff,
+            reason,
+            output_tokens,
+        } => format!("finished {} {reason:?} {output_tokens}", id(*handoff)),
+        Report::LegFailed { handoff, failure } => {
+            format!("leg failed {} {failure:?}", id(*handoff))
+        }
+        Report::Released { handoff } => format!("released {}", id(*handoff)),
+        Report::Load(load) => format!(
+            "load queue {} waiting {} running {} free {}",
+            load.queue_tokens, load.sequences_waiting, load.sequences_running, load.blocks_free
+        ),
+        Report::Draining => "draining".into(),
+        Report::Prefix { stored, evicted } => {
+            format!("prefix +{} -{}", stored.len(), evicted.len())
+        }
+    }
+}
+
+/// Notes that say nothing new beside the reports are left out.
+fn note(note: &Note) -> String {
+    match note {
+        Note::Preempted {
+            handoff,
+            recomputed_tokens,
+        } => format!("note preempted {} {recomputed_tokens}", id(*handoff)),
+        Note::Joined { handoff } => format!("note joined {}", id(*handoff)),
+        Note::Repeated { handoff } => format!("note repeated {}", id(*handoff)),
+        Note::FrameDiscarded { handoff } => format!("note frame discarded {}", id(*handoff)),
+        Note::HandoffFailed { handoff, failure } => {
+            format!("note hand-off failed {} {failure:?}", id(*handoff))
+        }
+        Note::CancelFreed { took } => format!("note cancel freed after {took:?}"),
+        Note::PrefixLooked { .. }
+        | Note::PrefillStarted { .. }
+        | Note::Sealed { .. }
+        | Note::Landed { .. }
+        | Note::Stepped { .. }
+        | Note::Pool { .. } => String::new(),
+    }
+}

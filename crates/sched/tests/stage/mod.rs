@@ -1,0 +1,475 @@
+//! A world for a few workers' brains: a clock, links, an engine that tells wrong KV from right.
+//!
+//! Owns: everything a body would do, each thing as a pending event that the test may let happen in
+//! any order, late, twice or never. Never: decides what a worker does.
+//! Invariant: an engine panics when it meets KV that is not the sequence's own, a body when a frame
+//! is not answered once, and every brain is checked after every fact.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses another part of the stage")]
+
+pub mod engine;
+pub mod line;
+pub mod script;
+
+use cleave_domain::{
+    BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role, RouterId,
+    StepPlan, Time, WorkerId, WorkerRef,
+};
+use cleave_kv::handoff::Digest;
+use cleave_kv::{BlockPart, Packet};
+use cleave_sched::{Brain, Condition, Damage, ExportOutcome, ImportOutcome, Input, Limits, Output};
+use engine::Engine;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub const ROUTER: RouterId = RouterId(1);
+pub const BLOCK_TOKENS: u32 = 4;
+pub const LEASE: Duration = Duration::from_millis(1000);
+pub const STALL: Duration = Duration::from_millis(300);
+
+/// A worker with its engine.
+pub struct Machine {
+    pub name: char,
+    pub brain: Brain,
+    pub engine: Engine,
+    step: Option<StepPlan>,
+}
+
+/// Something that will happen.
+#[derive(Clone, Debug)]
+pub enum Pending {
+    Step(usize),
+    Export {
+        at: usize,
+        handoff: HandoffId,
+        to: WorkerRef,
+        from: BlockIndex,
+        ordinal: u32,
+        block: BlockRef,
+    },
+    Import {
+        at: usize,
+        handoff: HandoffId,
+        part: BlockPart,
+        block: BlockRef,
+        payload: Vec<u64>,
+    },
+    Packet {
+        from: WorkerRef,
+        to: WorkerRef,
+        packet: Packet,
+        payload: Vec<u64>,
+    },
+    Order {
+        to: usize,
+        order: Order,
+    },
+}
+
+/// How a pending thing turns out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Well,
+    Damaged,
+}
+
+/// What the workers told their router.
+#[derive(Clone, Debug)]
+pub enum Heard {
+    Told(Report),
+    Emitted(HandoffId, cleave_domain::Emission),
+    Repeated(HandoffId),
+    Drained,
+}
+
+#[derive(Default)]
+pub struct World {
+    pub now: Time,
+    pub machines: Vec<Machine>,
+    /// By the time they are due, then in the order they were made.
+    pub pending: BTreeMap<(Time, u64), Pending>,
+    pub heard: Vec<(usize, Heard)>,
+    pub log: Vec<String>,
+    made: u64,
+}
+
+pub fn limits(worker: u64, role: Role) -> Limits {
+    Limits {
+        me: WorkerRef {
+            worker: WorkerId(worker),
+            incarnation: Incarnation(1),
+        },
+        role,
+        capacity: Capacity {
+            block_tokens: BLOCK_TOKENS,
+            block_bytes: BLOCK_TOKENS * 8,
+            blocks_count: 8,
+            slots_count: 4,
+            step_tokens_max: 8,
+            context_tokens_max: 64,
+        },
+        queue_max: 4,
+        lease: LEASE,
+        stall_max: STALL,
+        prefix_cache: true,
+    }
+}
+
+impl World {
+    pub fn add(&mut self, name: char, limits: Limits) -> usize {
+        let engine = Engine::new(limits.capacity);
+        self.machines.push(Machine {
+            name,
+            brain: Brain::new(limits),
+            engine,
+            step: None,
+        });
+        let machine = self.machines.len() - 1;
+        self.feed(machine, Input::RouterJoined { router: ROUTER });
+        machine
+    }
+
+    pub fn named(&self, name: char) -> usize {
+        let found = self
+            .machines
+            .iter()
+            .position(|machine| machine.name == name);
+        found.expect("a machine of that name")
+    }
+
+    pub fn me(&self, machine: usize) -> WorkerRef {
+        self.machines[machine].brain.limits().me
+    }
+
+    fn find(&self, worker: WorkerRef) -> Option<usize> {
+        (0..self.machines.len()).find(|machine| self.me(*machine) == worker)
+    }
+
+    pub fn order(&mut self, to: usize, order: Order) {
+        self.later(Duration::from_millis(1), Pending::Order { to, order });
+    }
+
+    /// Tells a brain, does what it asks, and checks it.
+    pub fn feed(&mut self, machine: usize, input: Input) {
+        self.feed_frame(machine, input, None);
+    }
+
+    fn feed_frame(&mut self, machine: usize, input: Input, mut payload: Option<Vec<u64>>) {
+        let framed = payload.is_some();
+        self.write(machine, '<', line::input(&input));
+        self.machines[machine].brain.handle(self.now, input);
+        let mut answers = 0;
+        while let Some(output) = self.machines[machine].brain.poll() {
+            self.write(machine, '>', line::output(&output));
+            answers += u32::from(matches!(
+                output,
+                Output::Import { .. } | Output::Discard { .. }
+            ));
+            self.carry_out(machine, output, &mut payload);
+        }
+        assert_eq!(answers, u32::from(framed), "one answer to each frame");
+        self.machines[machine].brain.check();
+    }
+
+    fn write(&mut self, machine: usize, way: char, said: String) {
+        if !said.is_empty() {
+            let millis = self.now.as_nanos() / 1_000_000;
+            let name = self.machines[machine].name;
+            self.log.push(format!("{millis:>5} {name} {way} {said}"));
+        }
+    }
+
+    pub fn later(&mut self, wait: Duration, what: Pending) {
+        self.made += 1;
+        self.pending.insert((self.now + wait, self.made), what);
+    }
+
+    fn carry_out(&mut self, at: usize, output: Output, payload: &mut Option<Vec<u64>>) {
+        match output {
+            Output::Step(plan) => {
+                let machine = &mut self.machines[at];
+                assert!(machine.step.is_none(), "one step at a time");
+                machine.step = Some(plan);
+                self.later(Duration::from_millis(10), Pending::Step(at));
+            }
+            Output::Tell { report, .. } => self.heard.push((at, Heard::Told(report))),
+            Output::Emit { handoff, emission } => {
+                self.heard.push((at, Heard::Emitted(handoff, emission)));
+            }
+            Output::Export {
+                handoff,
+                to,
+                from,
+                ordinal,
+                block,
+            } => self.later(
+                Duration::from_millis(1),
+                Pending::Export {
+                    at,
+                    handoff,
+                    to,
+                    from,
+                    ordinal,
+                    block,
+                },
+            ),
+            Output::Send { to, packet } => self.ship(at, to, packet, Vec::new()),
+            Output::Import {
+                handoff,
+                part,
+                block,
+            } => {
+                let payload = payload.take().expect("a frame has just arrived");
+                self.later(
+                    Duration::from_millis(1),
+                    Pending::Import {
+                        at,
+                        handoff,
+                        part,
+                        block,
+                        payload,
+                    },
+                );
+            }
+            Output::Note(cleave_sched::Note::Repeated { handoff }) => {
+                self.heard.push((at, Heard::Repeated(handoff)));
+            }
+            Output::Drained => self.heard.push((at, Heard::Drained)),
+            Output::Discard { .. } | Output::Forget { .. } | Output::Note(_) => {}
+        }
+    }
+
+    fn ship(&mut self, from: usize, to: WorkerRef, packet: Packet, payload: Vec<u64>) {
+        let from = self.me(from);
+        self.later(
+            Duration::from_millis(2),
+            Pending::Packet {
+                from,
+                to,
+                packet,
+                payload,
+            },
+        );
+    }
+
+    /// Lets one pending thing happen now.
+    pub fn perform(&mut self, key: (Time, u64), fate: Fate) {
+        let what = self.pending.remove(&key).expect("pending");
+        self.now = self.now.max(key.0);
+        match what {
+            Pending::Step(at) => self.perform_step(at, fate),
+            Pending::Export { at, .. } => self.perform_export(at, what, fate),
+            Pending::Import {
+                at,
+                handoff,
+                part,
+                block,
+                payload,
+            } => {
+                let outcome = match fate {
+                    Fate::Well => {
+                        self.machines[at].engine.write(block.block, part, &payload);
+                        ImportOutcome::Written
+                    }
+                    Fate::Damaged => ImportOutcome::Broken,
+                };
+                let input = Input::Imported {
+                    handoff,
+                    part,
+                    outcome,
+                };
+                self.feed(at, input);
+            }
+            Pending::Packet {
+                from,
+                to,
+                packet,
+                payload,
+            } => {
+                let Some(at) = self.find(to) else {
+                    return;
+                };
+                let frame = matches!(packet, Packet::Frame { .. });
+                let condition = match fate {
+                    Fate::Damaged if frame => Condition::Damaged,
+                    _ => Condition::Intact,
+                };
+                let input = Input::Arrived {
+                    from,
+                    packet,
+                    condition,
+                };
+                self.feed_frame(at, input, frame.then_some(payload));
+            }
+            Pending::Order { to, order } => {
+                let router = ROUTER;
+                self.feed(to, Input::Ordered { router, order });
+            }
+        }
+    }
+
+    fn perform_step(&mut self, at: usize, fate: Fate) {
+        let machine = &mut self.machines[at];
+        let plan = machine.step.take().expect("a step is under way");
+        let took = Duration::from_millis(10);
+        let input = match fate {
+            Fate::Well => {
+                let result = machine.engine.step(&plan);
+                Input::Stepped { result, took }
+            }
+            Fate::Damaged => {
+                machine.engine.spoil(&plan);
+                Input::StepFailed {
+                    step: plan.step,
+                    reason: "on fire".into(),
+                    damage: Damage::BlocksUnknown,
+                }
+            }
+        };
+        self.feed(at, input);
+    }
+
+    /// Two frames for each block; the block is read only now.
+    fn perform_export(&mut self, at: usize, what: Pending, fate: Fate) {
+        let Pending::Export {
+            handoff,
+            to,
+            from,
+            ordinal,
+            block,
+            ..
+        } = what
+        else {
+            panic!("an export")
+        };
+        if fate == Fate::Damaged {
+            let outcome = ExportOutcome::Dropped;
+            return self.feed(
+                at,
+                Input::Exported {
+                    handoff,
+                    ordinal,
+                    outcome,
+                },
+            );
+        }
+        let mut digest = Digest::default();
+        for (offset, len) in [(0, 24), (24, 8)] {
+            let part = BlockPart {
+                ordinal,
+                offset,
+                len,
+            };
+            let payload = self.machines[at].engine.read(from, part);
+            let checksum = engine::fold(0, &payload);
+            digest.add(part, checksum);
+            let packet = Packet::Frame {
+                handoff,
+                block,
+                part,
+                checksum,
+            };
+            self.ship(at, to, packet, payload);
+        }
+        let outcome = ExportOutcome::Sent {
+            digest: digest.value(),
+            bytes: 32,
+        };
+        let input = Input::Exported {
+            handoff,
+            ordinal,
+            outcome,
+        };
+        self.feed(at, input);
+    }
+
+    /// The link between two machines breaks: what is on it is gone, both ends hear of it.
+    pub fn cut(&mut self, a: usize, b: usize) {
+        let (one, other) = (self.me(a), self.me(b));
+        self.pending.retain(|_, what| match what {
+            Pending::Packet { from, to, .. } => {
+                (*from, *to) != (one, other) && (*to, *from) != (one, other)
+            }
+            _ => true,
+        });
+        self.feed(a, Input::LinkLost { peer: other });
+        self.feed(b, Input::LinkLost { peer: one });
+    }
+
+    /// A machine dies and comes back empty; the others hear of it.
+    pub fn restart(&mut self, at: usize) {
+        let old = self.me(at);
+        let mut limits = self.machines[at].brain.limits().clone();
+        limits.me.incarnation.0 += 1;
+        self.pending.retain(|_, what| match what {
+            Pending::Step(machine) => *machine != at,
+            Pending::Export { at: machine, .. } | Pending::Import { at: machine, .. } => {
+                *machine != at
+            }
+            Pending::Packet { from, to, .. } => *from != old && *to != old,
+            Pending::Order { to, .. } => *to != at,
+        });
+        self.machines[at] = Machine {
+            name: self.machines[at].name,
+            engine: Engine::new(limits.capacity),
+            brain: Brain::new(limits),
+            step: None,
+        };
+        self.feed(at, Input::RouterJoined { router: ROUTER });
+        for other in (0..self.machines.len()).filter(|other| *other != at) {
+            self.feed(other, Input::LinkLost { peer: old });
+        }
+    }
+
+    /// The next thing to happen of itself: a pending one or a deadline.
+    pub fn next_event(&self) -> Option<Time> {
+        let deadlines = self.machines.iter().filter_map(|m| m.brain.deadline());
+        let pending = self.pending.keys().next().map(|(at, _)| *at);
+        deadlines.chain(pending).min()
+    }
+
+    /// Lets the earliest pending thing or deadline happen, if it is due by `until`.
+    pub fn advance(&mut self, until: Time) -> bool {
+        let Some(next) = self.next_event().filter(|next| *next <= until) else {
+            return false;
+        };
+        match self.pending.first_key_value() {
+            Some((key, _)) if key.0 <= next => self.perform(*key, Fate::Well),
+            _ => {
+                self.now = self.now.max(next);
+                for machine in 0..self.machines.len() {
+                    let due = self.machines[machine].brain.deadline();
+                    if due.is_some_and(|due| due <= self.now) {
+                        self.feed(machine, Input::Woke);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Lets everything happen that is due within `span`, in its order.
+    pub fn run(&mut self, span: Duration) {
+        let until = self.now + span;
+        while self.advance(until) {}
+        self.now = until;
+    }
+
+    /// Every block of every pool is nobody's: nothing is leaked.
+    pub fn check_empty(&self) {
+        for machine in &self.machines {
+            let (brain, name) = (&machine.brain, machine.name);
+            assert!(
+                brain.idle(),
+                "{name} still has {:?}",
+                brain.handoffs().collect::<Vec<_>>()
+            );
+            assert_eq!(brain.pool().blocks_held(), 0, "blocks leaked on {name}");
+            assert_eq!(
+                brain.pool().blocks_promised(),
+                0,
+                "promises leaked on {name}"
+            );
+            assert_eq!(brain.deadline(), None, "a deadline for nothing on {name}");
+        }
+    }
+}

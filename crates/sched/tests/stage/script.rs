@@ -1,0 +1,303 @@
+//! Scripts: one command a line, each followed by what it made the workers say.
+//!
+//! `worker NAME ROLE [blocks= slots= step= queue= context=] [cache=off]` · `reserve FLIGHT on D from P
+//! [prompt= max= expect= output= priority= family= stop= attempt= waited= scores]` ·
+//! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
+//! `step W [fail]` · `copies W [fail]` (all exports and imports under way) ·
+//! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `keep P D`, `replay` (a copy of
+//! the first packet, later) · `cut P D` · `router lost|joined W` · `run MS` (all in its order) ·
+//! `wait MS` (only deadlines) · `restart W` · `empty` (asserts that nothing is held anywhere)
+
+use super::{Fate, Heard, Pending, ROUTER, World, engine, limits};
+use cleave_domain::{
+    FlightId, HandoffId, Order, Prefill, Report, Request, Reserve, Role, Sampling, Slo, StopRules,
+    Target,
+};
+use cleave_sched::Input;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Default)]
+struct Play {
+    world: World,
+    requests: BTreeMap<HandoffId, Arc<Request>>,
+    kept: Option<Pending>,
+}
+
+/// A command's words: the plain ones in order, the `key=value` ones by key.
+struct Words<'a> {
+    plain: Vec<&'a str>,
+    keyed: BTreeMap<&'a str, i64>,
+}
+
+impl<'a> Words<'a> {
+    fn of(line: &'a str) -> Self {
+        let (mut plain, mut keyed) = (Vec::new(), BTreeMap::new());
+        for word in line.split_whitespace() {
+            match word.split_once('=') {
+                Some((key, value)) => {
+                    keyed.insert(key, value.parse().unwrap_or(0));
+                }
+                None => plain.push(word),
+            }
+        }
+        Self { plain, keyed }
+    }
+
+    fn number(&self, key: &str, default: u32) -> u32 {
+        let value = self.keyed.get(key).copied();
+        value.map_or(default, |value| u32::try_from(value).expect("not negative"))
+    }
+
+    fn machine(&self, world: &World, i: usize) -> usize {
+        world.named(self.plain[i].chars().next().expect("a name"))
+    }
+}
+
+/// Plays a script; gives back the script with what was said after each line.
+pub fn play(script: &str) -> String {
+    let mut play = Play::default();
+    let mut said = String::new();
+    for line in script
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+    {
+        said.push_str(&format!("{line}\n"));
+        play.command(&Words::of(line));
+        for line in play.world.log.drain(..) {
+            said.push_str(&format!("    {line}\n"));
+        }
+    }
+    said
+}
+
+pub fn handoff(flight: u32, attempt: u32) -> HandoffId {
+    HandoffId {
+        flight: FlightId::new(ROUTER, u64::from(flight)),
+        attempt,
+    }
+}
+
+/// `family` names a prompt: equal families, equal tokens.
+pub fn prompt(family: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|i| family * 1000 + i).collect()
+}
+
+fn request(words: &Words, flight: u32) -> Request {
+    let prompt = prompt(words.number("family", flight), words.number("prompt", 10));
+    let stop = words.keyed.get("stop").map(|stop| *stop as usize);
+    let output = engine::output(&prompt, 40);
+    let mut sampling = Sampling::greedy();
+    if words.plain.contains(&"scores") {
+        sampling.prompt_logprobs = Some(0);
+    }
+    Request {
+        generated: output[..words.number("output", 0) as usize].into(),
+        prompt: prompt.into(),
+        sampling,
+        stop: StopRules {
+            max_tokens: words.number("max", 3),
+            min_tokens: 0,
+            stop_tokens: stop.map(|stop| output[stop]).into_iter().collect(),
+        },
+        priority: i32::try_from(words.keyed.get("priority").copied().unwrap_or(0)).expect("small"),
+        cache_salt: 0,
+        slo: Slo::default(),
+    }
+}
+
+impl Play {
+    fn command(&mut self, words: &Words) {
+        let plain = &words.plain[..];
+        match plain {
+            ["worker", ..] => self.worker(words),
+            ["reserve", ..] => self.reserve(words),
+            ["prefill", ..] => self.prefill(words),
+            ["cancel", ..] => {
+                let handoff = self.handoff(words);
+                self.order(words.machine(&self.world, 3), Order::Cancel { handoff });
+            }
+            ["renew", ..] => {
+                let handoffs = vec![self.handoff(words)];
+                self.order(words.machine(&self.world, 3), Order::Renew { handoffs });
+            }
+            ["drain", ..] => self.order(words.machine(&self.world, 1), Order::Drain),
+            ["step", ..] => {
+                let at = words.machine(&self.world, 1);
+                self.perform(|what| matches!(what, Pending::Step(of) if *of == at), words);
+            }
+            ["copies", ..] => {
+                let of = words.machine(&self.world, 1);
+                let mine = move |what: &Pending| match what {
+                    Pending::Export { at, .. } | Pending::Import { at, .. } => *at == of,
+                    _ => false,
+                };
+                self.perform(mine, words);
+            }
+            [
+                "deliver" | "drop" | "damage" | "repeat" | "reverse" | "keep",
+                ..,
+            ] => {
+                self.packets(words);
+            }
+            ["replay"] => {
+                let kept = self.kept.clone().expect("kept before");
+                self.world.later(Duration::ZERO, kept);
+                let newest = self.world.pending.keys().max_by_key(|(_, made)| *made);
+                let newest = *newest.expect("just added");
+                self.world.perform(newest, Fate::Well);
+            }
+            ["cut", ..] => {
+                let (a, b) = (words.machine(&self.world, 1), words.machine(&self.world, 2));
+                self.world.cut(a, b);
+            }
+            ["restart", ..] => self.world.restart(words.machine(&self.world, 1)),
+            ["router", "lost", ..] => {
+                let at = words.machine(&self.world, 2);
+                self.world.feed(at, Input::RouterLost { router: ROUTER });
+            }
+            ["router", "joined", ..] => {
+                let at = words.machine(&self.world, 2);
+                self.world.feed(at, Input::RouterJoined { router: ROUTER });
+            }
+            ["run", millis] => self.world.run(span(millis)),
+            ["wait", millis] => self.wait(span(millis)),
+            ["empty"] => self.world.check_empty(),
+            other => panic!("no such command: {other:?}"),
+        }
+    }
+
+    fn worker(&mut self, words: &Words) {
+        let role = match words.plain[2] {
+            "prefill" => Role::Prefill,
+            "decode" => Role::Decode,
+            _ => Role::Both,
+        };
+        let mut limits = limits(1 + self.world.machines.len() as u64, role);
+        let capacity = &mut limits.capacity;
+        capacity.blocks_count = words.number("blocks", capacity.blocks_count);
+        capacity.slots_count = words.number("slots", capacity.slots_count);
+        capacity.step_tokens_max = words.number("step", capacity.step_tokens_max);
+        capacity.context_tokens_max = words.number("context", capacity.context_tokens_max);
+        limits.queue_max = words.number("queue", limits.queue_max);
+        limits.prefix_cache = !words.keyed.contains_key("cache");
+        let name = words.plain[1].chars().next().expect("a name");
+        self.world.add(name, limits);
+    }
+
+    fn handoff(&self, words: &Words) -> HandoffId {
+        let flight = words.plain[1].parse().expect("a flight");
+        handoff(flight, words.number("attempt", 0))
+    }
+
+    fn order(&mut self, to: usize, order: Order) {
+        let router = ROUTER;
+        self.world.feed(to, Input::Ordered { router, order });
+    }
+
+    fn reserve(&mut self, words: &Words) {
+        let handoff = self.handoff(words);
+        let flight = words.plain[1].parse().expect("a flight");
+        let request = Arc::new(request(words, flight));
+        self.requests.insert(handoff, Arc::clone(&request));
+        let (at, sender) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
+        let order = Order::Reserve(Reserve {
+            handoff,
+            request,
+            sender: self.world.me(sender),
+            expected_output_tokens: words.number("expect", 2),
+            waited: Duration::from_millis(u64::from(words.number("waited", 0))),
+        });
+        self.order(at, order);
+    }
+
+    fn prefill(&mut self, words: &Words) {
+        let of = self.handoff(words);
+        let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
+        let reserved = self
+            .world
+            .heard
+            .iter()
+            .rev()
+            .find_map(|(_, heard)| match heard {
+                Heard::Told(Report::Reserved {
+                    handoff,
+                    present,
+                    blocks,
+                }) if *handoff == of => Some((*present, blocks.clone())),
+                _ => None,
+            });
+        let (present, blocks) = reserved.expect("reserved before");
+        let order = Order::Prefill(Prefill {
+            handoff: of,
+            request: Arc::clone(&self.requests[&of]),
+            target: Target {
+                worker: self.world.me(to),
+                present,
+                blocks,
+            },
+            waited: Duration::ZERO,
+        });
+        self.order(at, order);
+    }
+
+    /// Performs what is pending now, not what that makes pending.
+    fn perform(&mut self, pick: impl Fn(&Pending) -> bool, words: &Words) {
+        let fate = if words.plain.last() == Some(&"fail") {
+            Fate::Damaged
+        } else {
+            Fate::Well
+        };
+        let picked = self.world.pending.iter().filter(|(_, what)| pick(what));
+        let keys: Vec<_> = picked.map(|(key, _)| *key).collect();
+        assert!(!keys.is_empty(), "nothing to do: {:?}", words.plain);
+        for key in keys {
+            self.world.perform(key, fate);
+        }
+    }
+
+    fn packets(&mut self, words: &Words) {
+        let (from, to) = (words.machine(&self.world, 1), words.machine(&self.world, 2));
+        let (from, to) = (self.world.me(from), self.world.me(to));
+        let way = |what: &Pending| matches!(what, Pending::Packet { from: a, to: b, .. } if (*a, *b) == (from, to));
+        let picked = self.world.pending.iter().filter(|(_, what)| way(what));
+        let count = words
+            .plain
+            .get(3)
+            .map_or(99, |count| count.parse().expect("a count"));
+        let mut keys: Vec<_> = picked.map(|(key, _)| *key).take(count).collect();
+        assert!(!keys.is_empty(), "no packets");
+        match words.plain[0] {
+            "drop" => keys
+                .iter()
+                .for_each(|key| drop(self.world.pending.remove(key))),
+            "keep" => self.kept = Some(self.world.pending[&keys[0]].clone()),
+            "damage" => self.world.perform(keys[0], Fate::Damaged),
+            "repeat" => {
+                let copy = self.world.pending[&keys[0]].clone();
+                self.world.perform(keys[0], Fate::Well);
+                self.world.later(Duration::ZERO, copy);
+            }
+            how => {
+                if how == "reverse" {
+                    keys.reverse();
+                }
+                for key in keys {
+                    self.world.perform(key, Fate::Well);
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, span: Duration) {
+        let pending = std::mem::take(&mut self.world.pending);
+        self.world.run(span);
+        self.world.pending.extend(pending);
+    }
+}
+
+fn span(millis: &str) -> Duration {
+    Duration::from_millis(millis.parse().expect("milliseconds"))
+}

@@ -1,0 +1,438 @@
+//! A worker's body in the simulated world: the real brain, a priced engine, one thing at a time.
+//!
+//! Owns: one life of a worker: its brain, its pool, and the work its engine has before it.
+//! Never: knows the wires; what must go out is handed to the run. Invariant: the engine does what
+//! reads or writes the pool in the order in which the brain asked for it.
+
+use crate::dice::Dice;
+use crate::engine::{Cell, Engine, Price};
+use crate::tape::{self, Line};
+use cleave_domain::{
+    BlockIndex, BlockRef, Generation, HandoffId, Order, Report, StepPlan, Tape, TapeLine, Time,
+    WorkerDescription, WorkerRef,
+};
+use cleave_kv::{BlockPart, Packet};
+use cleave_sched::{Damage, ExportOutcome, ImportOutcome, Input, Limits, Output};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// The content of a frame.
+pub(crate) type Payload = Vec<Option<Cell>>;
+
+/// What the engine is asked to do.
+#[derive(Debug)]
+pub(crate) enum Op {
+    Step(StepPlan),
+    Export(Export),
+    Import {
+        handoff: HandoffId,
+        part: BlockPart,
+        block: BlockRef,
+        payload: Payload,
+    },
+    /// Waits here for the exports before it.
+    Send {
+        to: WorkerRef,
+        packet: Packet,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Export {
+    pub(crate) handoff: HandoffId,
+    pub(crate) to: WorkerRef,
+    pub(crate) from: BlockIndex,
+    pub(crate) ordinal: u32,
+    pub(crate) block: BlockRef,
+}
+
+/// What became of an op.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// Tell the brain.
+    Hear(Input),
+    /// Send these cells of a block, then tell the brain.
+    Ship(Export, Payload),
+    /// Send this.
+    Send(WorkerRef, Packet),
+}
+
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) me: WorkerRef,
+    pub(crate) brain: cleave_sched::Brain,
+    pub(crate) limits: Limits,
+    pub(crate) about: WorkerDescription,
+    pub(crate) draining: bool,
+    engine: Engine,
+    ops: VecDeque<Op>,
+    pub(crate) busy: Option<(Op, Time)>,
+    /// The frame that just arrived.
+    pub(crate) arriving: Option<(HandoffId, BlockPart, Payload)>,
+    /// Exports the brain has no answer to.
+    pub(crate) exporting: BTreeMap<(HandoffId, u32), WorkerRef>,
+    /// Blocks that a reservation waits to be filled, as this worker said it.
+    reserved: BTreeMap<BlockIndex, (HandoffId, Generation)>,
+    /// Hand-offs whose both legs are here: their own steps fill the reserved blocks.
+    joint: BTreeSet<HandoffId>,
+    pub(crate) wake: Option<Time>,
+    tape: Option<Vec<String>>,
+}
+
+impl Body {
+    pub(crate) fn new(limits: Limits, about: WorkerDescription, taped: bool) -> Self {
+        let capacity = limits.capacity;
+        let mut body = Self {
+            me: limits.me,
+            brain: cleave_sched::Brain::new(limits.clone()),
+            engine: Engine::new(capacity.blocks_count, capacity.block_tokens),
+            limits: limits.clone(),
+            about,
+            draining: false,
+            ops: VecDeque::new(),
+            busy: None,
+            arriving: None,
+            exporting: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            joint: BTreeSet::new(),
+            wake: None,
+            tape: taped.then(Vec::new),
+        };
+        body.record(|| Tape::Worker(TapeLine::Born { limits }));
+        body
+    }
+
+    fn record(&mut self, line: impl FnOnce() -> Line) {
+        if let Some(tape) = &mut self.tape {
+            tape.push(tape::write(&line()));
+        }
+    }
+
+    pub(crate) fn hear(&mut self, at: Time, input: Input) {
+        if let Input::Ordered {
+            order: Order::Reserve(reserve),
+            ..
+        } = &input
+            && reserve.sender == self.me
+        {
+            self.joint.insert(reserve.handoff);
+        }
+        if self.tape.is_some() {
+            let input = input.clone();
+            self.record(|| Tape::Worker(TapeLine::Heard { at, input }));
+        }
+        self.brain.handle(at, input);
+    }
+
+    pub(crate) fn say(&mut self) -> Option<Output> {
+        let output = self.brain.poll()?;
+        if self.tape.is_some() {
+            let output = output.clone();
+            self.record(|| Tape::Worker(TapeLine::Said { output }));
+        }
+        Some(output)
+    }
+
+    /// One letter for the log; see its legend.
+    pub(crate) fn mark(&self, frozen: bool) -> char {
+        match &self.busy {
+            _ if frozen => 'z',
+            Some((Op::Step(_), _)) => 's',
+            Some(_) => 'c',
+            None if self.draining => '-',
+            None => '.',
+        }
+    }
+
+    pub(crate) fn take_tape(&mut self) -> Option<Vec<String>> {
+        self.tape.take()
+    }
+
+    // === what the brain asks of the engine ===
+
+    pub(crate) fn step(&mut self, plan: StepPlan) -> Result<(), String> {
+        let is_step = |op: &Op| matches!(op, Op::Step(_));
+        let running = self.busy.as_ref().is_some_and(|(op, _)| is_step(op));
+        if running || self.ops.iter().any(is_step) {
+            return Err(format!("{} plans {} during a step", self.me, plan.step));
+        }
+        let capacity = &self.limits.capacity;
+        let tokens: u32 = plan.segments.iter().map(|s| s.len).sum();
+        let slots = plan.segments.len() as u32;
+        if tokens > capacity.step_tokens_max || slots > capacity.slots_count || tokens == 0 {
+            return Err(format!(
+                "{} plans {tokens} tokens in {slots} slots",
+                self.me
+            ));
+        }
+        self.ops.push_back(Op::Step(plan));
+        Ok(())
+    }
+
+    pub(crate) fn export(&mut self, export: Export) -> Result<(), String> {
+        let key = (export.handoff, export.ordinal);
+        if self.exporting.insert(key, export.to).is_some() {
+            return Err(format!("{} exports {key:?} twice at once", self.me));
+        }
+        self.ops.push_back(Op::Export(export));
+        Ok(())
+    }
+
+    /// Sends at once unless frames for the same worker are still to be read; gives the packet
+    /// back if it can go now.
+    pub(crate) fn send(&mut self, to: WorkerRef, packet: Packet) -> Option<Packet> {
+        let same = |op: &Op| match op {
+            Op::Export(export) => export.to == to,
+            Op::Send { to: other, .. } => *other == to,
+            _ => false,
+        };
+        let reading = self.busy.as_ref().is_some_and(|(op, _)| same(op));
+        if reading || self.ops.iter().any(same) {
+            self.ops.push_back(Op::Send { to, packet });
+            return None;
+        }
+        Some(packet)
+    }
+
+    pub(crate) fn import(
+        &mut self,
+        handoff: HandoffId,
+        part: BlockPart,
+        block: BlockRef,
+    ) -> Result<(), String> {
+        let payload = self.take_arrived(handoff, part)?;
+        let owner = self.reserved.get(&block.block);
+        if owner != Some(&(handoff, block.generation)) {
+            return Err(format!(
+                "{} writes {handoff} into {}/{}, which is held for {owner:?}",
+                self.me, block.block, block.generation
+            ));
+        }
+        self.ops.push_back(Op::Import {
+            handoff,
+            part,
+            block,
+            payload,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn take_arrived(
+        &mut self,
+        handoff: HandoffId,
+        part: BlockPart,
+    ) -> Result<Payload, String> {
+        match self.arriving.take() {
+            Some((h, p, payload)) if (h, p) == (handoff, part) => Ok(payload),
+            other => Err(format!(
+                "{} wants {handoff} {part:?}, and {:?} arrived",
+                self.me,
+                other.map(|(h, p, _)| (h, p))
+            )),
+        }
+    }
+
+    /// Drops what has not begun of a hand-off; gives the answers the brain is owed.
+    pub(crate) fn forget(&mut self, handoff: HandoffId) -> Vec<Input> {
+        let mut answers = Vec::new();
+        let mut kept = VecDeque::new();
+        for op in self.ops.drain(..) {
+            match op {
+                Op::Export(e) if e.handoff == handoff => {
+                    self.exporting.remove(&(handoff, e.ordinal));
+                    answers.push(Input::Exported {
+                        handoff,
+                        ordinal: e.ordinal,
+                        outcome: ExportOutcome::Dropped,
+                    });
+                }
+                Op::Import {
+                    handoff: h, part, ..
+                } if h == handoff => answers.push(Input::Imported {
+                    handoff,
+                    part,
+                    outcome: ImportOutcome::Dropped,
+                }),
+                other => kept.push_back(other),
+            }
+        }
+        self.ops = kept;
+        answers
+    }
+
+    /// The link to a life of a worker is gone: its exports, read or not, got nowhere.
+    pub(crate) fn drop_exports(&mut self, peer: WorkerRef) -> Vec<Input> {
+        let begun = match &self.busy {
+            Some((Op::Export(e), _)) => Some((e.handoff, e.ordinal)),
+            _ => None,
+        };
+        let lost: Vec<(HandoffId, u32)> = self
+            .exporting
+            .iter()
+            .filter(|(key, to)| **to == peer && Some(**key) != begun)
+            .map(|(key, _)| *key)
+            .collect();
+        self.ops.retain(|op| match op {
+            Op::Export(e) => !lost.contains(&(e.handoff, e.ordinal)),
+            Op::Send { to, .. } => *to != peer,
+            _ => true,
+        });
+        let answer = |(handoff, ordinal)| {
+            self.exporting.remove(&(handoff, ordinal));
+            Input::Exported {
+                handoff,
+                ordinal,
+                outcome: ExportOutcome::Dropped,
+            }
+        };
+        lost.into_iter().map(answer).collect()
+    }
+
+    // === the engine ===
+
+    /// Begins the next op, if none is under way; says when it will be done.
+    pub(crate) fn begin(&mut self, now: Time, price: &Price) -> Option<Time> {
+        if self.busy.is_some() {
+            return None;
+        }
+        let op = self.ops.pop_front()?;
+        let takes = match &op {
+            Op::Step(plan) => price.of(plan),
+            Op::Export(_) | Op::Import { .. } => Duration::from_nanos(price.copy),
+            Op::Send { .. } => Duration::ZERO,
+        };
+        self.busy = Some((op, now));
+        Some(now + takes)
+    }
+
+    /// Finishes the op under way. The device breaks so many of a thousand.
+    pub(crate) fn finish(
+        &mut self,
+        now: Time,
+        salt_of: impl Fn(u64) -> u64,
+        (dice, broken): (&mut Dice, u32),
+    ) -> Result<Done, String> {
+        let (op, since) = self.busy.take().ok_or("the engine had nothing to do")?;
+        let breaks = broken > 0 && dice.chance(broken);
+        Ok(match op {
+            Op::Step(plan) if breaks => Done::Hear(self.break_step(&plan, dice)),
+            Op::Step(plan) => {
+                self.check_writes(&plan)?;
+                let result = self.engine.step(&plan, salt_of);
+                let result = result.map_err(|what| format!("{}: {what}", self.me))?;
+                let took = now.since(since);
+                Done::Hear(Input::Stepped { result, took })
+            }
+            Op::Export(export) if breaks => {
+                let (handoff, ordinal) = (export.handoff, export.ordinal);
+                self.exporting.remove(&(handoff, ordinal));
+                let outcome = ExportOutcome::Broken;
+                Done::Hear(Input::Exported {
+                    handoff,
+                    ordinal,
+                    outcome,
+                })
+            }
+            Op::Export(export) => {
+                let payload = self.engine.read(export.from).to_vec();
+                Done::Ship(export, payload)
+            }
+            Op::Import {
+                handoff,
+                part,
+                block,
+                payload,
+            } => {
+                let outcome = if breaks {
+                    ImportOutcome::Broken
+                } else {
+                    let size = self.limits.capacity.block_bytes / self.limits.capacity.block_tokens;
+                    self.engine
+                        .write(block.block, (part.offset / size) as usize, &payload);
+                    ImportOutcome::Written
+                };
+                Done::Hear(Input::Imported {
+                    handoff,
+                    part,
+                    outcome,
+                })
+            }
+            Op::Send { to, packet } => Done::Send(to, packet),
+        })
+    }
+
+    fn break_step(&mut self, plan: &StepPlan, dice: &mut Dice) -> Input {
+        let damage = if dice.chance(500) {
+            Damage::Nothing
+        } else {
+            let written = self.engine.written(plan);
+            self.engine.scribble(&written, dice);
+            Damage::BlocksUnknown
+        };
+        Input::StepFailed {
+            step: plan.step,
+            reason: "the dice said so".to_owned(),
+            damage,
+        }
+    }
+
+    fn check_writes(&self, plan: &StepPlan) -> Result<(), String> {
+        for block in self.engine.written(plan) {
+            if let Some((handoff, _)) = self.reserved.get(&block) {
+                return Err(format!(
+                    "{} writes {block} in {}, and it is held for {handoff}",
+                    self.me, plan.step
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    // === who holds what, as this worker says it ===
+
+    pub(crate) fn witness(&mut self, report: &Report) -> Result<(), String> {
+        match report {
+            Report::Reserved {
+                handoff, blocks, ..
+            } if !self.joint.contains(handoff) => {
+                for block in blocks {
+                    let entry = (*handoff, block.generation);
+                    if let Some((other, _)) = self.reserved.insert(block.block, entry) {
+                        return Err(format!(
+                            "{} gives {} to {handoff}, and {other} has it",
+                            self.me, block.block
+                        ));
+                    }
+                }
+            }
+            Report::Landed { handoff } | Report::Released { handoff } => {
+                self.reserved.retain(|_, (holder, _)| holder != handoff);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Nothing of any hand-off is left here.
+    pub(crate) fn check_empty(&self) -> Result<(), String> {
+        let me = self.me;
+        let pool = self.brain.pool();
+        if !self.brain.idle() {
+            return Err(format!("{me} is not idle"));
+        }
+        if pool.blocks_available() != self.limits.capacity.blocks_count {
+            return Err(format!(
+                "{me} leaked: {} of {} blocks are available",
+                pool.blocks_available(),
+                self.limits.capacity.blocks_count
+            ));
+        }
+        if !self.reserved.is_empty() {
+            return Err(format!("{me} never released {:?}", self.reserved));
+        }
+        if !self.exporting.is_empty() || !self.ops.is_empty() || self.busy.is_some() {
+            return Err(format!("{me} still has work: {:?}", self.exporting));
+        }
+        Ok(())
+    }
+}

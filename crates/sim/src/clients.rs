@@ -1,0 +1,191 @@
+//! The clients, and what they hold the fleet to.
+//!
+//! Owns: each request's reference stream and what came of it. Never: looks inside a brain.
+//! Invariants checked: every token is the reference's; a finished stream is whole, in order, with
+//! the reference's reason; a refused one is empty; every flight ends exactly once.
+
+use crate::model::{Reference, reference};
+use crate::world::World;
+use cleave_domain::{Emission, Ending, FlightId, Request, RouterId, Sampled, TokenId};
+use cleave_router::TokenStream;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) flight: FlightId,
+    pub(crate) router: usize,
+    pub(crate) request: Arc<Request>,
+    pub(crate) submitted: bool,
+    pub(crate) ending: Option<Ending>,
+    reference: Reference,
+    stream: TokenStream<TokenId>,
+    left: bool,
+}
+
+/// Everybody who asks for something.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    pub(crate) all: Vec<Client>,
+    by_flight: BTreeMap<FlightId, usize>,
+    calm: bool,
+    pub(crate) tokens: u64,
+}
+
+/// How flights ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Endings {
+    /// Every token came.
+    pub done: u32,
+    /// Not taken on.
+    pub refused: u32,
+    /// The client left.
+    pub cancelled: u32,
+    /// Broken off.
+    pub failed: u32,
+}
+
+impl Clients {
+    pub(crate) fn of(world: &World) -> Self {
+        let context = world.workers[0].capacity.context_tokens_max;
+        let client = |(index, arrival): (usize, &crate::world::Arrival)| Client {
+            flight: FlightId::new(RouterId(arrival.router as u64 + 1), index as u64),
+            router: arrival.router,
+            reference: reference(&arrival.request, context),
+            request: Arc::clone(&arrival.request),
+            submitted: false,
+            ending: None,
+            stream: TokenStream::default(),
+            left: false,
+        };
+        let all: Vec<Client> = world.requests.iter().enumerate().map(client).collect();
+        let by_flight = all.iter().enumerate().map(|(i, c)| (c.flight, i)).collect();
+        Self {
+            all,
+            by_flight,
+            calm: world.calm(),
+            tokens: 0,
+        }
+    }
+
+    /// The client leaves; says whether anybody must be told.
+    pub(crate) fn leave(&mut self, index: usize) -> bool {
+        let client = &mut self.all[index];
+        client.left = client.submitted && client.ending.is_none();
+        client.left
+    }
+
+    fn find(&mut self, flight: FlightId) -> Result<&mut Client, String> {
+        let index = self.by_flight.get(&flight);
+        let index = index.ok_or_else(|| format!("nobody asked for {flight}"))?;
+        Ok(&mut self.all[*index])
+    }
+
+    pub(crate) fn token(&mut self, flight: FlightId, emission: Emission) -> Result<(), String> {
+        self.tokens += 1;
+        let client = self.find(flight)?;
+        let Emission {
+            index,
+            sampled,
+            prompt,
+        } = emission;
+        let expected = client.reference.tokens.get(index as usize);
+        if expected != Some(&sampled.token) {
+            return Err(format!(
+                "{flight} token {index} is {}, alone it is {expected:?}",
+                sampled.token
+            ));
+        }
+        if prompt.is_some() != (index == 0) {
+            return Err(format!("{flight} token {index} carries {prompt:?}"));
+        }
+        if let Some(facts) = prompt {
+            client.check_prompt(facts.cached_tokens, &facts.scores)?;
+        }
+        if client.ending.is_none() {
+            client.stream.accept(index, sampled.token);
+            while client.stream.poll().is_some() {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end(&mut self, flight: FlightId, ending: Ending) -> Result<(), String> {
+        let calm = self.calm;
+        let client = self.find(flight)?;
+        if let Some(before) = &client.ending {
+            return Err(format!("{flight} ended twice: {before:?}, {ending:?}"));
+        }
+        let count = client.stream.count();
+        let whole = client.reference.tokens.len() as u32;
+        match &ending {
+            Ending::Done { reason } => {
+                if count != whole || *reason != client.reference.reason {
+                    return Err(format!(
+                        "{flight} is done ({reason:?}) after {count} of {whole} tokens ({:?})",
+                        client.reference.reason
+                    ));
+                }
+            }
+            Ending::Refused(refusal) => {
+                if count > 0 {
+                    return Err(format!(
+                        "{flight} refused ({refusal:?}) after {count} tokens"
+                    ));
+                }
+            }
+            Ending::Cancelled => {
+                if !client.left {
+                    return Err(format!("{flight} cancelled, and nobody left"));
+                }
+            }
+            Ending::Failed(failure) => {
+                if calm {
+                    return Err(format!("{flight} failed without a fault: {failure:?}"));
+                }
+            }
+        }
+        client.ending = Some(ending);
+        Ok(())
+    }
+
+    /// Who still waits for an end.
+    pub(crate) fn waiting(&self) -> Vec<FlightId> {
+        let waits = |c: &&Client| c.ending.is_none();
+        self.all.iter().filter(waits).map(|c| c.flight).collect()
+    }
+
+    pub(crate) fn endings(&self) -> Endings {
+        let mut endings = Endings::default();
+        for client in &self.all {
+            match &client.ending {
+                Some(Ending::Done { .. }) => endings.done += 1,
+                Some(Ending::Refused(_)) => endings.refused += 1,
+                Some(Ending::Cancelled) => endings.cancelled += 1,
+                Some(Ending::Failed(_)) => endings.failed += 1,
+                None => {}
+            }
+        }
+        endings
+    }
+}
+
+impl Client {
+    fn check_prompt(&self, cached_tokens: u32, scores: &[Sampled]) -> Result<(), String> {
+        let prompt = &self.request.prompt;
+        if cached_tokens as usize >= prompt.len() {
+            return Err(format!("{} had its whole prompt cached", self.flight));
+        }
+        let wanted = match self.request.sampling.prompt_logprobs {
+            Some(_) => &prompt[1..],
+            None => &[],
+        };
+        let scored: Vec<TokenId> = scores.iter().map(|s| s.token).collect();
+        if scored != wanted {
+            return Err(format!(
+                "{} got scores of {scored:?}, not {wanted:?}",
+                self.flight
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! What goes wrong, and how it heals: lives, links, freezes, drains; and the demands at the end.
+//!
+//! Owns: starting and ending processes. Never: touches a brain's insides.
+//! Invariant: once faults are over everything comes to rest, every flight has ended, and every
+//! block is free or only cached.
+
+use crate::body::Body;
+use crate::run::{Event, Run, life};
+use crate::world::Fault;
+use cleave_domain::RouterId;
+use std::time::Duration;
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    /// Killed: what it had sent and is still under way is lost.
+    Killed,
+    /// Of its own accord: what it sent arrives.
+    Clean,
+}
+
+impl Run<'_> {
+    // === faults ===
+
+    pub(crate) fn fault(&mut self, fault: usize) -> Result<String, String> {
+        let (_, fault) = self.world.faults[fault];
+        match fault {
+            Fault::Crash { worker, back } => {
+                if self.seats[worker].body.is_some() {
+                    self.exit(worker, Exit::Killed);
+                    let at = self.now + back;
+                    self.plan(at, Event::Starts(worker));
+                }
+            }
+            Fault::Freeze { worker, span } => {
+                let until = self.now + span;
+                let seat = &mut self.seats[worker];
+                seat.frozen_until = seat.frozen_until.max(until);
+            }
+            Fault::Drain { worker, back } => {
+                let seat = &mut self.seats[worker];
+                if let Some(body) = seat.body.as_mut().filter(|body| !body.draining) {
+                    body.draining = true;
+                    seat.back = back;
+                    let me = body.me;
+                    let input = cleave_sched::Input::Draining;
+                    self.plan(self.now, Event::WorkerHears(me, input));
+                }
+            }
+            Fault::Cut { pair: (a, b), span } => {
+                if a != b {
+                    let until = self.now + span;
+                    self.net.cut(a, b, until);
+                    self.lose_each_other(a, b);
+                }
+            }
+            Fault::Part {
+                router,
+                worker,
+                span,
+            } => self.part(router, worker, span),
+            // Read by `delay`.
+            Fault::Slow { .. } => {}
+        }
+        self.count("faults");
+        Ok(format!("!! {fault:?}"))
+    }
+
+    /// How long a message between router and worker takes now.
+    pub(crate) fn delay(&mut self) -> Duration {
+        let now = self.now;
+        let slow = self
+            .world
+            .faults
+            .iter()
+            .filter_map(|(at, fault)| match fault {
+                Fault::Slow { extra, span } if *at <= now && now < *at + *span => Some(*extra),
+                _ => None,
+            });
+        let extra: Duration = slow.sum();
+        let jitter = self.world.wire.jitter.as_micros() as u64;
+        self.world.wire.latency + extra + self.dice.micros(0, jitter)
+    }
+
+    fn lose_each_other(&mut self, a: usize, b: usize) {
+        let alive = |seat: &crate::run::Seat| seat.body.as_ref().map(|body| body.me);
+        let sides = (alive(&self.seats[a]), alive(&self.seats[b]));
+        if let (Some(a), Some(b)) = sides {
+            self.lose(a, b);
+            self.lose(b, a);
+        }
+    }
+
+    fn part(&mut self, router: usize, worker: usize, span: Duration) {
+        let Some(me) = self.net.stream(router, worker).life else {
+            return;
+        };
+        self.net.disconnect(router, worker);
+        let router_notices = self.notice();
+        let worker_notices = self.notice();
+        let lost = cleave_router::Input::WorkerLost { worker: me };
+        self.plan(self.now + router_notices, Event::RouterHears(router, lost));
+        let lost = cleave_sched::Input::RouterLost {
+            router: RouterId(router as u64 + 1),
+        };
+        self.plan(self.now + worker_notices, Event::WorkerHears(me, lost));
+        let again = self.now + router_notices.max(worker_notices) + span;
+        self.plan(again, Event::Meets { router, worker });
+    }
+
+    fn exit(&mut self, worker: usize, exit: Exit) {
+        let Some(mut body) = self.seats[worker].body.take() else {
+            return;
+        };
+        self.tapes.extend(body.take_tape());
+        let me = body.me;
+        let others: Vec<_> = (0..self.seats.len()).filter(|w| *w != worker).collect();
+        for other in others {
+            if exit == Exit::Killed {
+                self.net.cut(worker, other, self.now);
+            }
+            if let Some(peer) = self.seats[other].body.as_ref().map(|body| body.me) {
+                self.lose(peer, me);
+            }
+        }
+        for router in 0..self.routers.len() {
+            if self.net.stream(router, worker).life != Some(me) {
+                continue;
+            }
+            let noticed = match exit {
+                Exit::Killed => {
+                    self.net.disconnect(router, worker);
+                    self.now + self.notice()
+                }
+                Exit::Clean => self.net.close(router, worker) + Duration::from_nanos(1),
+            };
+            let lost = cleave_router::Input::WorkerLost { worker: me };
+            self.plan(noticed, Event::RouterHears(router, lost));
+        }
+    }
+
+    pub(crate) fn drained(&mut self, worker: usize) -> Result<(), String> {
+        let seat = &mut self.seats[worker];
+        let back = seat.back;
+        if let Some(body) = &seat.body {
+            if !body.draining {
+                return Err(format!("{} drained unasked", body.me));
+            }
+            body.check_empty()?;
+        }
+        self.exit(worker, Exit::Clean);
+        self.count("drained");
+        if !self.healed {
+            self.plan(self.now + back, Event::Starts(worker));
+        }
+        Ok(())
+    }
+
+    // === starting and meeting ===
+
+    pub(crate) fn start(&mut self, worker: usize) -> Result<Option<String>, String> {
+        let seat = &mut self.seats[worker];
+        if seat.body.is_some() {
+            return Ok(None);
+        }
+        seat.life += 1;
+        let me = life(worker, seat.life);
+        let about = self.world.workers[worker].clone();
+        let limits = cleave_sched::Limits {
+            me,
+            role: about.role,
+            capacity: about.capacity,
+            queue_max: about.queue_max,
+            lease: self.world.lease,
+            stall_max: self.world.stall_max,
+            prefix_cache: self.world.prefix_cache,
+        };
+        seat.body = Some(Body::new(limits, about, self.taped));
+        for router in 0..self.routers.len() {
+            self.meet(router, worker)?;
+        }
+        Ok(Some(format!(
+            "{} starts      life {}",
+            me.worker, me.incarnation
+        )))
+    }
+
+    /// Router and worker get a new connection, if the worker lives and they have none.
+    pub(crate) fn meet(&mut self, router: usize, worker: usize) -> Result<Option<String>, String> {
+        let Some(body) = &self.seats[worker].body else {
+            return Ok(None);
+        };
+        if self.net.stream(router, worker).life == Some(body.me) {
+            return Ok(None);
+        }
+        let (me, description) = (body.me, body.about.clone());
+        self.net.connect(router, worker, me);
+        let joined = cleave_router::Input::WorkerJoined {
+            worker: me,
+            description,
+        };
+        self.router_hears(router, joined)?;
+        let joined = cleave_sched::Input::RouterJoined {
+            router: RouterId(router as u64 + 1),
+        };
+        self.plan(self.now, Event::WorkerHears(me, joined));
+        Ok(Some(format!("r{:x} meets       {me}", router + 1)))
+    }
+
+    // === at rest ===
+
+    pub(crate) fn check_rest(&self) -> Result<(), String> {
+        let waiting = self.clients.waiting();
+        if !waiting.is_empty() {
+            return Err(format!("at rest, and without an end: {waiting:?}"));
+        }
+        for seat in &self.seats {
+            let Some(body) = &seat.body else {
+                return Err("a worker never came back".to_owned());
+            };
+            body.check_empty()?;
+        }
+        for (router, seat) in self.routers.iter().enumerate() {
+            let open = seat.brain.legs_open();
+            if open > 0 {
+                return Err(format!("r{:x} still counts {open} legs", router + 1));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn drain_all(&mut self) -> Result<(), String> {
+        for router in 0..self.routers.len() {
+            let input = cleave_router::Input::Draining;
+            self.router_hears(router, input)?;
+        }
+        for worker in 0..self.seats.len() {
+            if let Some(body) = self.seats[worker].body.as_mut() {
+                body.draining = true;
+                let me = body.me;
+                let input = cleave_sched::Input::Draining;
+                self.plan(self.now, Event::WorkerHears(me, input));
+            }
+        }
+        // From here on nobody starts again.
+        self.healed = true;
+        self.take_tapes();
+        Ok(())
+    }
+
+    pub(crate) fn check_drained(&self) -> Result<(), String> {
+        if self.routers.iter().any(|seat| !seat.drained) {
+            return Err("a router never drained".to_owned());
+        }
+        if self.seats.iter().any(|seat| seat.body.is_some()) {
+            return Err("a worker never drained".to_owned());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,481 @@
+//! The run: an agenda of events, the two kinds of brains, and what happens between them.
+//!
+//! Owns: virtual time. Never: decides anything a brain decides; it carries out.
+//! Invariant: events are taken in the order of time, then of being planned; nothing else orders
+//! them, so the same world runs the same way.
+
+use crate::body::{Body, Payload};
+use crate::clients::Clients;
+use crate::dice::Dice;
+use crate::journal::Journal;
+use crate::net::Net;
+use crate::tape::{self, Line};
+use crate::words;
+use crate::world::World;
+use cleave_domain::{
+    Emission, FlightId, Incarnation, Order, Report, RouterId, Tape, TapeLine, Time, WorkerId,
+    WorkerRef,
+};
+use cleave_kv::Packet;
+use std::collections::BTreeMap;
+
+/// More events than any world of this size needs; past it nothing is coming to rest.
+const EVENTS_MAX: u64 = 3_000_000;
+
+/// Everything that can happen next.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A client asks.
+    Asks(usize),
+    /// A client leaves.
+    Leaves(usize),
+    /// A report or token reaches a router.
+    ToRouter {
+        router: usize,
+        worker: usize,
+        epoch: u64,
+        from: WorkerRef,
+        word: Word,
+    },
+    /// An order reaches a worker.
+    ToWorker {
+        router: usize,
+        worker: usize,
+        epoch: u64,
+        order: Order,
+    },
+    /// A router notices something.
+    RouterHears(usize, cleave_router::Input),
+    /// A life of a worker notices something.
+    WorkerHears(WorkerRef, cleave_sched::Input),
+    /// A packet reaches a worker.
+    Packet(Box<Parcel>),
+    /// A worker notices that a link broke.
+    LinkLost { side: WorkerRef, peer: WorkerRef },
+    /// An engine is done with what it did.
+    EngineDone(WorkerRef),
+    /// A link has taken a block's frames.
+    Shipped {
+        side: WorkerRef,
+        exported: Box<cleave_sched::Input>,
+    },
+    /// A brain asked to be woken.
+    WakeRouter(usize),
+    /// As above.
+    WakeWorker(WorkerRef),
+    /// The next fault.
+    Fault(usize),
+    /// A process starts.
+    Starts(usize),
+    /// A worker and a router find each other again.
+    Meets { router: usize, worker: usize },
+    /// Faults are over.
+    Heals,
+}
+
+/// What a worker says over its stream.
+#[derive(Debug)]
+pub(crate) enum Word {
+    Report(Report),
+    Token(FlightId, Emission),
+}
+
+/// A packet under way.
+#[derive(Clone, Debug)]
+pub(crate) struct Parcel {
+    pub(crate) from: WorkerRef,
+    pub(crate) to: WorkerRef,
+    pub(crate) epoch: u64,
+    pub(crate) packet: Packet,
+    pub(crate) payload: Payload,
+    pub(crate) condition: cleave_sched::Condition,
+}
+
+/// A worker's place, alive or not.
+#[derive(Debug, Default)]
+pub(crate) struct Seat {
+    pub(crate) life: u64,
+    pub(crate) body: Option<Body>,
+    pub(crate) frozen_until: Time,
+    /// When it starts again once a drain is done.
+    pub(crate) back: std::time::Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct RouterSeat {
+    pub(crate) brain: cleave_router::Brain,
+    pub(crate) wake: Option<Time>,
+    pub(crate) drained: bool,
+    tape: Option<Vec<String>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    pub(crate) world: &'a World,
+    pub(crate) now: Time,
+    agenda: BTreeMap<(Time, u64), Event>,
+    planned: u64,
+    pub(crate) seats: Vec<Seat>,
+    pub(crate) routers: Vec<RouterSeat>,
+    pub(crate) net: Net,
+    pub(crate) clients: Clients,
+    pub(crate) dice: Dice,
+    pub(crate) journal: Journal,
+    pub(crate) healed: bool,
+    pub(crate) taped: bool,
+    pub(crate) tapes: Vec<Vec<String>>,
+    pub(crate) counts: BTreeMap<&'static str, u64>,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(world: &'a World, options: &crate::Options) -> Self {
+        let router = |_| RouterSeat {
+            brain: cleave_router::Brain::new(world.router.clone()),
+            wake: None,
+            drained: false,
+            tape: options.tape.then(|| {
+                let limits = world.router.clone();
+                vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]
+            }),
+        };
+        let mut run = Self {
+            world,
+            now: Time::ZERO,
+            agenda: BTreeMap::new(),
+            planned: 0,
+            seats: world.workers.iter().map(|_| Seat::default()).collect(),
+            routers: (0..world.routers_count).map(router).collect(),
+            net: Net::default(),
+            clients: Clients::of(world),
+            dice: Dice::new(!world.seed),
+            journal: Journal::new(options.log),
+            healed: false,
+            taped: options.tape,
+            tapes: Vec::new(),
+            counts: BTreeMap::new(),
+        };
+        run.plan_world();
+        run
+    }
+
+    fn plan_world(&mut self) {
+        for worker in 0..self.seats.len() {
+            self.plan(Time::ZERO, Event::Starts(worker));
+        }
+        for (index, arrival) in self.world.requests.iter().enumerate() {
+            self.plan(arrival.at, Event::Asks(index));
+            if let Some(at) = arrival.leaves {
+                self.plan(at, Event::Leaves(index));
+            }
+        }
+        for (index, (at, _)) in self.world.faults.iter().enumerate() {
+            self.plan(*at, Event::Fault(index));
+        }
+        self.plan(self.world.heal_at, Event::Heals);
+    }
+
+    pub(crate) fn plan(&mut self, at: Time, event: Event) {
+        self.planned += 1;
+        self.agenda.insert((at.max(self.now), self.planned), event);
+    }
+
+    pub(crate) fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    /// Runs the world to its end: faults, healing, rest, and a drained fleet.
+    pub(crate) fn go(&mut self) -> Result<(), String> {
+        self.rest()?;
+        self.check_rest()?;
+        self.drain_all()?;
+        self.rest()?;
+        self.check_drained()
+    }
+
+    /// Until nothing is planned.
+    fn rest(&mut self) -> Result<(), String> {
+        while let Some(((at, _), event)) = self.agenda.pop_first() {
+            self.now = at;
+            if self.journal.count > EVENTS_MAX {
+                return Err(format!("no rest after {EVENTS_MAX} events"));
+            }
+            if let Some(until) = self.held_up(&event) {
+                self.plan(until, event);
+                continue;
+            }
+            let Some(words) = self.happen(event)? else {
+                continue;
+            };
+            let state = self.state();
+            self.journal.line(at, &words, &state);
+        }
+        Ok(())
+    }
+
+    /// Until when the process that the event is for stands still.
+    fn held_up(&self, event: &Event) -> Option<Time> {
+        let worker = match event {
+            Event::ToWorker { worker, .. } => *worker,
+            Event::WorkerHears(who, _) | Event::EngineDone(who) | Event::WakeWorker(who) => {
+                index(*who)
+            }
+            Event::Packet(parcel) => index(parcel.to),
+            Event::LinkLost { side, .. } | Event::Shipped { side, .. } => index(*side),
+            _ => return None,
+        };
+        let until = self.seats[worker].frozen_until;
+        (until > self.now).then_some(until)
+    }
+
+    /// Lets one event happen; says what it was, or nothing if it came to nothing.
+    fn happen(&mut self, event: Event) -> Result<Option<String>, String> {
+        match event {
+            Event::Asks(client) => self.ask(client).map(Some),
+            Event::Leaves(client) => self.leave(client),
+            Event::ToRouter {
+                router,
+                worker,
+                epoch,
+                from,
+                word,
+            } => {
+                if self.net.stream(router, worker).epoch != epoch {
+                    return Ok(None);
+                }
+                self.router_told(router, from, word).map(Some)
+            }
+            Event::ToWorker {
+                router,
+                worker,
+                epoch,
+                order,
+            } => {
+                if self.net.stream(router, worker).epoch != epoch {
+                    return Ok(None);
+                }
+                let router = RouterId(router as u64 + 1);
+                let words = format!("w{:x} ordered     {}", worker + 1, words::order(&order));
+                let input = cleave_sched::Input::Ordered { router, order };
+                self.worker_hears(worker, input)?;
+                Ok(Some(words))
+            }
+            Event::RouterHears(router, input) => {
+                let words = format!(
+                    "r{:x} hears       {}",
+                    router + 1,
+                    words::router_input(&input)
+                );
+                self.router_hears(router, input)?;
+                Ok(Some(words))
+            }
+            Event::WorkerHears(who, input) => self.if_alive(who, "hears", input),
+            Event::Packet(parcel) => self.packet(*parcel),
+            Event::LinkLost { side, peer } => self.link_lost(side, peer),
+            Event::EngineDone(who) => self.engine_done(who),
+            Event::Shipped { side, exported } => self.shipped(side, *exported),
+            Event::WakeRouter(router) => self.wake_router(router),
+            Event::WakeWorker(who) => self.wake_worker(who),
+            Event::Fault(fault) => self.fault(fault).map(Some),
+            Event::Starts(worker) => self.start(worker),
+            Event::Meets { router, worker } => self.meet(router, worker),
+            Event::Heals => {
+                self.healed = true;
+                Ok(Some("-- heals       faults are over".to_owned()))
+            }
+        }
+    }
+
+    pub(crate) fn if_alive(
+        &mut self,
+        who: WorkerRef,
+        verb: &str,
+        input: cleave_sched::Input,
+    ) -> Result<Option<String>, String> {
+        if self.body(who).is_none() {
+            return Ok(None);
+        }
+        let words = format!("{} {verb:<11} {}", who.worker, words::input(&input));
+        self.worker_hears(index(who), input)?;
+        Ok(Some(words))
+    }
+
+    // === clients and routers ===
+
+    fn ask(&mut self, client: usize) -> Result<String, String> {
+        let client = &mut self.clients.all[client];
+        client.submitted = true;
+        let (router, flight) = (client.router, client.flight);
+        let request = std::sync::Arc::clone(&client.request);
+        self.router_hears(router, cleave_router::Input::Submitted { flight, request })?;
+        Ok(format!("r{:x} asked       {flight}", router + 1))
+    }
+
+    fn leave(&mut self, client: usize) -> Result<Option<String>, String> {
+        if !self.clients.leave(client) {
+            return Ok(None);
+        }
+        let client = &self.clients.all[client];
+        let (router, flight) = (client.router, client.flight);
+        self.router_hears(router, cleave_router::Input::Cancelled { flight })?;
+        if self.clients.waiting().contains(&flight) {
+            return Err(format!("{flight} was left and did not end at once"));
+        }
+        Ok(Some(format!("r{:x} left        {flight}", router + 1)))
+    }
+
+    fn router_told(
+        &mut self,
+        router: usize,
+        from: WorkerRef,
+        word: Word,
+    ) -> Result<String, String> {
+        match word {
+            Word::Token(flight, emission) => {
+                let words = format!(
+                    "r{:x} token       {flight} #{} = {} from {}",
+                    router + 1,
+                    emission.index,
+                    emission.sampled.token,
+                    from.worker
+                );
+                self.clients.token(flight, emission)?;
+                Ok(words)
+            }
+            Word::Report(report) => {
+                let words = format!(
+                    "r{:x} told        {from} {}",
+                    router + 1,
+                    words::report(&report)
+                );
+                let input = cleave_router::Input::Told {
+                    worker: from,
+                    report,
+                };
+                self.router_hears(router, input)?;
+                Ok(words)
+            }
+        }
+    }
+
+    pub(crate) fn router_hears(
+        &mut self,
+        router: usize,
+        input: cleave_router::Input,
+    ) -> Result<(), String> {
+        let seat = &mut self.routers[router];
+        let at = self.now;
+        if seat.tape.is_some() {
+            let input = input.clone();
+            seat.record(Tape::Router(TapeLine::Heard { at, input }));
+        }
+        seat.brain.handle(at, input);
+        let mut outputs = Vec::new();
+        while let Some(output) = seat.brain.poll() {
+            if seat.tape.is_some() {
+                let output = output.clone();
+                seat.record(Tape::Router(TapeLine::Said { output }));
+            }
+            outputs.push(output);
+        }
+        seat.brain.check();
+        let wake = seat.brain.deadline();
+        if let Some(wake) = wake.filter(|w| seat.wake.is_none_or(|planned| *w < planned)) {
+            seat.wake = Some(wake);
+            self.plan(wake, Event::WakeRouter(router));
+        }
+        for output in outputs {
+            self.router_says(router, output)?;
+        }
+        Ok(())
+    }
+
+    fn router_says(&mut self, router: usize, output: cleave_router::Output) -> Result<(), String> {
+        match output {
+            cleave_router::Output::Tell { worker, order } => {
+                self.order(router, worker, order);
+            }
+            cleave_router::Output::End { flight, ending } => self.clients.end(flight, ending)?,
+            cleave_router::Output::Drained => self.routers[router].drained = true,
+            cleave_router::Output::Note(note) => self.count(match note {
+                cleave_router::Note::Placed { .. } => "placed",
+                cleave_router::Note::PassedOver { .. } => "passed over",
+                cleave_router::Note::Stale { .. } => "stale",
+                cleave_router::Note::Retried { .. } => "retried",
+                cleave_router::Note::CancelFreed { .. } => "cancel freed",
+                cleave_router::Note::Fleet { .. } => return Ok(()),
+            }),
+        }
+        Ok(())
+    }
+
+    fn wake_router(&mut self, router: usize) -> Result<Option<String>, String> {
+        let seat = &mut self.routers[router];
+        if seat.wake != Some(self.now) {
+            return Ok(None);
+        }
+        seat.wake = None;
+        self.router_hears(router, cleave_router::Input::Woke)?;
+        Ok(Some(format!("r{:x} woke", router + 1)))
+    }
+
+    // === the state, in columns ===
+
+    fn state(&self) -> String {
+        let flights = self.clients.all.iter();
+        let under_way = flights
+            .filter(|c| c.submitted && c.ending.is_none())
+            .count();
+        let mut state = format!("{under_way:>3}");
+        for (seat, about) in self.seats.iter().zip(&self.world.workers) {
+            let role = about.role.to_string();
+            let role = &role[..1];
+            match &seat.body {
+                None => state.push_str(&format!(" | {role}x {:>9}", "")),
+                Some(body) => {
+                    let load = body.brain.load();
+                    let all = about.capacity.blocks_count;
+                    let held = all - load.blocks_free.min(all);
+                    let mark = body.mark(seat.frozen_until > self.now);
+                    let queue = load.queue_tokens;
+                    state.push_str(&format!(" | {role}{mark} {held:>2}/{all:<2} q{queue:<3}"));
+                }
+            }
+        }
+        state
+    }
+
+    /// The body of exactly this life, if it is alive.
+    pub(crate) fn body(&self, who: WorkerRef) -> Option<&Body> {
+        let body = self.seats.get(index(who))?.body.as_ref()?;
+        (body.me == who).then_some(body)
+    }
+
+    pub(crate) fn take_tapes(&mut self) {
+        for seat in &mut self.routers {
+            self.tapes.extend(seat.tape.take());
+        }
+        for seat in &mut self.seats {
+            self.tapes
+                .extend(seat.body.as_mut().and_then(Body::take_tape));
+        }
+    }
+}
+
+impl RouterSeat {
+    fn record(&mut self, line: Line) {
+        if let Some(tape) = &mut self.tape {
+            tape.push(tape::write(&line));
+        }
+    }
+}
+
+pub(crate) fn index(who: WorkerRef) -> usize {
+    who.worker.0 as usize - 1
+}
+
+pub(crate) fn life(worker: usize, life: u64) -> WorkerRef {
+    WorkerRef {
+        worker: WorkerId(worker as u64 + 1),
+        incarnation: Incarnation(life),
+    }
+}

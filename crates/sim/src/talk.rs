@@ -1,0 +1,412 @@
+//! What workers say and hear: to their routers, to each other, to their engines.
+//!
+//! Owns: carrying out a worker brain's outputs. Never: decides.
+//! Invariant: every frame that arrives is imported or discarded before anything else is heard.
+
+use crate::body::{Done, Export, Payload};
+use crate::net::Way;
+use crate::run::{Event, Parcel, Run, Word, index};
+use crate::words;
+use cleave_domain::{HandoffId, WorkerRef};
+use cleave_kv::handoff::Digest;
+use cleave_kv::{BlockPart, Packet};
+use cleave_sched::{Condition, ExportOutcome, Input, Note, Output};
+use std::time::Duration;
+
+impl Run<'_> {
+    // === the brain's body ===
+
+    pub(crate) fn worker_hears(&mut self, worker: usize, input: Input) -> Result<(), String> {
+        let now = self.now;
+        let Some(body) = self.seats[worker].body.as_mut() else {
+            return Ok(());
+        };
+        body.hear(now, input);
+        let mut outputs = Vec::new();
+        while let Some(output) = body.say() {
+            outputs.push(output);
+        }
+        body.brain.check();
+        for output in outputs {
+            self.worker_says(worker, output)?;
+        }
+        let price = self.world.price;
+        let Some(body) = self.seats[worker].body.as_mut() else {
+            return Ok(());
+        };
+        if let Some((handoff, part, _)) = &body.arriving {
+            return Err(format!("{} leaves {handoff} {part:?} lying", body.me));
+        }
+        let me = body.me;
+        let wake = body.brain.deadline();
+        let wake = wake.filter(|w| body.wake.is_none_or(|planned| *w < planned));
+        if let Some(wake) = wake {
+            body.wake = Some(wake);
+            self.plan(wake, Event::WakeWorker(me));
+        }
+        let body = self.seats[worker].body.as_mut();
+        if let Some(done) = body.and_then(|body| body.begin(now, &price)) {
+            self.plan(done, Event::EngineDone(me));
+        }
+        Ok(())
+    }
+
+    fn worker_says(&mut self, worker: usize, output: Output) -> Result<(), String> {
+        let Some(body) = self.seats[worker].body.as_mut() else {
+            return Ok(());
+        };
+        let me = body.me;
+        match output {
+            Output::Step(plan) => body.step(plan)?,
+            Output::Tell { router, report } => {
+                body.witness(&report)?;
+                self.say_to_router(me, router.0 as usize - 1, Word::Report(report));
+            }
+            Output::Emit { handoff, emission } => {
+                let flight = handoff.flight;
+                let router = flight.router().0 as usize - 1;
+                self.say_to_router(me, router, Word::Token(flight, emission));
+            }
+            Output::Export {
+                handoff,
+                to,
+                from,
+                ordinal,
+                block,
+            } => body.export(Export {
+                handoff,
+                to,
+                from,
+                ordinal,
+                block,
+            })?,
+            Output::Send { to, packet } => {
+                if let Some(packet) = body.send(to, packet) {
+                    self.send(me, to, packet, Vec::new());
+                }
+            }
+            Output::Import {
+                handoff,
+                part,
+                block,
+            } => body.import(handoff, part, block)?,
+            Output::Discard { handoff, part } => {
+                body.take_arrived(handoff, part)?;
+                self.count("frames discarded");
+            }
+            Output::Forget { handoff } => {
+                for answer in body.forget(handoff) {
+                    self.plan(self.now, Event::WorkerHears(me, answer));
+                }
+            }
+            Output::Drained => self.drained(worker)?,
+            Output::Note(note) => self.note(&note),
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, note: &Note) {
+        match note {
+            Note::Stepped { .. } => self.count("steps"),
+            Note::Landed { .. } => self.count("landed"),
+            Note::Joined { .. } => self.count("joined"),
+            Note::Preempted { .. } => self.count("preempted"),
+            Note::HandoffFailed { .. } => self.count("hand-offs failed"),
+            Note::PrefixLooked { cached_tokens, .. } if *cached_tokens > 0 => {
+                self.count("prefix hits");
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn wake_worker(&mut self, who: WorkerRef) -> Result<Option<String>, String> {
+        let Some(body) = self.seats[index(who)].body.as_mut().filter(|b| b.me == who) else {
+            return Ok(None);
+        };
+        // Held up by a freeze, it may be late.
+        if body.wake.is_none_or(|at| at > self.now) {
+            return Ok(None);
+        }
+        body.wake = None;
+        self.worker_hears(index(who), Input::Woke)?;
+        Ok(Some(format!("{} woke", who.worker)))
+    }
+
+    // === to and from the engine ===
+
+    pub(crate) fn engine_done(&mut self, who: WorkerRef) -> Result<Option<String>, String> {
+        let broken = if self.healed {
+            0
+        } else {
+            self.world.wire.broken
+        };
+        let requests = &self.world.requests;
+        let salt_of = |seed: u64| requests[seed as usize].request.cache_salt;
+        let Some(body) = self.seats[index(who)].body.as_mut().filter(|b| b.me == who) else {
+            return Ok(None);
+        };
+        let done = body.finish(self.now, salt_of, (&mut self.dice, broken))?;
+        let words = match done {
+            Done::Hear(input) => {
+                let words = words::input(&input);
+                self.worker_hears(index(who), input)?;
+                words
+            }
+            Done::Ship(export, payload) => {
+                let words = format!("read {} block {}", export.handoff, export.ordinal);
+                self.ship(who, &export, &payload);
+                self.next_op(who);
+                words
+            }
+            Done::Send(to, packet) => {
+                let words = words::packet(&packet);
+                self.send(who, to, packet, Vec::new());
+                self.next_op(who);
+                words
+            }
+        };
+        Ok(Some(format!("{} engine      {words}", who.worker)))
+    }
+
+    fn next_op(&mut self, who: WorkerRef) {
+        let (now, price) = (self.now, self.world.price);
+        let body = self.seats[index(who)].body.as_mut();
+        if let Some(done) = body.and_then(|body| body.begin(now, &price)) {
+            self.plan(done, Event::EngineDone(who));
+        }
+    }
+
+    /// Sends a block as frames, and answers the brain when the link has taken them. If the link is
+    /// gone the answer comes with the news of that.
+    fn ship(&mut self, me: WorkerRef, export: &Export, payload: &Payload) {
+        let frames = self.frames(export, payload);
+        let mut digest = Digest::default();
+        let mut bytes = 0;
+        let mut sent = None;
+        for (part, cells) in frames {
+            let checksum = checksum(&cells);
+            digest.add(part, checksum);
+            bytes += u64::from(part.len);
+            let packet = Packet::Frame {
+                handoff: export.handoff,
+                block: export.block,
+                part,
+                checksum,
+            };
+            sent = self.send(me, export.to, packet, cells);
+        }
+        let Some(sent) = sent else {
+            return;
+        };
+        let exported = Box::new(Input::Exported {
+            handoff: export.handoff,
+            ordinal: export.ordinal,
+            outcome: ExportOutcome::Sent {
+                digest: digest.value(),
+                bytes,
+            },
+        });
+        self.plan(sent, Event::Shipped { side: me, exported });
+    }
+
+    /// One frame or two.
+    fn frames(&mut self, export: &Export, payload: &Payload) -> Vec<(BlockPart, Payload)> {
+        let capacity = &self.world.workers[0].capacity;
+        let size = capacity.block_bytes / capacity.block_tokens;
+        let count = payload.len() as u32;
+        let cut = if count > 1 && self.dice.chance(300) {
+            self.dice.count(1, count - 1)
+        } else {
+            count
+        };
+        [(0, cut), (cut, count)]
+            .into_iter()
+            .filter(|(from, to)| from < to)
+            .map(|(from, to)| {
+                let part = BlockPart {
+                    ordinal: export.ordinal,
+                    offset: from * size,
+                    len: (to - from) * size,
+                };
+                (part, payload[from as usize..to as usize].to_vec())
+            })
+            .collect()
+    }
+
+    pub(crate) fn shipped(
+        &mut self,
+        side: WorkerRef,
+        exported: Input,
+    ) -> Result<Option<String>, String> {
+        let Input::Exported {
+            handoff, ordinal, ..
+        } = &exported
+        else {
+            return Ok(None);
+        };
+        let key: (HandoffId, u32) = (*handoff, *ordinal);
+        let seat = &mut self.seats[index(side)];
+        let body = seat.body.as_mut().filter(|body| body.me == side);
+        // Answered before, when the link broke.
+        if body.and_then(|body| body.exporting.remove(&key)).is_none() {
+            return Ok(None);
+        }
+        self.if_alive(side, "shipped", exported)
+    }
+
+    // === from worker to worker ===
+
+    /// Sends a packet; says when the link has taken it, or nothing if there is no link.
+    fn send(
+        &mut self,
+        me: WorkerRef,
+        to: WorkerRef,
+        packet: Packet,
+        payload: Payload,
+    ) -> Option<cleave_domain::Time> {
+        if self.net.has_lost(me, to) {
+            return None;
+        }
+        let (a, b) = (index(me), index(to));
+        if self.body(to).is_none() || self.net.is_down(a, b, self.now) {
+            self.lose(me, to);
+            return None;
+        }
+        let bytes = payload.len() as u64 * 8 + 64;
+        let wire = &self.world.wire;
+        let ways = (wire, &mut self.dice);
+        let travel = self.net.travel((me, to), bytes, self.now, ways);
+        let mut parcel = Parcel {
+            from: me,
+            to,
+            epoch: self.net.epoch(a, b),
+            packet,
+            payload,
+            condition: Condition::Intact,
+        };
+        if !self.healed && self.dice.chance(wire.loss) {
+            self.count("packets lost");
+            return Some(travel.sent);
+        }
+        if !self.healed && !parcel.payload.is_empty() && self.dice.chance(wire.damage) {
+            self.count("frames damaged");
+            parcel.condition = Condition::Damaged;
+            parcel.payload.fill(None);
+        }
+        if self.dice.chance(wire.twice) {
+            let later = travel.arrives + self.dice.micros(0, 20_000);
+            self.plan(later, Event::Packet(Box::new(parcel.clone())));
+        }
+        self.plan(travel.arrives, Event::Packet(Box::new(parcel)));
+        Some(travel.sent)
+    }
+
+    /// `side` will notice that it lost `peer`.
+    pub(crate) fn lose(&mut self, side: WorkerRef, peer: WorkerRef) {
+        if self.net.lose(side, peer) {
+            let at = self.now + self.notice();
+            self.plan(at, Event::LinkLost { side, peer });
+        }
+    }
+
+    pub(crate) fn notice(&mut self) -> Duration {
+        let most = self.world.wire.notice.as_micros() as u64;
+        self.dice.micros(1, most)
+    }
+
+    pub(crate) fn link_lost(
+        &mut self,
+        side: WorkerRef,
+        peer: WorkerRef,
+    ) -> Result<Option<String>, String> {
+        if !self.net.notice(side, peer) || self.body(side).is_none() {
+            return Ok(None);
+        }
+        self.worker_hears(index(side), Input::LinkLost { peer })?;
+        let body = self.seats[index(side)].body.as_mut();
+        let answers = body.map_or(Vec::new(), |body| body.drop_exports(peer));
+        for answer in answers {
+            self.worker_hears(index(side), answer)?;
+        }
+        Ok(Some(format!("{} lost link   to {peer}", side.worker)))
+    }
+
+    pub(crate) fn packet(&mut self, parcel: Parcel) -> Result<Option<String>, String> {
+        let (from, to) = (parcel.from, parcel.to);
+        let epoch = self.net.epoch(index(from), index(to));
+        if self.body(to).is_none() || epoch != parcel.epoch {
+            return Ok(None);
+        }
+        // The old connection's end is said before the new one's first packet.
+        self.link_lost(to, from)?;
+        let Some(body) = self.seats[index(to)].body.as_mut() else {
+            return Ok(None);
+        };
+        if let Packet::Frame { handoff, part, .. } = &parcel.packet {
+            body.arriving = Some((*handoff, *part, parcel.payload));
+        }
+        let packet = parcel.packet;
+        let words = format!(
+            "{} arrived     {} from {}",
+            to.worker,
+            words::packet(&packet),
+            from
+        );
+        let input = Input::Arrived {
+            from,
+            packet,
+            condition: parcel.condition,
+        };
+        self.worker_hears(index(to), input)?;
+        Ok(Some(words))
+    }
+
+    // === to and from routers ===
+
+    fn say_to_router(&mut self, me: WorkerRef, router: usize, word: Word) {
+        let worker = index(me);
+        if router >= self.routers.len() || self.net.stream(router, worker).life != Some(me) {
+            return;
+        }
+        let due = self.now + self.delay();
+        let at = self.net.carry((router, worker), Way::ToRouter, due);
+        let epoch = self.net.stream(router, worker).epoch;
+        self.plan(
+            at,
+            Event::ToRouter {
+                router,
+                worker,
+                epoch,
+                from: me,
+                word,
+            },
+        );
+    }
+
+    pub(crate) fn order(&mut self, router: usize, to: WorkerRef, order: cleave_domain::Order) {
+        let worker = index(to);
+        let stream = self.net.stream(router, worker);
+        if stream.life != Some(to) {
+            return;
+        }
+        let due = self.now + self.delay();
+        let at = self.net.carry((router, worker), Way::ToWorker, due);
+        self.plan(
+            at,
+            Event::ToWorker {
+                router,
+                worker,
+                epoch: stream.epoch,
+                order,
+            },
+        );
+    }
+}
+
+/// The cells' checksum: FNV-1a over their contents.
+fn checksum(cells: &Payload) -> u64 {
+    cells.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, cell| {
+        let word = cell.map_or(0, |cell| cell.kv.0 ^ cell.salt);
+        (hash ^ word).wrapping_mul(0x0100_0000_01b3)
+    })
+}

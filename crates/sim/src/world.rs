@@ -1,0 +1,407 @@
+//! A whole world from a seed: workers, routers, requests, prices, faults.
+//!
+//! Owns: every size, probability and limit. Never: draws anything once the world runs, except from
+//! the dice it hands over. Invariant: printed before it runs, and the same for the same seed.
+
+use crate::dice::Dice;
+use crate::engine::Price;
+use cleave_domain::{
+    Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
+    WorkerDescription,
+};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Everything a run depends on.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    pub(crate) seed: u64,
+    pub(crate) workers: Vec<WorkerDescription>,
+    pub(crate) routers_count: usize,
+    pub(crate) requests: Vec<Arrival>,
+    pub(crate) faults: Vec<(Time, Fault)>,
+    pub(crate) price: Price,
+    pub(crate) wire: Wire,
+    pub(crate) router: cleave_router::Limits,
+    pub(crate) lease: Duration,
+    pub(crate) stall_max: Duration,
+    pub(crate) prefix_cache: bool,
+    /// When every fault is over.
+    pub(crate) heal_at: Time,
+}
+
+/// A request and its client.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) at: Time,
+    pub(crate) router: usize,
+    pub(crate) request: Arc<Request>,
+    /// The client leaves then, if it still waits.
+    pub(crate) leaves: Option<Time>,
+}
+
+/// What links cost and how often they misbehave, while faults last.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    pub(crate) latency: Duration,
+    /// Added to each message, at most.
+    pub(crate) jitter: Duration,
+    pub(crate) nanos_per_byte: u64,
+    /// Until a side notices that the other is gone, at most.
+    pub(crate) notice: Duration,
+    /// Frames damaged, of a thousand.
+    pub(crate) damage: u32,
+    /// Packets lost without the link breaking, of a thousand.
+    pub(crate) loss: u32,
+    /// Packets that come twice, of a thousand.
+    pub(crate) twice: u32,
+    /// Packets that overtake, of a thousand: a link may be several streams.
+    pub(crate) overtake: u32,
+    /// Steps, reads and writes that the device breaks, of a thousand.
+    pub(crate) broken: u32,
+}
+
+/// What goes wrong at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// The process dies and starts again later.
+    Crash { worker: usize, back: Duration },
+    /// The process stands still: SIGSTOP, then SIGCONT.
+    Freeze { worker: usize, span: Duration },
+    /// Asked to end; starts again once it is done.
+    Drain { worker: usize, back: Duration },
+    /// The link between two workers breaks and stays down.
+    Cut {
+        pair: (usize, usize),
+        span: Duration,
+    },
+    /// A worker and a router lose sight of each other.
+    Part {
+        router: usize,
+        worker: usize,
+        span: Duration,
+    },
+    /// Messages between routers and workers take so much longer for a while.
+    Slow { extra: Duration, span: Duration },
+}
+
+impl World {
+    pub(crate) fn draw(seed: u64) -> Self {
+        let dice = &mut Dice::new(seed);
+        // A fifth of the worlds has no fault: there nothing may fail.
+        let calm = dice.chance(200);
+        let window = *dice.pick(&[2_000, 50_000, 300_000, 1_000_000, 3_000_000]);
+        let capacity = draw_capacity(dice);
+        let workers = draw_workers(dice, capacity);
+        let routers_count = if dice.chance(250) { 2 } else { 1 };
+        let requests = draw_requests(dice, &capacity, (routers_count, window));
+        let faults = if calm {
+            Vec::new()
+        } else {
+            draw_faults(dice, (workers.len(), routers_count), window)
+        };
+        let lease = dice.micros(300_000, 3_000_000);
+        let ends = faults.iter().map(|(at, fault)| *at + fault.span());
+        let heal_at = ends
+            .chain(requests.iter().map(|r| r.at))
+            .max()
+            .unwrap_or_default();
+        Self {
+            seed,
+            routers_count,
+            price: draw_price(dice),
+            wire: draw_wire(dice, calm),
+            router: draw_router(dice, lease),
+            lease,
+            stall_max: dice.micros(300_000, 2_000_000),
+            prefix_cache: dice.chance(800),
+            heal_at: heal_at + Duration::from_millis(1),
+            workers,
+            requests,
+            faults,
+        }
+    }
+
+    pub(crate) fn calm(&self) -> bool {
+        self.faults.is_empty() && self.wire.damage + self.wire.loss + self.wire.broken == 0
+    }
+}
+
+impl Fault {
+    fn span(self) -> Duration {
+        match self {
+            Self::Crash { back: span, .. }
+            | Self::Drain { back: span, .. }
+            | Self::Freeze { span, .. }
+            | Self::Cut { span, .. }
+            | Self::Part { span, .. }
+            | Self::Slow { span, .. } => span,
+        }
+    }
+}
+
+fn draw_capacity(dice: &mut Dice) -> Capacity {
+    let block_tokens = *dice.pick(&[1, 2, 4, 8, 16]);
+    let context_tokens_max = dice.count(16, 120);
+    let whole = context_tokens_max.div_ceil(block_tokens);
+    // From a pool that cannot hold one longest sequence to one that holds six.
+    let tenths = *dice.pick(&[8, 10, 13, 20, 30, 60]);
+    let blocks_count = (whole * tenths / 10).max(2);
+    Capacity {
+        block_tokens,
+        block_bytes: block_tokens * 8,
+        blocks_count,
+        slots_count: dice.count(1, 8),
+        step_tokens_max: dice.count(8, 64),
+        context_tokens_max,
+    }
+}
+
+fn draw_workers(dice: &mut Dice, capacity: Capacity) -> Vec<WorkerDescription> {
+    let mut roles = Vec::new();
+    let shape = dice.count(0, 9);
+    if shape < 7 {
+        roles.extend((0..dice.count(1, 3)).map(|_| Role::Prefill));
+        roles.extend((0..dice.count(1, 3)).map(|_| Role::Decode));
+    }
+    if shape >= 5 {
+        roles.extend((0..dice.count(1, 3)).map(|_| Role::Both));
+    }
+    let queue_max = dice.count(1, 16);
+    let upgrade = dice.chance(150);
+    let mut workers = Vec::new();
+    for role in roles {
+        // A rolling upgrade: old and new weights side by side.
+        let revision = if upgrade && dice.chance(500) {
+            "b"
+        } else {
+            "a"
+        };
+        workers.push(WorkerDescription {
+            role,
+            model: "simulated".to_owned(),
+            fingerprint: Fingerprint(format!("rev-{revision}")),
+            capacity,
+            queue_max,
+        });
+    }
+    workers
+}
+
+fn draw_requests(
+    dice: &mut Dice,
+    capacity: &Capacity,
+    (routers, window): (usize, u64),
+) -> Vec<Arrival> {
+    let context = capacity.context_tokens_max;
+    let count = dice.count(3, 40);
+    let tokens = |dice: &mut Dice, count: u32| -> Vec<TokenId> {
+        (0..count)
+            .map(|_| dice.count(0, crate::model::VOCAB as u32 - 1))
+            .collect()
+    };
+    let beginnings: Vec<Vec<TokenId>> = (0..3)
+        .map(|_| {
+            let len = dice.count(1, context / 2);
+            tokens(dice, len)
+        })
+        .collect();
+    let leavers = *dice.pick(&[0, 0, 100, 400]);
+    let longest = *dice.pick(&[1, 5, 20, 60]);
+    let mut arrivals = Vec::new();
+    for index in 0..count {
+        let mut prompt = if dice.chance(600) {
+            dice.pick(&beginnings).clone()
+        } else {
+            Vec::new()
+        };
+        let own = dice.count(1, (context - 1 - prompt.len() as u32).min(60));
+        prompt.extend(tokens(dice, own));
+        let mut sampling = Sampling::greedy();
+        sampling.seed = u64::from(index);
+        if dice.chance(50) {
+            sampling.prompt_logprobs = Some(0);
+        }
+        let stops = dice.count(0, 2);
+        let max_tokens = dice.count(1, longest);
+        let request = Request {
+            prompt: prompt.into(),
+            generated: Arc::new([]),
+            sampling,
+            stop: StopRules {
+                max_tokens,
+                min_tokens: dice.count(0, 3).min(max_tokens),
+                stop_tokens: tokens(dice, stops).into(),
+            },
+            priority: dice.count(0, 2) as i32 - 1,
+            cache_salt: u64::from(dice.chance(300)),
+            slo: Slo::default(),
+        };
+        let at = Time::from_nanos(dice.range(0, window) * 1000);
+        let leaves = dice
+            .chance(leavers)
+            .then(|| at + dice.micros(0, window.max(2) / 2));
+        arrivals.push(Arrival {
+            at,
+            router: dice.next() as usize % routers,
+            request: Arc::new(request),
+            leaves,
+        });
+    }
+    arrivals
+}
+
+fn draw_faults(
+    dice: &mut Dice,
+    (workers, routers): (usize, usize),
+    window: u64,
+) -> Vec<(Time, Fault)> {
+    let count = dice.count(0, 10);
+    // Long after the last arrival little is left to disturb.
+    let until = window + 500_000;
+    let mut faults = Vec::new();
+    for _ in 0..count {
+        let at = Time::from_nanos(dice.range(0, until) * 1000);
+        let span = dice.micros(100, 2_000_000);
+        let worker = dice.next() as usize % workers;
+        let other = (worker + 1 + dice.next() as usize % workers.max(2)) % workers;
+        let router = dice.next() as usize % routers;
+        let fault = match dice.count(0, 9) {
+            0..=2 => Fault::Crash { worker, back: span },
+            3 => Fault::Freeze { worker, span },
+            4 => Fault::Drain { worker, back: span },
+            5..=6 => Fault::Cut {
+                pair: (worker, other),
+                span,
+            },
+            7..=8 => Fault::Part {
+                router,
+                worker,
+                span,
+            },
+            _ => Fault::Slow {
+                extra: dice.micros(100, 300_000),
+                span,
+            },
+        };
+        faults.push((at, fault));
+    }
+    faults.sort_by_key(|(at, _)| *at);
+    faults
+}
+
+fn draw_price(dice: &mut Dice) -> Price {
+    Price {
+        step: dice.range(100_000, 5_000_000),
+        prefill_token: dice.range(2_000, 100_000),
+        decode_sequence: dice.range(2_000, 100_000),
+        context_token: dice.range(10, 1_000),
+        copy: dice.range(500, 50_000),
+    }
+}
+
+fn draw_wire(dice: &mut Dice, calm: bool) -> Wire {
+    let mut rate = |most: u32| {
+        if calm || dice.chance(500) {
+            0
+        } else {
+            dice.count(0, most)
+        }
+    };
+    let (damage, loss, broken) = (rate(20), rate(10), rate(5));
+    Wire {
+        damage,
+        loss,
+        broken,
+        twice: dice.count(0, 30),
+        overtake: dice.count(0, 100),
+        latency: dice.micros(10, 2_000),
+        jitter: dice.micros(0, 2_000),
+        nanos_per_byte: dice.range(0, 5_000),
+        notice: dice.micros(10, 500_000),
+    }
+}
+
+fn draw_router(dice: &mut Dice, lease: Duration) -> cleave_router::Limits {
+    cleave_router::Limits {
+        flights_max: dice.count(10, 60),
+        queue_max: dice.count(1, 40),
+        queue_wait_max: dice.micros(500_000, 10_000_000),
+        failures_max: dice.count(0, 3),
+        renew_every: lease / 3,
+        reserve_timeout: dice.micros(20_000, 500_000),
+        expected_output_tokens: *dice.pick(&[1, 4, 16, 60]),
+    }
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "seed {}: {} routers, faults until {}",
+            self.seed,
+            self.routers_count,
+            millis(self.heal_at)
+        )?;
+        for (index, worker) in self.workers.iter().enumerate() {
+            let fingerprint = &worker.fingerprint.0;
+            let queue_max = worker.queue_max;
+            let capacity = &worker.capacity;
+            writeln!(
+                f,
+                "  w{:x} {} {fingerprint} queue {queue_max} {capacity:?}",
+                index + 1,
+                worker.role
+            )?;
+        }
+        writeln!(f, "  {:?}", self.router)?;
+        writeln!(f, "  {:?}", self.price)?;
+        writeln!(f, "  {:?}", self.wire)?;
+        writeln!(
+            f,
+            "  lease {:?}, stall {:?}, prefix cache {}",
+            self.lease, self.stall_max, self.prefix_cache
+        )?;
+        for arrival in &self.requests {
+            let request = &arrival.request;
+            write!(
+                f,
+                "  {} request {} at r{:x}",
+                millis(arrival.at),
+                request.sampling.seed,
+                arrival.router + 1
+            )?;
+            write!(
+                f,
+                ": {} + {} tokens",
+                request.prompt.len(),
+                request.stop.max_tokens
+            )?;
+            write!(
+                f,
+                ", stop {:?} from {}",
+                request.stop.stop_tokens, request.stop.min_tokens
+            )?;
+            write!(
+                f,
+                ", priority {}, salt {}",
+                request.priority, request.cache_salt
+            )?;
+            match arrival.leaves {
+                Some(at) => writeln!(f, ", leaves {}", millis(at))?,
+                None => writeln!(f)?,
+            }
+        }
+        for (at, fault) in &self.faults {
+            writeln!(f, "  {} {fault:?}", millis(*at))?;
+        }
+        Ok(())
+    }
+}
+
+/// A time as milliseconds with six digits after the point, right-aligned.
+pub(crate) fn millis(at: Time) -> String {
+    let nanos = at.as_nanos();
+    format!("{:>6}.{:06}", nanos / 1_000_000, nanos % 1_000_000)
+}

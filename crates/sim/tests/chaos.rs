@@ -1,0 +1,107 @@
+//! Whole worlds by seed. `CHAOS_SEEDS` and `CHAOS_FROM` run others than the fixed ones.
+
+use cleave_sim::{Options, chaos, tape};
+use std::collections::BTreeMap;
+
+fn variable(name: &str, default: u64) -> u64 {
+    let value = std::env::var(name).ok();
+    value.map_or(default, |v| v.parse().expect("a number"))
+}
+
+#[test]
+fn worlds_by_seed_break_nothing() {
+    let from = variable("CHAOS_FROM", 0);
+    let count = variable("CHAOS_SEEDS", 200);
+    let options = Options::default();
+    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut broken = Vec::new();
+    for seed in from..from + count {
+        match chaos(seed, &options) {
+            Ok(report) => {
+                for (what, times) in report.counts {
+                    *sums.entry(what).or_default() += times;
+                }
+                let endings = report.endings;
+                *sums.entry("ended done").or_default() += u64::from(endings.done);
+                *sums.entry("ended refused").or_default() += u64::from(endings.refused);
+                *sums.entry("ended cancelled").or_default() += u64::from(endings.cancelled);
+                *sums.entry("ended failed").or_default() += u64::from(endings.failed);
+                *sums.entry("events").or_default() += report.events;
+                *sums.entry("tokens").or_default() += report.tokens;
+            }
+            Err(violation) => {
+                eprintln!("seed {seed}: {}", violation.what);
+                broken.push(violation);
+            }
+        }
+    }
+    println!("{sums:#?}");
+    if let Some(first) = broken.first() {
+        panic!("{first}\n{} of {count} seeds broke something", broken.len());
+    }
+}
+
+#[test]
+fn same_seed_same_bytes() {
+    let options = Options {
+        log: true,
+        tape: true,
+    };
+    for seed in 1..8 {
+        let first = chaos(seed, &options).expect("nothing breaks");
+        let second = chaos(seed, &options).expect("nothing breaks");
+        assert!(first.log.lines().count() > 10);
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_tape_replays_to_equal_outputs() {
+    let options = Options {
+        tape: true,
+        ..Options::default()
+    };
+    for seed in 10..18 {
+        let report = chaos(seed, &options).expect("nothing breaks");
+        assert!(report.tapes.len() > 1);
+        for lines in &report.tapes {
+            let replayed = tape::replay(lines.iter().map(String::as_str));
+            let replayed = replayed.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            assert!(replayed.inputs > 0);
+        }
+    }
+}
+
+#[test]
+fn changed_tape_does_not_replay() {
+    let options = Options {
+        tape: true,
+        ..Options::default()
+    };
+    let report = chaos(10, &options).expect("nothing breaks");
+    let mut lines = report.tapes[0].clone();
+    let said = lines.iter().position(|line| line.contains("\"Said\""));
+    lines.remove(said.expect("the brain said something"));
+    let error = tape::replay(lines.iter().map(String::as_str)).expect_err("a line is gone");
+    assert!(error.to_string().contains("the brain said"), "{error}");
+    let error = tape::replay(lines[1..].iter().map(String::as_str)).expect_err("no birth");
+    assert!(error.to_string().contains("one birth"), "{error}");
+    let error = tape::replay(["{}"].into_iter()).expect_err("no tape");
+    assert!(error.to_string().contains("not a tape line"), "{error}");
+}
+
+#[test]
+#[ignore]
+fn dump() {
+    let report = chaos(
+        variable("SEED", 3),
+        &Options {
+            log: true,
+            tape: false,
+        },
+    );
+    match report {
+        Ok(r) => println!("{}{}{}", r.world, cleave_sim::LEGEND, r.log),
+        Err(v) => println!("{v}"),
+    }
+}
