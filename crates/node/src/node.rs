@@ -266,6 +266,7 @@ impl Serve {
                 data: None,
             };
             let worker = WorkerBody::start(parts, &telemetry)?;
+            body.vouch_for(Arc::clone(&worker.pulse));
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }

@@ -3,12 +3,13 @@
 use super::driver::RouterEvent;
 use super::flights::Flights;
 use crate::telemetry::Telemetry;
-use cleave_api::{FlightEvent, FlightStream, Frontend, Readiness};
+use crate::health::Pulse;
+use cleave_api::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
 use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, Usage};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub(crate) struct RouterFrontend {
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
     pub(crate) readiness: watch::Receiver<Readiness>,
     pub(crate) telemetry: Telemetry,
+    /// The engines of this process, if it has any: when one hangs, so does the service.
+    pub(crate) pulses: Mutex<Vec<Arc<Pulse>>>,
     pub(crate) number: AtomicU64,
 }
 
@@ -57,6 +60,14 @@ impl Frontend for RouterFrontend {
 
     fn readiness(&self) -> Readiness {
         self.readiness.borrow().clone()
+    }
+
+    fn progress(&self) -> Progress {
+        let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+        match pulses.iter().find_map(|pulse| pulse.check().err()) {
+            None => Progress::Moving,
+            Some(reason) => Progress::Stalled(reason),
+        }
     }
 
     fn metrics(&self) -> String {

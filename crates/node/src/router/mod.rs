@@ -10,6 +10,7 @@ pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
 
 use crate::door::RouterDoor;
+use crate::health::Pulse;
 use crate::tape::Recorder;
 use crate::telemetry::{RouterMeters, Telemetry};
 use crate::{NodeError, RouterOptions};
@@ -17,7 +18,7 @@ use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::AtomicU64;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -65,6 +66,7 @@ impl RouterBody {
             driver: driver.clone(),
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),
+            pulses: Mutex::default(),
             number: AtomicU64::new(0),
         };
         let door = RouterDoor {
@@ -85,6 +87,12 @@ impl RouterBody {
     /// For the HTTP face, or whoever else wants sequences.
     pub(crate) fn frontend(&self) -> Arc<dyn Frontend> {
         Arc::clone(&self.frontend) as Arc<dyn Frontend>
+    }
+
+    /// Answers for an engine of this process too.
+    pub(crate) fn vouch_for(&self, pulse: Arc<Pulse>) {
+        let pulses = self.frontend.pulses.lock();
+        pulses.unwrap_or_else(PoisonError::into_inner).push(pulse);
     }
 
     /// Changes whenever a request would find a worker, or none.

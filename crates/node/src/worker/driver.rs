@@ -153,9 +153,10 @@ impl Driver {
             WorkerEvent::RouterJoined(line) => {
                 let router = line.router;
                 info!(%router, "router joined");
-                if self.routers.insert(router, line).is_some() {
+                if self.routers.remove(&router).is_some() {
                     self.hear(Input::RouterLost { router });
                 }
+                self.routers.insert(router, line);
                 self.hear(Input::RouterJoined { router });
             }
             WorkerEvent::RouterLost { router, serial } => {
