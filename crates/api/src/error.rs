@@ -205,6 +205,10 @@ impl From<&Failure> for ApiError {
                 let message = format!("The engine could not run the step: {reason}");
                 return Self::internal("engine_failed", message);
             }
+            Failure::OutOfBlocks => (
+                "out_of_blocks",
+                "The sequence outgrew the KV pool of the worker serving it.",
+            ),
             Failure::RetriesSpent(last) => return Self::from(&**last),
         };
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
