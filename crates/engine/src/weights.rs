@@ -105,6 +105,11 @@ impl<P: Pack> Weights<P> {
         })
     }
 
+    /// Architecture and size, for people: `qwen3 0.6B`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config
