@@ -152,6 +152,16 @@ scenarios! {
         deliver p d
         run 100
         empty"
+    cancelled_while_a_block_is_read_frees_it_once_it_was_read: "
+        worker p prefill
+        worker d decode
+        reserve 1 on d from p prompt=4
+        prefill 1 on p to d
+        step p
+        cancel 1 on p
+        copies p
+        run 100
+        empty"
     lesson_03_a_decode_worker_that_lost_its_reservation_tells_the_sender: "
         worker p prefill
         worker d decode
@@ -372,6 +382,16 @@ scenarios! {
         run 50
         reserve 3 on b from b prompt=2 max=1
         run 500
+        empty"
+    a_small_preempted_sequence_does_not_overtake_a_large_one: "
+        worker b both blocks=6 cache=off step=24
+        reserve 1 on b from b prompt=8 max=9 expect=1
+        reserve 2 on b from b prompt=12 max=3 expect=1
+        reserve 3 on b from b prompt=4 max=3 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        prefill 3 on b to b
+        run 400
         empty"
     a_sequence_that_outgrows_the_pool_fails_and_says_so: "
         worker b both blocks=3
