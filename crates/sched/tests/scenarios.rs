@@ -15,6 +15,21 @@ macro_rules! scenarios {
     };
 }
 
+#[test]
+fn a_router_that_joins_hears_of_a_large_cache_in_pieces() {
+    let said = play(
+        "worker b both blocks=17000 step=70000 context=70000
+        reserve 1 on b from b prompt=66000 max=1
+        prefill 1 on b to b
+        run 20
+        router joined b
+        empty",
+    );
+    let joined = said.rsplit("router joined b").next().expect("a last part");
+    assert!(joined.contains("tell prefix +16384 -0"));
+    assert!(joined.contains("tell prefix +116 -0"));
+}
+
 scenarios! {
     a_prompt_is_chunked_and_handed_on_while_the_next_chunk_computes: "
         worker p prefill
