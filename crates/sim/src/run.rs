@@ -369,14 +369,14 @@ impl<'a> Run<'a> {
         let at = self.now;
         if seat.tape.is_some() {
             let input = input.clone();
-            seat.record(Tape::Router(TapeLine::Heard { at, input }));
+            seat.record(&Tape::Router(TapeLine::Heard { at, input }));
         }
         seat.brain.handle(at, input);
         let mut outputs = Vec::new();
         while let Some(output) = seat.brain.poll() {
             if seat.tape.is_some() {
                 let output = output.clone();
-                seat.record(Tape::Router(TapeLine::Said { output }));
+                seat.record(&Tape::Router(TapeLine::Said { output }));
             }
             outputs.push(output);
         }
@@ -465,9 +465,9 @@ impl<'a> Run<'a> {
 }
 
 impl RouterSeat {
-    fn record(&mut self, line: Line) {
+    fn record(&mut self, line: &Line) {
         if let Some(tape) = &mut self.tape {
-            tape.push(tape::write(&line));
+            tape.push(tape::write(line));
         }
     }
 }
