@@ -106,6 +106,8 @@ pub(crate) struct RouterSeat {
     pub(crate) brain: cleave_router::Brain,
     pub(crate) wake: Option<Time>,
     pub(crate) drained: bool,
+    /// Workers that the router last said it is connected with.
+    pub(crate) workers: u32,
     tape: Option<Vec<String>>,
 }
 
@@ -135,6 +137,7 @@ impl<'a> Run<'a> {
             brain: cleave_router::Brain::new(world.router.clone()),
             wake: None,
             drained: false,
+            workers: 0,
             tape: options.tape.then(|| {
                 let limits = world.router.clone();
                 vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]
@@ -405,7 +408,10 @@ impl<'a> Run<'a> {
                 cleave_router::Note::Stale { .. } => "stale",
                 cleave_router::Note::Retried { .. } => "retried",
                 cleave_router::Note::CancelFreed { .. } => "cancel freed",
-                cleave_router::Note::Fleet { .. } => return Ok(()),
+                cleave_router::Note::Fleet { workers, .. } => {
+                    self.routers[router].workers = workers;
+                    return Ok(());
+                }
             }),
         }
         Ok(())
