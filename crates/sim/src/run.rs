@@ -402,6 +402,13 @@ impl<'a> Run<'a> {
             }
             cleave_router::Output::End { flight, ending } => self.clients.end(flight, ending)?,
             cleave_router::Output::Drained => self.routers[router].drained = true,
+            cleave_router::Output::Note(cleave_router::Note::CancelFreed { flight, took })
+                if self.world.calm() && took > self.world.cancel_max() =>
+            {
+                return Err(format!(
+                    "{flight} was cancelled and held blocks for {took:?}"
+                ));
+            }
             cleave_router::Output::Note(note) => self.count(match note {
                 cleave_router::Note::Placed { .. } => "placed",
                 cleave_router::Note::PassedOver { .. } => "passed over",
