@@ -11,6 +11,11 @@ pub trait Frontend: Send + Sync + 'static {
     /// Whether a request sent now would find a worker.
     fn readiness(&self) -> Readiness;
 
+    /// Whether what was accepted moves on. A frontend that cannot stall need not say.
+    fn progress(&self) -> Progress {
+        Progress::Moving
+    }
+
     /// Metrics of the serving side in the OpenMetrics text format, without the closing `# EOF`.
     fn metrics(&self) -> String;
 }
@@ -39,4 +44,13 @@ pub enum Readiness {
     Ready,
     /// Not yet or no longer, and why.
     NotReady(String),
+}
+
+/// See [`Frontend::progress`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Work is done, or there is none.
+    Moving,
+    /// Work waits and nothing happens, and since when or why.
+    Stalled(String),
 }

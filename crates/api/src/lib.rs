@@ -4,6 +4,21 @@
 //! server-sent events. Never: knows a router or a worker; it talks to a [`Frontend`].
 //! Invariant: bad input ends here with a 4xx that names the field; no state is made for it.
 
+mod answer;
+mod app;
+mod ask;
+mod choice;
+mod error;
+mod field;
+mod flights;
 mod frontend;
+mod generate;
+mod metrics;
+mod model;
+mod routes;
+mod text;
 
-pub use frontend::{FlightEvent, FlightStream, Frontend, Readiness};
+pub use app::{ApiOptions, App};
+pub use frontend::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
+pub use model::{ModelError, ModelFiles, ModelText, Special};
+pub use text::{Start, TextStream};

@@ -40,6 +40,16 @@ impl<T> TokenStream<T> {
         Some((self.next - 1, token))
     }
 
+    /// Whether a token that came cannot go out, because one before it is missing.
+    pub fn has_gap(&self) -> bool {
+        !self.ahead.is_empty()
+    }
+
+    /// A new attempt draws the tokens again: those of the old one that wait are not waited for.
+    pub fn restart(&mut self) {
+        self.ahead.clear();
+    }
+
     /// How many tokens have come out.
     pub fn count(&self) -> u32 {
         self.next
@@ -55,6 +65,7 @@ mod tests {
         let mut stream = TokenStream::default();
         stream.accept(1, 'b');
         assert_eq!(stream.poll(), None);
+        assert!(stream.has_gap());
         stream.accept(0, 'a');
         stream.accept(0, 'a');
         stream.accept(1, 'b');
@@ -63,5 +74,8 @@ mod tests {
         stream.accept(0, 'a');
         assert_eq!(stream.poll(), None);
         assert_eq!(stream.count(), 2);
+        stream.accept(3, 'x');
+        stream.restart();
+        assert!(!stream.has_gap());
     }
 }

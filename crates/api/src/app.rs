@@ -1,0 +1,223 @@
+//! The application: its state, and what every route needs of it.
+//!
+//! Owns: the served model, which may arrive or change while running, body limits, and where long
+//! parsing runs. Never: binds a port. Invariant: one request's bad or huge input costs no other
+//! request more than its share of the processor.
+
+use crate::error::ApiError;
+use crate::frontend::{Frontend, Progress, Readiness};
+use crate::metrics::Metrics;
+use crate::model::ModelText;
+use axum::body::Body;
+use axum::http::{HeaderMap, header};
+use bytes::Bytes;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+
+/// Bodies from this size on are parsed and tokenized apart from the event loop.
+const LONG_BODY_BYTES: usize = 8 * 1024;
+/// How often a request that waits for a worker looks again.
+const READINESS_PERIOD: Duration = Duration::from_millis(20);
+
+/// Settings of the HTTP face.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiOptions {
+    /// How long after the start requests wait for a model and a worker before they are refused.
+    pub startup_grace: Duration,
+    /// The largest body taken, in bytes.
+    pub body_bytes_max: usize,
+    /// After so long without an event a stream gets a comment; `None` never.
+    pub keep_alive: Option<Duration>,
+}
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        Self {
+            startup_grace: Duration::from_secs(10),
+            body_bytes_max: 8 * 1024 * 1024,
+            keep_alive: Some(Duration::from_secs(15)),
+        }
+    }
+}
+
+/// The HTTP face of one server. Clones are the same server.
+#[derive(Clone)]
+pub struct App {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    frontend: Arc<dyn Frontend>,
+    options: ApiOptions,
+    model: watch::Sender<Option<Served>>,
+    grace_ends: Instant,
+    metrics: Arc<Metrics>,
+    long_bodies: Arc<Semaphore>,
+}
+
+/// The model, and since when.
+#[derive(Clone)]
+pub(crate) struct Served {
+    pub(crate) model: Arc<ModelText>,
+    pub(crate) since: u64,
+}
+
+impl App {
+    /// A server without a model yet. The start-up grace begins now.
+    pub fn new(frontend: Arc<dyn Frontend>, options: ApiOptions) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = Shared {
+            frontend,
+            grace_ends: Instant::now() + options.startup_grace,
+            options,
+            model: watch::Sender::new(None),
+            metrics: Arc::new(Metrics::new()),
+            long_bodies: Arc::new(Semaphore::new(cores)),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Serves this model from now on; requests that have begun keep theirs.
+    pub fn serve_model(&self, model: ModelText) {
+        let served = Served {
+            model: Arc::new(model),
+            since: crate::answer::unix_now(),
+        };
+        self.shared.model.send_replace(Some(served));
+    }
+
+    pub(crate) fn frontend(&self) -> &dyn Frontend {
+        &*self.shared.frontend
+    }
+
+    pub(crate) fn options(&self) -> &ApiOptions {
+        &self.shared.options
+    }
+
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.shared.metrics
+    }
+
+    pub(crate) fn served(&self) -> Option<Served> {
+        self.shared.model.borrow().clone()
+    }
+
+    /// Ready means: a model is known, and a request sent now would find a worker.
+    pub(crate) fn readiness(&self) -> Readiness {
+        match self.served() {
+            None => Readiness::NotReady("no worker has brought a model yet".into()),
+            Some(_) => self.frontend().readiness(),
+        }
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        self.frontend().progress()
+    }
+
+    /// The model, as soon as there is one.
+    pub(crate) async fn wait_for_model(&self) -> Result<Arc<ModelText>, ApiError> {
+        let mut watched = self.shared.model.subscribe();
+        let wait =
+            tokio::time::timeout_at(self.shared.grace_ends, watched.wait_for(Option::is_some));
+        // Looking first: the grace may be over.
+        let served = match self.served() {
+            Some(served) => Some(served),
+            None => wait.await.ok().and_then(|served| served.ok()?.clone()),
+        };
+        let none = || ApiError::unavailable("no_worker", "No worker has brought a model yet.");
+        served.map(|served| served.model).ok_or_else(none)
+    }
+
+    /// Returns when a request sent now would find a worker.
+    pub(crate) async fn wait_for_worker(&self) -> Result<(), ApiError> {
+        loop {
+            let reason = match self.frontend().readiness() {
+                Readiness::Ready => return Ok(()),
+                Readiness::NotReady(reason) => reason,
+            };
+            if Instant::now() >= self.shared.grace_ends {
+                let message = format!("Not ready: {reason}.");
+                return Err(ApiError::unavailable("no_worker", message));
+            }
+            tokio::time::sleep(READINESS_PERIOD).await;
+        }
+    }
+
+    /// The whole body, if it is JSON by name and not too large.
+    pub(crate) async fn read_body(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Bytes, ApiError> {
+        if let Some(kind) = headers.get(header::CONTENT_TYPE) {
+            let kind = String::from_utf8_lossy(kind.as_bytes());
+            let essence = kind
+                .split(';')
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .to_ascii_lowercase();
+            if essence != "application/json" && !essence.ends_with("+json") {
+                return Err(ApiError::not_json(&kind));
+            }
+        }
+        let bytes_max = self.options().body_bytes_max;
+        let announced = headers
+            .get(header::CONTENT_LENGTH)
+            .and_then(|n| n.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|bytes: usize| bytes > bytes_max) {
+            return Err(ApiError::body_too_large(bytes_max));
+        }
+        axum::body::to_bytes(body, bytes_max)
+            .await
+            .map_err(|error| {
+                let error = error.into_inner();
+                if error.is::<http_body_util::LengthLimitError>() {
+                    ApiError::body_too_large(bytes_max)
+                } else {
+                    ApiError::bad_request("body_broken", "The body broke off.")
+                }
+            })
+    }
+
+    /// Parses a body and does with it what `read` does; long ones on another thread, as many at a
+    /// time as there are cores.
+    pub(crate) async fn parse<T: Send + 'static>(
+        &self,
+        bytes: Bytes,
+        model: Arc<ModelText>,
+        read: fn(&Value, &ModelText) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let work = move |bytes: &[u8]| read(&json(bytes)?, &model);
+        if bytes.len() < LONG_BODY_BYTES {
+            return work(&bytes);
+        }
+        let permit = self.shared.long_bodies.clone().acquire_owned().await;
+        let work = move || {
+            // Held by the work: it goes on when the client has left.
+            let _permit = permit;
+            work(&bytes)
+        };
+        let result = tokio::task::spawn_blocking(work).await;
+        let panicked = |_| ApiError::internal("panicked", "The request could not be read.");
+        result.map_err(panicked)?
+    }
+}
+
+fn json(bytes: &[u8]) -> Result<Value, ApiError> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let message = format!(
+            "The body is not UTF-8, from byte {} on.",
+            error.valid_up_to()
+        );
+        ApiError::bad_request("invalid_utf8", message)
+    })?;
+    serde_json::from_str(text).map_err(|error| {
+        ApiError::bad_request("invalid_json", format!("The body is not JSON: {error}."))
+    })
+}

@@ -1,0 +1,193 @@
+//! `POST /v1/chat/completions`: the body.
+//!
+//! Tools: descriptions are shown to the model through its template. What the model answers is
+//! text; calls in it are not taken apart. `tool_choice` `auto` (or none given) shows them, `none`
+//! does not; `required` and a named function would have to constrain the output, and are refused.
+
+use super::sampling::{Room, StopFields, logprobs_count, output, sampling};
+use super::{Ask, Prompt, UNSUPPORTED, Wanted};
+use crate::error::ApiError;
+use crate::field::{Fields, wrong};
+use crate::model::{Conversation, End, ModelText, RenderError, Special};
+use crate::text::Start;
+use serde_json::{Map, Value};
+
+/// Checks a body, renders its messages and tokenizes them.
+pub(crate) fn chat(body: &Value, model: &ModelText) -> Result<Ask, ApiError> {
+    let fields = Fields::of_body(body)?;
+    super::check_model(&fields, model)?;
+    super::refuse(&fields, UNSUPPORTED)?;
+    super::refuse(&fields, &["echo", "best_of"])?;
+    super::check_format(&fields)?;
+    check_modalities(&fields)?;
+    let delivery = super::delivery(&fields)?;
+    let choices = super::choices(&fields, 1)?;
+    let logprobs = logprobs(&fields)?;
+    let output = output(&fields, logprobs)?;
+    let mut sampling = sampling(&fields, model)?;
+    sampling.logprobs = logprobs;
+    let stop = StopFields::read(&fields, model)?;
+    if let Some((name, 0)) = stop.max_tokens() {
+        return Err(ApiError::invalid(
+            name,
+            format!("`{name}` must be at least 1, not 0."),
+        ));
+    }
+    let (priority, cache_salt) = (super::priority(&fields)?, super::cache_salt(&fields)?);
+
+    let tokens = prompt(&fields, model)?;
+    let room = Room {
+        param: "messages",
+        context: model.context_tokens_max(),
+        default: None,
+    };
+    let stop = stop.rules(tokens.len(), room)?;
+    // The answer is a text of its own only if nothing but marks came before.
+    let visible = tokens
+        .iter()
+        .any(|&token| model.piece(token, output.special).is_some());
+    let start = if visible {
+        Start::Continued
+    } else {
+        Start::Fresh
+    };
+    let wanted = Wanted::Output;
+    let prompt = Prompt {
+        tokens: tokens.into(),
+        stop,
+        start,
+        echo: None,
+        wanted,
+    };
+    Ok(Ask {
+        prompts: vec![prompt],
+        choices,
+        sampling,
+        output,
+        delivery,
+        priority,
+        cache_salt,
+    })
+}
+
+fn check_modalities(fields: &Fields) -> Result<(), ApiError> {
+    let modalities = fields.array("modalities")?.unwrap_or_default();
+    if modalities.iter().all(|modality| modality == "text") {
+        return Ok(());
+    }
+    Err(ApiError::unsupported(
+        "modalities",
+        "`modalities`: only \"text\" is supported.",
+    ))
+}
+
+fn logprobs(fields: &Fields) -> Result<Option<u32>, ApiError> {
+    let top = logprobs_count(fields, "top_logprobs")?;
+    match (fields.flag("logprobs")?.unwrap_or(false), top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::invalid(
+            "top_logprobs",
+            "`top_logprobs` needs `logprobs` to be true.",
+        )),
+    }
+}
+
+/// The tokens of the rendered conversation.
+pub(super) fn prompt(fields: &Fields, model: &ModelText) -> Result<Vec<u32>, ApiError> {
+    let messages = super::message::messages(fields)?;
+    if !model.has_chat_template() {
+        return Err(ApiError::bad_request(
+            "no_chat_template",
+            "This model has no chat template; use /v1/completions with the text as you want it.",
+        ));
+    }
+    let conversation = Conversation {
+        messages,
+        tools: tools(fields)?,
+        documents: fields
+            .array("documents")?
+            .map(|documents| documents.to_vec().into()),
+        variables: variables(fields)?,
+        end: end(fields)?,
+    };
+    let text = model.render(&conversation).map_err(|error| match error {
+        RenderError::Refused(reason) => ApiError::invalid(
+            "messages",
+            format!("The model's chat template does not take these messages: {reason}"),
+        ),
+        other => ApiError::invalid("messages", format!("{other}.")),
+    })?;
+    // Templates write the special tokens themselves.
+    let special = match fields.flag("add_special_tokens")? {
+        Some(true) => Special::Kept,
+        Some(false) | None => Special::Skipped,
+    };
+    let tokens = super::text::encode(&text, special, model, "messages")?;
+    if tokens.is_empty() {
+        return Err(ApiError::invalid(
+            "messages",
+            "The messages render to an empty prompt.",
+        ));
+    }
+    Ok(tokens)
+}
+
+fn tools(fields: &Fields) -> Result<Option<Value>, ApiError> {
+    let tools = fields.array("tools")?.unwrap_or_default();
+    for (index, tool) in tools.iter().enumerate() {
+        let tool = Fields::at(format!("tools[{index}]"), tool)?;
+        let function = tool.object("function")?;
+        if function
+            .map(|function| function.text("name"))
+            .transpose()?
+            .flatten()
+            .is_none()
+        {
+            let path = tool.path("function.name");
+            return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));
+        }
+    }
+    let shown = match fields.any("tool_choice") {
+        None => true,
+        Some(Value::String(choice)) if choice == "auto" => true,
+        Some(Value::String(choice)) if choice == "none" => false,
+        Some(Value::String(_) | Value::Object(_)) => {
+            return Err(ApiError::unsupported(
+                "tool_choice",
+                "`tool_choice` may be \"auto\" or \"none\"; the output cannot be forced into a call.",
+            ));
+        }
+        Some(other) => return Err(wrong("tool_choice", "a string or an object", other)),
+    };
+    Ok((shown && !tools.is_empty()).then(|| tools.to_vec().into()))
+}
+
+/// `chat_template_kwargs`; what the server sets itself cannot be overruled.
+fn variables(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+    let Some(variables) = fields.object("chat_template_kwargs")? else {
+        return Ok(Map::new());
+    };
+    let own = ["messages", "tools", "documents", "add_generation_prompt"];
+    if let Some(name) = own.iter().find(|name| variables.map().contains_key(**name)) {
+        let path = variables.path(name);
+        return Err(ApiError::invalid(
+            &*path,
+            format!("`{path}`: use the field `{name}` instead."),
+        ));
+    }
+    Ok(variables.map().clone())
+}
+
+fn end(fields: &Fields) -> Result<End, ApiError> {
+    let continued = fields.flag("continue_final_message")?.unwrap_or(false);
+    match (continued, fields.flag("add_generation_prompt")?) {
+        (true, Some(true)) => Err(ApiError::invalid(
+            "continue_final_message",
+            "`continue_final_message` and `add_generation_prompt` exclude each other.",
+        )),
+        (true, _) => Ok(End::LastMessage),
+        (false, Some(false)) => Ok(End::Closed),
+        (false, Some(true) | None) => Ok(End::Answer),
+    }
+}

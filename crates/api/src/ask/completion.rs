@@ -1,0 +1,171 @@
+//! `POST /v1/completions`: the body.
+
+use super::sampling::{Room, StopFields, logprobs_count, output, sampling, token_ids};
+use super::{Ask, Prompt, UNSUPPORTED, Wanted};
+use crate::error::ApiError;
+use crate::field::{Fields, wrong};
+use crate::model::{ModelText, Special};
+use crate::text::Start;
+use cleave_domain::TokenId;
+use serde_json::Value;
+
+/// Output tokens if the client sets no limit, as OpenAI's API has it.
+const TOKENS_DEFAULT: u32 = 16;
+/// Prompts in one body.
+const PROMPTS_MAX: usize = 1024;
+
+/// A prompt as it was given.
+enum Given<'a> {
+    Text(&'a str),
+    Tokens(&'a [Value]),
+}
+
+/// Checks a body and tokenizes its prompts.
+pub(crate) fn completion(body: &Value, model: &ModelText) -> Result<Ask, ApiError> {
+    let fields = Fields::of_body(body)?;
+    super::check_model(&fields, model)?;
+    super::refuse(&fields, UNSUPPORTED)?;
+    super::refuse(&fields, &["suffix", "messages", "tools"])?;
+    super::check_format(&fields)?;
+    let delivery = super::delivery(&fields)?;
+    let given = prompts(&fields)?;
+    let choices = super::choices(&fields, given.len())?;
+    check_best_of(&fields, choices)?;
+    let logprobs = logprobs_count(&fields, "logprobs")?;
+    let output = output(&fields, logprobs)?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    let mut sampling = sampling(&fields, model)?;
+    sampling.logprobs = logprobs;
+    sampling.prompt_logprobs = logprobs.filter(|_| echo);
+    let stop = StopFields::read(&fields, model)?;
+    let wanted = match stop.max_tokens() {
+        Some((_, 0)) if echo => Wanted::PromptOnly,
+        Some((name, 0)) => {
+            let message = format!("`{name}` must be at least 1; 0 is allowed with `echo` only.");
+            return Err(ApiError::invalid(name, message));
+        }
+        _ => Wanted::Output,
+    };
+    let special = match fields.flag("add_special_tokens")? {
+        Some(false) => Special::Skipped,
+        Some(true) | None => Special::Kept,
+    };
+    let context = model.context_tokens_max();
+    let room = Room {
+        param: "prompt",
+        context,
+        default: Some(TOKENS_DEFAULT),
+    };
+    let prompt = |(path, given): (String, Given)| {
+        let (tokens, text) = tokens(&path, &given, model, special)?;
+        let mut stop = stop.rules(tokens.len(), room)?;
+        // The engine has no step without an output token; it is thrown away.
+        stop.max_tokens = stop.max_tokens.max(1);
+        let visible = tokens
+            .iter()
+            .any(|&token| model.piece(token, output.special).is_some());
+        let start = if visible {
+            Start::Continued
+        } else {
+            Start::Fresh
+        };
+        let text = || text.map_or_else(|| model.decode(&tokens, output.special), str::to_owned);
+        let echo = echo.then(text);
+        Ok(Prompt {
+            tokens: tokens.into(),
+            stop,
+            start,
+            echo,
+            wanted,
+        })
+    };
+    let prompts = given
+        .into_iter()
+        .map(prompt)
+        .collect::<Result<Vec<_>, ApiError>>()?;
+    let (priority, cache_salt) = (super::priority(&fields)?, super::cache_salt(&fields)?);
+    Ok(Ask {
+        prompts,
+        choices,
+        sampling,
+        output,
+        delivery,
+        priority,
+        cache_salt,
+    })
+}
+
+/// Best-of needs the scores of whole answers; with `best_of` equal to `n` there is nothing to do.
+fn check_best_of(fields: &Fields, choices: u32) -> Result<(), ApiError> {
+    match fields.integer("best_of", 1..=super::CHOICES_MAX)? {
+        Some(best_of) if best_of != i64::from(choices) => Err(ApiError::unsupported(
+            "best_of",
+            format!(
+                "`best_of` is not supported unless it equals `n` ({choices}); ask for more choices with `n`."
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The prompts with their paths.
+fn prompts<'a>(fields: &Fields<'a>) -> Result<Vec<(String, Given<'a>)>, ApiError> {
+    let expected =
+        "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
+    let path = || "prompt".to_owned();
+    let items = match fields.any("prompt") {
+        None => return Err(ApiError::invalid("prompt", "`prompt` is missing.")),
+        Some(Value::String(text)) => return Ok(vec![(path(), Given::Text(text))]),
+        Some(Value::Array(items)) => items,
+        Some(other) => return Err(wrong("prompt", expected, other)),
+    };
+    match items.first() {
+        None => {
+            return Err(ApiError::invalid(
+                "prompt",
+                "`prompt` must not be an empty array.",
+            ));
+        }
+        Some(Value::Number(_)) => return Ok(vec![(path(), Given::Tokens(items))]),
+        Some(_) => super::sampling::limit_list("prompt", items.len(), PROMPTS_MAX)?,
+    }
+    let given = |(index, item): (usize, &'a Value)| {
+        let path = format!("prompt[{index}]");
+        match item {
+            Value::String(text) => Ok((path, Given::Text(text))),
+            Value::Array(tokens) => Ok((path, Given::Tokens(tokens))),
+            other => Err(wrong(&path, "a string or an array of token ids", other)),
+        }
+    };
+    items.iter().enumerate().map(given).collect()
+}
+
+/// The tokens, and the text if it was one. An empty prompt is the model's begin token.
+fn tokens<'a>(
+    path: &str,
+    given: &Given<'a>,
+    model: &ModelText,
+    special: Special,
+) -> Result<(Vec<TokenId>, Option<&'a str>), ApiError> {
+    let (tokens, text) = match given {
+        Given::Text(text) => (
+            super::text::encode(text, special, model, "prompt")?,
+            Some(*text),
+        ),
+        Given::Tokens(ids) => {
+            let context = model.context_tokens_max();
+            if ids.len() > context as usize {
+                return Err(super::text::too_long("prompt", ids.len(), context, ""));
+            }
+            (token_ids(path, ids, model)?, None)
+        }
+    };
+    match (tokens.is_empty(), model.bos()) {
+        (false, _) => Ok((tokens, text)),
+        (true, Some(bos)) => Ok((vec![bos], Some(""))),
+        (true, None) => Err(ApiError::invalid(
+            path,
+            format!("`{path}` is empty, and the model has no token to begin a text with."),
+        )),
+    }
+}

@@ -1,0 +1,251 @@
+//! Sampling and stop parameters, the same for chat and completions.
+
+use super::{LOGPROBS_MAX, Output, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX};
+use crate::error::ApiError;
+use crate::field::{Fields, integer, number, wrong};
+use crate::model::{ModelText, Special};
+use cleave_domain::{Sampling, StopRules, TokenId};
+use serde_json::Value;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Everything but log-probabilities, whose fields differ between the endpoints.
+pub(super) fn sampling(fields: &Fields, model: &ModelText) -> Result<Sampling, ApiError> {
+    let defaults = model.defaults();
+    let positive = |upper| (Bound::Excluded(0.0), upper);
+    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
+    let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
+    Ok(Sampling {
+        temperature: fields
+            .number("temperature", 0.0..=2.0)?
+            .unwrap_or(defaults.temperature),
+        // -1 and 0 both keep all, as in vLLM.
+        top_k: top_k.map_or(defaults.top_k, |top_k| top_k.max(0) as u32),
+        top_p: fields
+            .number("top_p", positive(Bound::Included(1.0)))?
+            .unwrap_or(defaults.top_p),
+        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(defaults.min_p),
+        repetition_penalty: fields
+            .number("repetition_penalty", positive(Bound::Included(100.0)))?
+            .unwrap_or(defaults.repetition_penalty),
+        presence_penalty: fields
+            .number("presence_penalty", -2.0..=2.0)?
+            .unwrap_or(0.0),
+        frequency_penalty: fields
+            .number("frequency_penalty", -2.0..=2.0)?
+            .unwrap_or(0.0),
+        logit_bias: logit_bias(fields, model)?,
+        seed: seed.map_or_else(rand::random, |seed| seed as u64),
+        logprobs: None,
+        prompt_logprobs: None,
+    })
+}
+
+fn logit_bias(fields: &Fields, model: &ModelText) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let Some(entries) = fields.object("logit_bias")? else {
+        return Ok(Vec::new());
+    };
+    limit_list("logit_bias", entries.map().len(), TOKEN_LIST_MAX)?;
+    let entry = |(key, value): (&String, &Value)| {
+        let path = entries.path(key);
+        let token = key
+            .parse()
+            .ok()
+            .filter(|&token: &TokenId| token < model.vocabulary_count());
+        let token = token.ok_or_else(|| ApiError::invalid(&*path, not_a_token(&path, model)))?;
+        Ok((token, number(&path, value, -100.0..=100.0)?))
+    };
+    let mut bias = entries
+        .map()
+        .iter()
+        .map(entry)
+        .collect::<Result<Vec<_>, ApiError>>()?;
+    bias.sort_by_key(|&(token, _)| token);
+    Ok(bias)
+}
+
+fn not_a_token(path: &str, model: &ModelText) -> String {
+    format!(
+        "`{path}`: token ids are integers from 0 to {}.",
+        model.vocabulary_count().saturating_sub(1)
+    )
+}
+
+pub(super) fn limit_list(path: &str, count: usize, count_max: usize) -> Result<(), ApiError> {
+    if count <= count_max {
+        return Ok(());
+    }
+    Err(ApiError::invalid(
+        path,
+        format!("`{path}` has {count} entries; at most {count_max} are allowed."),
+    ))
+}
+
+/// A list of token ids of the model.
+pub(super) fn token_ids(
+    path: &str,
+    items: &[Value],
+    model: &ModelText,
+) -> Result<Vec<TokenId>, ApiError> {
+    let last = i64::from(model.vocabulary_count()) - 1;
+    let token =
+        |(index, item)| Ok(integer(&format!("{path}[{index}]"), item, 0..=last)? as TokenId);
+    items.iter().enumerate().map(token).collect()
+}
+
+/// How output becomes text; `logprobs` is the endpoint's.
+pub(super) fn output(fields: &Fields, logprobs: Option<u32>) -> Result<Output, ApiError> {
+    let stop_text = match fields.flag("include_stop_str_in_output")? {
+        Some(true) => StopText::Included,
+        Some(false) | None => StopText::Cut,
+    };
+    let special = match fields.flag("skip_special_tokens")? {
+        Some(false) => Special::Kept,
+        Some(true) | None => Special::Skipped,
+    };
+    Ok(Output {
+        stops: stop_strings(fields)?.into(),
+        stop_text,
+        special,
+        logprobs,
+    })
+}
+
+fn stop_strings(fields: &Fields) -> Result<Vec<String>, ApiError> {
+    let (items, indexed) = match fields.any("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(items)) => (items.as_slice(), true),
+        Some(text @ Value::String(_)) => (std::slice::from_ref(text), false),
+        Some(other) => return Err(wrong("stop", "a string or an array of strings", other)),
+    };
+    limit_list("stop", items.len(), STOPS_MAX)?;
+    let stop = |(index, item): (usize, &Value)| {
+        let path = if indexed {
+            format!("stop[{index}]")
+        } else {
+            "stop".to_owned()
+        };
+        match item {
+            Value::String(text) if text.is_empty() => Err(ApiError::invalid(
+                &*path,
+                format!("`{path}` must not be empty."),
+            )),
+            Value::String(text) if text.len() > STOP_BYTES_MAX => Err(ApiError::invalid(
+                &*path,
+                format!(
+                    "`{path}` has {} bytes; at most {STOP_BYTES_MAX} are allowed.",
+                    text.len()
+                ),
+            )),
+            Value::String(text) => Ok(text.clone()),
+            other => Err(wrong(&path, "a string", other)),
+        }
+    };
+    items.iter().enumerate().map(stop).collect()
+}
+
+/// `top_logprobs` and its like: a count of tokens.
+pub(super) fn logprobs_count(fields: &Fields, name: &str) -> Result<Option<u32>, ApiError> {
+    Ok(fields
+        .integer(name, 0..=LOGPROBS_MAX)?
+        .map(|count| count as u32))
+}
+
+/// When a sequence ends, but for its length.
+pub(super) struct StopFields {
+    min_tokens: u32,
+    stop_tokens: Arc<[TokenId]>,
+    max_tokens: Option<(&'static str, u32)>,
+}
+
+impl StopFields {
+    pub(super) fn read(fields: &Fields, model: &ModelText) -> Result<Self, ApiError> {
+        let listed = fields.array("stop_token_ids")?.unwrap_or_default();
+        limit_list("stop_token_ids", listed.len(), TOKEN_LIST_MAX)?;
+        let mut stop_tokens = token_ids("stop_token_ids", listed, model)?;
+        if !fields.flag("ignore_eos")?.unwrap_or(false) {
+            stop_tokens.extend(model.eos().iter());
+        }
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        let counted = i64::from(u32::MAX);
+        let min_tokens = fields.integer("min_tokens", 0..=counted)?.unwrap_or(0) as u32;
+        // Whoever sends both means the newer one.
+        let mut max_tokens = None;
+        for name in ["max_tokens", "max_completion_tokens"] {
+            let tokens = fields.integer(name, 0..=counted)?;
+            max_tokens = tokens.map(|tokens| (name, tokens as u32)).or(max_tokens);
+        }
+        Ok(Self {
+            min_tokens,
+            stop_tokens: stop_tokens.into(),
+            max_tokens,
+        })
+    }
+
+    /// The field that limits the output, and the limit.
+    pub(super) fn max_tokens(&self) -> Option<(&'static str, u32)> {
+        self.max_tokens
+    }
+
+    /// For a prompt of `prompt_count` tokens, read from the field `param`.
+    pub(super) fn rules(&self, prompt_count: usize, room: Room) -> Result<StopRules, ApiError> {
+        let Room {
+            param,
+            context,
+            default,
+        } = room;
+        let room = u64::from(context).saturating_sub(prompt_count as u64);
+        if room == 0 {
+            return Err(ApiError::context_exceeded(
+                param,
+                format!(
+                    "The model's context length is {context} tokens; the prompt has {prompt_count} \
+                     and leaves no room for output. Shorten the prompt."
+                ),
+            ));
+        }
+        if let Some((name, tokens)) = self.max_tokens
+            && u64::from(tokens) > room
+        {
+            return Err(ApiError::context_exceeded(
+                name,
+                format!(
+                    "The model's context length is {context} tokens; the prompt has {prompt_count} \
+                     and `{name}` asks for {tokens}, {} in all. Shorten the prompt or lower `{name}`.",
+                    prompt_count as u64 + u64::from(tokens)
+                ),
+            ));
+        }
+        let asked = self
+            .max_tokens
+            .map(|(_, tokens)| tokens)
+            .or(default)
+            .unwrap_or(u32::MAX);
+        let max_tokens = u64::from(asked).min(room) as u32;
+        if self.min_tokens > max_tokens {
+            return Err(ApiError::invalid(
+                "min_tokens",
+                format!(
+                    "`min_tokens` is {}, more than the {max_tokens} tokens that the output may have.",
+                    self.min_tokens
+                ),
+            ));
+        }
+        Ok(StopRules {
+            max_tokens,
+            min_tokens: self.min_tokens,
+            stop_tokens: self.stop_tokens.clone(),
+        })
+    }
+}
+
+/// See [`StopFields::rules`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// The prompt's field.
+    pub(super) param: &'static str,
+    pub(super) context: u32,
+    /// Output tokens where the client sets no limit; `None` is all there is room for.
+    pub(super) default: Option<u32>,
+}

@@ -1,0 +1,79 @@
+//! `POST /tokenize` and `/detokenize`, in vLLM's shapes; and tokenization with its limit.
+
+use super::sampling::token_ids;
+use crate::error::ApiError;
+use crate::field::Fields;
+use crate::model::{ModelText, Special};
+use cleave_domain::TokenId;
+use serde_json::{Value, json};
+
+/// Text to tokens. A text that cannot fit is refused before the work is done.
+pub(super) fn encode(
+    text: &str,
+    special: Special,
+    model: &ModelText,
+    param: &str,
+) -> Result<Vec<TokenId>, ApiError> {
+    let context = model.context_tokens_max();
+    let at_least = model.tokens_min(text);
+    if at_least > context as usize {
+        return Err(too_long(param, at_least, context, "at least "));
+    }
+    let failed = |error: crate::ModelError| ApiError::invalid(param, error.to_string());
+    model.encode(text, special).map_err(failed)
+}
+
+pub(super) fn too_long(param: &str, count: usize, context: u32, about: &str) -> ApiError {
+    ApiError::context_exceeded(
+        param,
+        format!(
+            "The model's context length is {context} tokens; the prompt has {about}{count}. Shorten it."
+        ),
+    )
+}
+
+/// Answers `/tokenize`.
+pub(crate) fn tokenize(body: &Value, model: &ModelText) -> Result<Value, ApiError> {
+    let fields = Fields::of_body(body)?;
+    super::check_model(&fields, model)?;
+    let tokens = match (fields.text("prompt")?, fields.any("messages")) {
+        (Some(text), None) => {
+            let special = match fields.flag("add_special_tokens")? {
+                Some(false) => Special::Skipped,
+                Some(true) | None => Special::Kept,
+            };
+            let failed = |error: crate::ModelError| ApiError::invalid("prompt", error.to_string());
+            model.encode(text, special).map_err(failed)?
+        }
+        (None, Some(_)) => super::chat::prompt(&fields, model)?,
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid(
+                "prompt",
+                "Give `prompt` or `messages`, not both.",
+            ));
+        }
+        (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing.")),
+    };
+    let spelt = fields.flag("return_token_strs")?.unwrap_or(false);
+    let piece = |&token: &TokenId| model.piece(token, Special::Kept).unwrap_or_default();
+    let pieces: Option<Vec<String>> = spelt.then(|| tokens.iter().map(piece).collect());
+    Ok(json!({
+        "count": tokens.len(),
+        "max_model_len": model.context_tokens_max(),
+        "tokens": tokens,
+        "token_strs": pieces,
+    }))
+}
+
+/// Answers `/detokenize`.
+pub(crate) fn detokenize(body: &Value, model: &ModelText) -> Result<Value, ApiError> {
+    let fields = Fields::of_body(body)?;
+    super::check_model(&fields, model)?;
+    let missing = || ApiError::invalid("tokens", "`tokens` is missing.");
+    let tokens = token_ids(
+        "tokens",
+        fields.array("tokens")?.ok_or_else(missing)?,
+        model,
+    )?;
+    Ok(json!({"prompt": model.decode(&tokens, Special::Kept)}))
+}

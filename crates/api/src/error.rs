@@ -1,0 +1,235 @@
+//! Errors as clients see them.
+//!
+//! Owns: the OpenAI error object, and which status a refusal or a failure is. Never: decides that
+//! something is wrong. Invariant: no request ends without either an answer or one of these.
+
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use cleave_domain::{Ending, Failure, Refusal};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Names why a request was not taken on; the same word is the error object's `code`.
+pub(crate) const REFUSED_REASON: HeaderName = HeaderName::from_static("x-cleave-refused-reason");
+
+/// What went wrong, for the client.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+    retry_after: Option<Duration>,
+    refused: bool,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after: None,
+            refused: false,
+        }
+    }
+
+    /// A field has a value that cannot be served.
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::BAD_REQUEST, message).coded("invalid_value");
+        Self {
+            param: Some(param.into()),
+            ..error
+        }
+    }
+
+    /// A field asks for something that Cleave does not do, and that must not be ignored silently.
+    pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::invalid(param, message).coded("unsupported_parameter")
+    }
+
+    /// The request as a whole is wrong, no field in particular.
+    pub(crate) fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message).coded(code)
+    }
+
+    /// Prompt, or prompt and output, do not fit; the message has both numbers.
+    pub(crate) fn context_exceeded(param: &str, message: impl Into<String>) -> Self {
+        Self::invalid(param, message).coded("context_length_exceeded")
+    }
+
+    pub(crate) fn body_too_large(bytes_max: usize) -> Self {
+        let message = format!("The request body is larger than the limit of {bytes_max} bytes.");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).coded("body_too_large")
+    }
+
+    pub(crate) fn not_json(content_type: &str) -> Self {
+        let message = format!(
+            "The content type is {content_type:?}; send JSON with `Content-Type: application/json`."
+        );
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).coded("unsupported_media_type")
+    }
+
+    pub(crate) fn model_not_found(asked: &str, served: &str) -> Self {
+        let message = format!("The model `{asked}` does not exist here; `{served}` is served.");
+        let error = Self::new(StatusCode::NOT_FOUND, message).coded("model_not_found");
+        Self {
+            param: Some("model".into()),
+            ..error
+        }
+    }
+
+    pub(crate) fn unknown_route(method: &str, path: &str) -> Self {
+        let message = format!("There is nothing at {method} {path}.");
+        Self::new(StatusCode::NOT_FOUND, message).coded("unknown_url")
+    }
+
+    pub(crate) fn wrong_method(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not take {method}; see the Allow header.");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, message).coded("method_not_allowed")
+    }
+
+    /// Nobody is there to serve it, for now.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            refused: true,
+            ..error
+        }
+    }
+
+    /// Our own fault.
+    pub(crate) fn internal(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message).coded(code)
+    }
+
+    fn coded(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    fn busy(code: &'static str, message: &str, retry_after: Duration) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).coded(code);
+        Self {
+            retry_after: Some(retry_after),
+            refused: true,
+            ..error
+        }
+    }
+
+    /// What a flight's ending means to the client; `None` for the good ending.
+    pub(crate) fn of_ending(ending: &Ending) -> Option<Self> {
+        match ending {
+            Ending::Done { .. } => None,
+            Ending::Refused(refusal) => Some(refusal.into()),
+            Ending::Failed(failure) => Some(failure.into()),
+            Ending::Cancelled => Some(Self::unavailable(
+                "cancelled",
+                "The request was cancelled by the server.",
+            )),
+        }
+    }
+
+    /// Whether the request was turned away before any work was done.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.refused
+    }
+
+    /// Whether the client is at fault.
+    pub(crate) fn is_client_fault(&self) -> bool {
+        self.status.is_client_error() && !self.refused
+    }
+
+    pub(crate) fn param(&self) -> Option<&str> {
+        self.param.as_deref()
+    }
+
+    /// The error object.
+    pub(crate) fn object(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({"error": {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl From<&Refusal> for ApiError {
+    fn from(refusal: &Refusal) -> Self {
+        match refusal {
+            Refusal::QueueFull { retry_after } => {
+                Self::busy("queue_full", "The queue is at its limit.", *retry_after)
+            }
+            Refusal::NoBlocks { retry_after } => Self::busy(
+                "no_blocks",
+                "There is no room for this sequence now.",
+                *retry_after,
+            ),
+            Refusal::TooLong { tokens_max } => Self::bad_request(
+                "context_length_exceeded",
+                format!(
+                    "Prompt and output together would exceed the {tokens_max} tokens that a \
+                     worker can hold; shorten the prompt or lower max_tokens."
+                ),
+            ),
+            Refusal::NoWorker => Self::unavailable("no_worker", "No worker is connected."),
+            Refusal::Draining => Self::unavailable("draining", "The server is shutting down."),
+            Refusal::WrongWorker => {
+                Self::unavailable("worker_restarted", "The worker restarted; try again.")
+            }
+        }
+    }
+}
+
+impl From<&Failure> for ApiError {
+    fn from(failure: &Failure) -> Self {
+        let (code, message) = match failure {
+            Failure::WorkerLost => ("worker_lost", "The worker serving this request went away."),
+            Failure::LinkLost => ("link_lost", "The link between two workers broke."),
+            Failure::LeaseExpired => ("lease_expired", "A worker's lease was not renewed in time."),
+            Failure::Corrupt => ("transfer_corrupt", "KV blocks arrived damaged."),
+            Failure::Rejected => (
+                "transfer_rejected",
+                "A worker would not take the KV blocks.",
+            ),
+            Failure::Engine(reason) => {
+                let message = format!("The engine could not run the step: {reason}");
+                return Self::internal("engine_failed", message);
+            }
+            Failure::OutOfBlocks => (
+                "out_of_blocks",
+                "The sequence outgrew the KV pool of the worker serving it.",
+            ),
+            Failure::RetriesSpent(last) => return Self::from(&**last),
+        };
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            ..error
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, axum::Json(self.object())).into_response();
+        let headers = response.headers_mut();
+        if let Some(span) = self.retry_after {
+            let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if let (true, Some(code)) = (self.refused, self.code) {
+            headers.insert(REFUSED_REASON, HeaderValue::from_static(code));
+        }
+        response
+    }
+}

@@ -1,0 +1,216 @@
+//! What the HTTP face measures: requests as clients see them.
+//!
+//! Owns: names, buckets and labels of its metrics. Never: knows the serving side's metrics, which
+//! come as text. Invariant: a request that ends in whatever way is counted once.
+
+use crate::error::ApiError;
+use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Seconds to the first token, and of whole requests.
+const WAITS: [f64; 16] = [
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+/// Seconds between tokens.
+const GAPS: [f64; 14] = [
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0,
+];
+/// Tokens of a request.
+const SIZES: [f64; 16] = [
+    1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0,
+    65536.0, 131_072.0, 262_144.0,
+];
+
+/// The metrics of one server.
+pub(crate) struct Metrics {
+    registry: Registry,
+    responses: Family<Answered, Counter>,
+    in_flight: Gauge,
+    endings: Family<Ended, Counter>,
+    first_token: Histogram,
+    gap: Histogram,
+    whole: Histogram,
+    prompt_tokens: Histogram,
+    output_tokens: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Answered {
+    route: String,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Ended(&'static str);
+
+impl EncodeLabelSet for Answered {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel;
+        ("route", self.route.as_str()).encode(encoder.encode_label())?;
+        ("status", u64::from(self.status)).encode(encoder.encode_label())
+    }
+}
+
+impl EncodeLabelSet for Ended {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel;
+        ("reason", self.0).encode(encoder.encode_label())
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("cleave"),
+            responses: Family::default(),
+            in_flight: Gauge::default(),
+            endings: Family::default(),
+            first_token: Histogram::new(WAITS),
+            gap: Histogram::new(GAPS),
+            whole: Histogram::new(WAITS),
+            prompt_tokens: Histogram::new(SIZES),
+            output_tokens: Histogram::new(SIZES),
+        };
+        let registry = &mut metrics.registry;
+        registry.register(
+            "http_requests",
+            "HTTP requests answered, by route and status",
+            metrics.responses.clone(),
+        );
+        registry.register(
+            "http_requests_in_flight",
+            "Chat and text completions being served",
+            metrics.in_flight.clone(),
+        );
+        registry.register(
+            "request_endings",
+            "Chat and text completions, by how they ended: completed, cancelled (the client left), \
+             refused, failed, invalid",
+            metrics.endings.clone(),
+        );
+        let mut seconds = |name: &str, text: &str, histogram: &Histogram| {
+            registry.register_with_unit(name, text, Unit::Seconds, histogram.clone());
+        };
+        seconds(
+            "time_to_first_token",
+            "From the request's arrival to its first token, each sequence",
+            &metrics.first_token,
+        );
+        seconds(
+            "inter_token_latency",
+            "Between two tokens of a sequence",
+            &metrics.gap,
+        );
+        seconds(
+            "e2e_request_latency",
+            "From the request's arrival to the end of its last sequence",
+            &metrics.whole,
+        );
+        registry.register(
+            "request_prompt_tokens",
+            "Prompt tokens of a request",
+            metrics.prompt_tokens.clone(),
+        );
+        registry.register(
+            "request_output_tokens",
+            "Output tokens of a sequence that finished",
+            metrics.output_tokens.clone(),
+        );
+        metrics
+    }
+
+    /// An HTTP answer was given.
+    pub(crate) fn answered(&self, route: &str, status: u16) {
+        let route = route.to_owned();
+        self.responses
+            .get_or_create(&Answered { route, status })
+            .inc();
+    }
+
+    /// The metrics as OpenMetrics text, without the end mark.
+    pub(crate) fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        if encode_registry(&mut text, &self.registry).is_err() {
+            text.clear();
+        }
+        text
+    }
+}
+
+/// Measures one completion request from arrival to end. Dropped before that, the client has left.
+pub(crate) struct Meter {
+    metrics: Arc<Metrics>,
+    arrived: Instant,
+    last_token: Vec<Option<Instant>>,
+    ended: bool,
+}
+
+impl Meter {
+    pub(crate) fn start(metrics: &Arc<Metrics>) -> Self {
+        metrics.in_flight.inc();
+        Self {
+            metrics: metrics.clone(),
+            arrived: Instant::now(),
+            last_token: Vec::new(),
+            ended: false,
+        }
+    }
+
+    pub(crate) fn submitted(&mut self, prompt_tokens: u64, sequences: usize) {
+        self.metrics.prompt_tokens.observe(prompt_tokens as f64);
+        self.last_token = vec![None; sequences];
+    }
+
+    pub(crate) fn token(&mut self, sequence: usize) {
+        let now = Instant::now();
+        match self.last_token[sequence].replace(now) {
+            Some(last) => self.metrics.gap.observe((now - last).as_secs_f64()),
+            None => self
+                .metrics
+                .first_token
+                .observe((now - self.arrived).as_secs_f64()),
+        }
+    }
+
+    pub(crate) fn finished(&mut self, sequence: usize, reason: &'static str, output_tokens: u32) {
+        self.metrics.output_tokens.observe(f64::from(output_tokens));
+        tracing::debug!(sequence, reason, output_tokens, "sequence finished");
+    }
+
+    /// The whole answer is there.
+    pub(crate) fn completed(&mut self) {
+        self.metrics
+            .whole
+            .observe(self.arrived.elapsed().as_secs_f64());
+        self.end("completed");
+    }
+
+    pub(crate) fn failed(&mut self, error: &ApiError) {
+        self.end(match error {
+            error if error.is_refusal() => "refused",
+            error if error.is_client_fault() => "invalid",
+            _ => "failed",
+        });
+    }
+
+    fn end(&mut self, reason: &'static str) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.metrics.endings.get_or_create(&Ended(reason)).inc();
+            self.metrics.in_flight.dec();
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.end("cancelled");
+    }
+}

@@ -1,0 +1,137 @@
+//! What a model folder says about text, as plain data.
+//!
+//! Owns: which files matter and what is missing. Never: interprets tokenizer or templates.
+//! Invariant: it serialises, because a worker, which has the folder, sends it to routers, which
+//! have none.
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// A model folder's text side. Every field holds the content of a file, unparsed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelFiles {
+    /// The name under which the model is served.
+    pub name: String,
+    /// `config.json`: vocabulary size, context length, begin and end tokens.
+    pub config: String,
+    /// `tokenizer.json`.
+    pub tokenizer: String,
+    /// `tokenizer_config.json`: names of special tokens; in older folders the chat template.
+    pub tokenizer_config: Option<String>,
+    /// `special_tokens_map.json`, used where `tokenizer_config.json` names no token.
+    pub special_tokens_map: Option<String>,
+    /// `generation_config.json`: end tokens and the defaults of sampling.
+    pub generation_config: Option<String>,
+    /// `chat_template.jinja`, or the template in `chat_template.json`; preferred to the one in
+    /// `tokenizer_config.json`.
+    pub chat_template: Option<String>,
+    /// `additional_chat_templates/NAME.jinja`: name and template, by name.
+    pub chat_templates_named: Vec<(String, String)>,
+    /// A limit below the context length of `config.json`, where the workers hold less.
+    pub context_tokens_max: Option<u32>,
+}
+
+/// A model folder, or what is in it, cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file that every model needs is absent.
+    #[error("{}: no such file; a model folder needs it", .0.display())]
+    Absent(PathBuf),
+    /// A file is there and cannot be read.
+    #[error("{}: {reason}", .path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file's content is not what it must be.
+    #[error("{file}: {reason}")]
+    Invalid {
+        /// The file's name in the folder.
+        file: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl ModelFiles {
+    /// Reads a Hugging Face folder. The served name is the folder's own.
+    pub fn read(folder: &Path) -> Result<Self, ModelError> {
+        let absolute = folder
+            .canonicalize()
+            .map_err(|error| unreadable(folder, &error))?;
+        let name = absolute.file_name().unwrap_or(absolute.as_os_str());
+        let optional = |file: &str| read(&folder.join(file));
+        let required =
+            |file: &str| optional(file)?.ok_or_else(|| ModelError::Absent(folder.join(file)));
+        let chat_template = match optional("chat_template.jinja")? {
+            Some(template) => Some(template),
+            None => optional("chat_template.json")?
+                .map(|text| template_of(&text))
+                .transpose()?,
+        };
+        Ok(Self {
+            name: name.to_string_lossy().into_owned(),
+            config: required("config.json")?,
+            tokenizer: required("tokenizer.json")?,
+            tokenizer_config: optional("tokenizer_config.json")?,
+            special_tokens_map: optional("special_tokens_map.json")?,
+            generation_config: optional("generation_config.json")?,
+            chat_template,
+            chat_templates_named: named(&folder.join("additional_chat_templates"))?,
+            context_tokens_max: None,
+        })
+    }
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> ModelError {
+    ModelError::Unreadable {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>, ModelError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unreadable(path, &error)),
+    }
+}
+
+fn template_of(text: &str) -> Result<String, ModelError> {
+    #[derive(Deserialize)]
+    struct Held {
+        chat_template: String,
+    }
+    let invalid = |error: serde_json::Error| ModelError::Invalid {
+        file: "chat_template.json",
+        reason: error.to_string(),
+    };
+    serde_json::from_str::<Held>(text)
+        .map(|held| held.chat_template)
+        .map_err(invalid)
+}
+
+fn named(folder: &Path) -> Result<Vec<(String, String)>, ModelError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(unreadable(folder, &error)),
+    };
+    let mut templates = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| unreadable(folder, &error))?.path();
+        let stem = path
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned());
+        if let (Some(stem), Some("jinja")) = (stem, path.extension().and_then(|e| e.to_str())) {
+            templates.extend(read(&path)?.map(|template| (stem, template)));
+        }
+    }
+    templates.sort();
+    Ok(templates)
+}

@@ -1,0 +1,380 @@
+//! A model's text side: tokenizer, chat templates, defaults.
+//!
+//! Owns: everything between text and token ids. Never: generates. Invariant: once built it does
+//! not change, so that requests share it without a lock.
+
+mod calendar;
+mod files;
+mod piece;
+mod python_json;
+#[cfg(test)]
+mod reference;
+mod template;
+
+pub use files::{ModelError, ModelFiles};
+pub(crate) use piece::{Spelling, fallback_byte};
+pub(crate) use template::{Conversation, End, RenderError};
+
+use cleave_domain::TokenId;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::sync::Arc;
+use template::ChatTemplates;
+use tokenizers::Tokenizer;
+
+/// A tokenizer with templates and defaults, ready to serve.
+pub struct ModelText {
+    name: String,
+    tokenizer: Tokenizer,
+    spelling: Spelling,
+    templates: Option<ChatTemplates>,
+    bos: Option<TokenId>,
+    eos: Arc<[TokenId]>,
+    context_tokens_max: u32,
+    vocabulary_count: u32,
+    piece_bytes_max: usize,
+    defaults: SamplingDefaults,
+    neutral: Option<TokenId>,
+}
+
+/// Sampling where the client says nothing. As in vLLM, `generation_config.json` decides, unless it
+/// says `do_sample: false`; then OpenAI's defaults hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SamplingDefaults {
+    pub(crate) temperature: f32,
+    pub(crate) top_k: u32,
+    pub(crate) top_p: f32,
+    pub(crate) min_p: f32,
+    pub(crate) repetition_penalty: f32,
+}
+
+/// What becomes of special tokens in text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// They are added (to tokens) or shown (in text).
+    Kept,
+    /// They are left out.
+    Skipped,
+}
+
+impl ModelText {
+    /// Checks and compiles everything; the error names the file.
+    pub fn new(files: ModelFiles) -> Result<Self, ModelError> {
+        let ModelFiles {
+            name,
+            config,
+            tokenizer,
+            tokenizer_config,
+            special_tokens_map,
+            generation_config,
+            chat_template,
+            chat_templates_named,
+            context_tokens_max,
+        } = files;
+        let config = object("config.json", &config)?;
+        let generation = optional("generation_config.json", generation_config)?;
+        let mut special = special_tokens(&optional("special_tokens_map.json", special_tokens_map)?);
+        let tokenizer_config = optional("tokenizer_config.json", tokenizer_config)?;
+        special.extend(special_tokens(&tokenizer_config));
+
+        let tokenizer = load_tokenizer(&tokenizer)?;
+        let named = |key: &str| special.get(key).and_then(Value::as_str);
+        let id_of = |key: &str| named(key).and_then(|token| tokenizer.token_to_id(token));
+        let configured = |key: &str| generation.get(key).or_else(|| config.get(key)).map(ids);
+        let bos = id_of("bos_token").or_else(|| configured("bos_token_id")?.first().copied());
+        let mut eos = configured("eos_token_id").unwrap_or_default();
+        eos.extend(id_of("eos_token"));
+        eos.sort_unstable();
+        eos.dedup();
+
+        let context = context(&config)?;
+        let vocabulary = tokenizer.get_vocab(true);
+        let size = vocabulary.values().max().map_or(0, |last| last + 1);
+        let padded = config
+            .get("vocab_size")
+            .and_then(Value::as_u64)
+            .map(|size| size as u32);
+        let templates = chosen(&tokenizer_config, chat_template, chat_templates_named)?;
+        let templates = (!templates.is_empty())
+            .then(|| ChatTemplates::new(templates, special.clone()))
+            .transpose()
+            .map_err(|reason| ModelError::Invalid {
+                file: "chat template",
+                reason,
+            })?;
+        Ok(Self {
+            name,
+            spelling: Spelling::of(&tokenizer),
+            templates,
+            bos,
+            eos: eos.into(),
+            context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
+            vocabulary_count: padded.unwrap_or(size),
+            piece_bytes_max: vocabulary.keys().map(String::len).max().unwrap_or(1),
+            defaults: SamplingDefaults::of(&generation)?,
+            neutral: neutral(&vocabulary),
+            tokenizer,
+        })
+    }
+
+    /// The served name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The longest sequence, prompt and output together.
+    pub fn context_tokens_max(&self) -> u32 {
+        self.context_tokens_max
+    }
+
+    /// Tokens that end an answer.
+    pub fn eos(&self) -> &Arc<[TokenId]> {
+        &self.eos
+    }
+
+    /// The token that begins a text, where the model has one.
+    pub fn bos(&self) -> Option<TokenId> {
+        self.bos
+    }
+
+    /// Ids below this are tokens to the engine; some may have no text.
+    pub fn vocabulary_count(&self) -> u32 {
+        self.vocabulary_count
+    }
+
+    pub(crate) fn defaults(&self) -> SamplingDefaults {
+        self.defaults
+    }
+
+    pub(crate) fn spelling(&self) -> Spelling {
+        self.spelling
+    }
+
+    /// A plain letter's token: stands for "some text came before" where a decoder treats the
+    /// first token of a text differently.
+    pub(crate) fn neutral(&self) -> Option<TokenId> {
+        self.neutral
+    }
+
+    pub(crate) fn has_chat_template(&self) -> bool {
+        self.templates.is_some()
+    }
+
+    /// Text to tokens.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<TokenId>, ModelError> {
+        let encoding = self.tokenizer.encode_fast(text, special == Special::Kept);
+        encoding
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| ModelError::Invalid {
+                file: "tokenizer.json",
+                reason: format!("the text cannot be tokenized: {error}"),
+            })
+    }
+
+    /// Tokens to text, all at once.
+    pub fn decode(&self, tokens: &[TokenId], special: Special) -> String {
+        // A decoder's errors are those of its own regular expressions; there is no text then.
+        self.tokenizer
+            .decode(tokens, special == Special::Skipped)
+            .unwrap_or_default()
+    }
+
+    /// The fewest tokens a text can have; lets a hopeless prompt be refused before it is
+    /// tokenized. A fourth, because normalizers may shorten text.
+    pub(crate) fn tokens_min(&self, text: &str) -> usize {
+        text.len() / self.piece_bytes_max / 4
+    }
+
+    /// A token's spelling in the vocabulary; `None` for ids without one, and for special tokens
+    /// if they are skipped.
+    pub(crate) fn piece(&self, token: TokenId, special: Special) -> Option<String> {
+        let piece = self.tokenizer.id_to_token(token)?;
+        let skipped = special == Special::Skipped
+            && self
+                .tokenizer
+                .get_added_vocabulary()
+                .is_special_token(&piece);
+        (!skipped).then_some(piece)
+    }
+
+    /// The bytes a token stands for within a text.
+    pub(crate) fn bytes(&self, token: TokenId) -> Vec<u8> {
+        match self.piece(token, Special::Kept) {
+            Some(piece) => self.spelling.bytes(&piece),
+            None => Vec::new(),
+        }
+    }
+
+    pub(crate) fn render(&self, conversation: &Conversation) -> Result<String, RenderError> {
+        match &self.templates {
+            Some(templates) => templates.render(conversation),
+            None => Err(RenderError::Refused(
+                "the model has no chat template".into(),
+            )),
+        }
+    }
+}
+
+impl SamplingDefaults {
+    fn of(generation: &Map<String, Value>) -> Result<Self, ModelError> {
+        let sampled = generation.get("do_sample") != Some(&Value::Bool(false));
+        let value = |key: &str, otherwise: f32| match generation.get(key) {
+            Some(Value::Number(number)) if sampled => {
+                number.as_f64().map_or(otherwise, |n| n as f32)
+            }
+            _ => otherwise,
+        };
+        let defaults = Self {
+            temperature: value("temperature", 1.0),
+            top_k: value("top_k", 0.0).max(0.0) as u32,
+            top_p: value("top_p", 1.0),
+            min_p: value("min_p", 0.0),
+            repetition_penalty: value("repetition_penalty", 1.0),
+        };
+        let sound = (0.0..=2.0).contains(&defaults.temperature)
+            && (0.0..=1.0).contains(&defaults.min_p)
+            && defaults.top_p > 0.0
+            && defaults.top_p <= 1.0
+            && defaults.repetition_penalty > 0.0;
+        if sound {
+            return Ok(defaults);
+        }
+        Err(ModelError::Invalid {
+            file: "generation_config.json",
+            reason: format!("a sampling value is out of range: {defaults:?}"),
+        })
+    }
+}
+
+fn object(file: &'static str, text: &str) -> Result<Map<String, Value>, ModelError> {
+    serde_json::from_str(text).map_err(|error| ModelError::Invalid {
+        file,
+        reason: error.to_string(),
+    })
+}
+
+fn optional(file: &'static str, text: Option<String>) -> Result<Map<String, Value>, ModelError> {
+    text.map(|text| object(file, &text))
+        .transpose()
+        .map(Option::unwrap_or_default)
+}
+
+fn load_tokenizer(text: &str) -> Result<Tokenizer, ModelError> {
+    let invalid = |reason: String| ModelError::Invalid {
+        file: "tokenizer.json",
+        reason,
+    };
+    let mut tokenizer =
+        Tokenizer::from_bytes(text.as_bytes()).map_err(|error| invalid(error.to_string()))?;
+    // Left over from training; a prompt is never cut or padded.
+    tokenizer.with_padding(None);
+    tokenizer
+        .with_truncation(None)
+        .map_err(|error| invalid(error.to_string()))?;
+    Ok(tokenizer)
+}
+
+/// The first token of letters only.
+fn neutral(vocabulary: &HashMap<String, TokenId>) -> Option<TokenId> {
+    let letters = |piece: &str| !piece.is_empty() && piece.chars().all(|c| c.is_ascii_alphabetic());
+    vocabulary
+        .iter()
+        .filter(|(piece, _)| letters(piece))
+        .map(|(_, &token)| token)
+        .min()
+}
+
+/// One id or a list of them.
+fn ids(value: &Value) -> Vec<TokenId> {
+    let one = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+    match value {
+        Value::Array(values) => values.iter().filter_map(one).collect(),
+        value => one(value).into_iter().collect(),
+    }
+}
+
+/// Every `…_token` with a name, plain or as an object with its content.
+fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
+    let content = |value: &Value| match value {
+        Value::Object(token) => token
+            .get("content")
+            .filter(|content| content.is_string())
+            .cloned(),
+        Value::String(_) => Some(value.clone()),
+        _ => None,
+    };
+    let tokens = config.iter().filter(|(key, _)| key.ends_with("_token"));
+    tokens
+        .filter_map(|(key, value)| Some((key.clone(), content(value)?)))
+        .collect()
+}
+
+/// `max_position_embeddings`, which Llama 3's scaling already includes and others' multiply.
+fn context(config: &Map<String, Value>) -> Result<u32, ModelError> {
+    let invalid = |reason: &str| ModelError::Invalid {
+        file: "config.json",
+        reason: reason.into(),
+    };
+    let text = config
+        .get("text_config")
+        .and_then(Value::as_object)
+        .unwrap_or(config);
+    let positions = text.get("max_position_embeddings").and_then(Value::as_u64);
+    let positions = positions.ok_or_else(|| invalid("max_position_embeddings is missing"))?;
+    let scaling = ["rope_parameters", "rope_scaling"]
+        .iter()
+        .find_map(|key| text.get(*key)?.as_object());
+    let kind =
+        scaling.and_then(|scaling| scaling.get("rope_type").or(scaling.get("type"))?.as_str());
+    let factor = scaling
+        .and_then(|scaling| scaling.get("factor")?.as_f64())
+        .unwrap_or(1.0);
+    let scaled = match kind {
+        Some("linear" | "dynamic") => positions as f64 * factor,
+        Some("yarn") => {
+            let original =
+                scaling.and_then(|s| s.get("original_max_position_embeddings")?.as_f64());
+            original.unwrap_or(positions as f64) * factor
+        }
+        _ => positions as f64,
+    };
+    if (1.0..f64::from(u32::MAX)).contains(&scaled) {
+        Ok(scaled as u32)
+    } else {
+        Err(invalid("max_position_embeddings is out of range"))
+    }
+}
+
+/// The templates by name, `default` among them if there is any; a file of its own comes first.
+fn chosen(
+    tokenizer_config: &Map<String, Value>,
+    file: Option<String>,
+    mut named: Vec<(String, String)>,
+) -> Result<Vec<(String, String)>, ModelError> {
+    let invalid = |reason: &str| ModelError::Invalid {
+        file: "tokenizer_config.json",
+        reason: format!("chat_template: {reason}"),
+    };
+    if let Some(template) = file {
+        named.push(("default".into(), template));
+        return Ok(named);
+    }
+    match tokenizer_config.get("chat_template") {
+        None | Some(Value::Null) => {}
+        Some(Value::String(template)) => named.push(("default".into(), template.clone())),
+        Some(Value::Array(templates)) => {
+            for template in templates {
+                let text = |key: &str| template.get(key)?.as_str().map(str::to_owned);
+                let (name, source) = text("name")
+                    .zip(text("template"))
+                    .ok_or_else(|| invalid("each of the list needs a `name` and a `template`"))?;
+                named.push((name, source));
+            }
+        }
+        Some(_) => return Err(invalid("neither a string nor a list")),
+    }
+    if !named.is_empty() && !named.iter().any(|(name, _)| name == "default") {
+        return Err(invalid("no template is named `default`"));
+    }
+    Ok(named)
+}

@@ -1,0 +1,199 @@
+//! Routes, and the layers around all of them.
+
+use crate::answer::Kind;
+use crate::app::App;
+use crate::ask;
+use crate::error::ApiError;
+use crate::frontend::{Progress, Readiness};
+use crate::generate::generate;
+use crate::model::ModelText;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use std::any::Any;
+use tower_http::catch_panic::CatchPanicLayer;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The content type of OpenMetrics, and that of the older text for scrapers that ask for it only.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The request's id, put there by the outermost layer.
+#[derive(Clone)]
+struct RequestId(String);
+
+impl App {
+    /// All routes. It has a fallback: a router merged with it must have none.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/v1/chat/completions", post(chat))
+            .route("/v1/completions", post(completions))
+            .route("/v1/models", get(models))
+            .route("/v1/models/{*id}", get(model))
+            .route("/tokenize", post(tokenize))
+            .route("/detokenize", post(detokenize))
+            .route("/health", get(health))
+            .route("/live", get(live))
+            .route("/ping", get(live))
+            .route("/ready", get(ready))
+            .route("/metrics", get(metrics))
+            .route("/version", get(version))
+            .fallback(unknown)
+            .method_not_allowed_fallback(wrong_method)
+            // Innermost: a panic is that request's answer, and is counted as one.
+            .layer(CatchPanicLayer::custom(panicked))
+            // Outermost: whatever is answered has an id and is counted.
+            .layer(from_fn_with_state(self.clone(), identify))
+            .with_state(self.clone())
+    }
+}
+
+async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let id = ask::request_id(request.headers());
+    // The route, not the path: a label must not be a client's choice.
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = next.run(request).await;
+    let route = route.as_ref().map_or("other", MatchedPath::as_str);
+    app.metrics().answered(route, response.status().as_u16());
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the layer hands the panic over"
+)]
+fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let reason = panic.downcast_ref::<String>().cloned();
+    let reason = reason.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    tracing::error!(reason, "a request panicked");
+    ApiError::internal("panicked", "The server failed on this request.").into_response()
+}
+
+async fn unknown(method: Method, uri: Uri) -> ApiError {
+    ApiError::unknown_route(method.as_str(), uri.path())
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::wrong_method(method.as_str(), uri.path())
+}
+
+async fn chat(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    completion_of(&app, Kind::Chat, request).await
+}
+
+async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    completion_of(&app, Kind::Completion, request).await
+}
+
+async fn completion_of(app: &App, kind: Kind, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
+    let result = generate(app, kind, id, (&parts.headers, body)).await;
+    result.inspect_err(|error| {
+        tracing::debug!(request_id = id, param = error.param(), error = %error.object(), "request ended in an error");
+    })
+}
+
+async fn tokenize(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<axum::Json<Value>, ApiError> {
+    text_of(&app, (&headers, body), ask::tokenize).await
+}
+
+async fn detokenize(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<axum::Json<Value>, ApiError> {
+    text_of(&app, (&headers, body), ask::detokenize).await
+}
+
+async fn text_of(
+    app: &App,
+    (headers, body): (&HeaderMap, Body),
+    read: fn(&Value, &ModelText) -> Result<Value, ApiError>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let bytes = app.read_body(headers, body).await?;
+    let model = app.wait_for_model().await?;
+    app.parse(bytes, model, read).await.map(axum::Json)
+}
+
+async fn models(State(app): State<App>) -> axum::Json<Value> {
+    let data: Vec<Value> = app.served().iter().map(card).collect();
+    axum::Json(json!({"object": "list", "data": data}))
+}
+
+async fn model(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<axum::Json<Value>, ApiError> {
+    match app.served() {
+        Some(served) if served.model.name() == id => Ok(axum::Json(card(&served))),
+        Some(served) => Err(ApiError::model_not_found(&id, served.model.name())),
+        None => Err(ApiError::unavailable(
+            "no_worker",
+            "No worker has brought a model yet.",
+        )),
+    }
+}
+
+fn card(served: &crate::app::Served) -> Value {
+    json!({
+        "id": served.model.name(),
+        "object": "model",
+        "created": served.since,
+        "owned_by": "cleave",
+        "root": served.model.name(),
+        "parent": null,
+        "max_model_len": served.model.context_tokens_max(),
+    })
+}
+
+/// Health means forward progress (lesson 12); being without workers is not ill.
+async fn health(State(app): State<App>) -> Response {
+    match app.progress() {
+        Progress::Moving => axum::Json(json!({"status": "ok"})).into_response(),
+        Progress::Stalled(reason) => ApiError::unavailable("stalled", reason).into_response(),
+    }
+}
+
+async fn live() -> axum::Json<Value> {
+    axum::Json(json!({"status": "ok"}))
+}
+
+async fn ready(State(app): State<App>) -> Response {
+    match app.readiness() {
+        Readiness::Ready => axum::Json(json!({"status": "ready"})).into_response(),
+        Readiness::NotReady(reason) => ApiError::unavailable("not_ready", reason).into_response(),
+    }
+}
+
+async fn version() -> axum::Json<Value> {
+    axum::Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
+    let mut text = app.metrics().encode();
+    text += &app.frontend().metrics();
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text += "# EOF\n";
+    let accepted = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok());
+    let plain = accepted.is_some_and(|a| a.contains("text/plain") && !a.contains("openmetrics"));
+    let kind = if plain { PLAIN_METRICS } else { OPEN_METRICS };
+    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+}

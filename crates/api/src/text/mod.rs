@@ -1,0 +1,7 @@
+//! Output tokens to text, as they come.
+
+mod stop;
+mod stream;
+
+pub(crate) use stop::StopStrings;
+pub use stream::{Start, TextStream};

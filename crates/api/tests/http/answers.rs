@@ -1,0 +1,446 @@
+//! What good requests get.
+
+use crate::stage::{done, files, options, plain, set, set_with};
+use cleave_domain::FinishReason;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+fn hello() -> Value {
+    json!([{"role": "user", "content": "Hello!"}])
+}
+
+#[tokio::test]
+async fn a_chat_answer_had_another_shape() {
+    let set = set("qwen3");
+    let mut tokens = set.tokens("Grüße, 世界 🙂");
+    let end = set.text.eos()[0];
+    tokens.push(end);
+    let count = tokens.len();
+    set.plays(tokens, done(FinishReason::Stop));
+    let answer = set
+        .post(CHAT, json!({"model": "qwen3", "messages": hello()}))
+        .await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let body = answer.json();
+    assert_eq!(body["object"], "chat.completion");
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(body["model"], "qwen3");
+    let choice = &body["choices"][0];
+    assert_eq!(
+        choice["message"],
+        json!({"role": "assistant", "content": "Grüße, 世界 🙂", "refusal": null})
+    );
+    assert_eq!(choice["finish_reason"], "stop");
+    assert_eq!(choice["stop_reason"], Value::Null);
+    assert_eq!(choice["logprobs"], Value::Null);
+    // The prompt is the golden one: 21 tokens for "Hello!".
+    assert_eq!(
+        body["usage"],
+        json!({
+            "prompt_tokens": 21, "completion_tokens": count, "total_tokens": 21 + count,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        })
+    );
+    let asked = set.asked();
+    assert_eq!(asked.stop.max_tokens, set.text.context_tokens_max() - 21);
+    assert_eq!(&asked.stop.stop_tokens, set.text.eos());
+}
+
+#[tokio::test]
+async fn a_stream_was_not_the_whole_answer_in_pieces() {
+    let set = set("llama3");
+    set.says("naïve 🙂 text");
+    let body =
+        json!({"messages": hello(), "stream": true, "stream_options": {"include_usage": true}});
+    let answer = set.post(CHAT, body).await;
+    assert_eq!(answer.header("cache-control"), "no-cache");
+    assert_eq!(answer.header("x-accel-buffering"), "no");
+    let events = answer.events();
+    assert_eq!(
+        events[0]["choices"][0]["delta"],
+        json!({"role": "assistant", "content": ""})
+    );
+    assert!(
+        events
+            .iter()
+            .all(|e| e == "[DONE]" || e["object"] == "chat.completion.chunk")
+    );
+    assert_eq!(answer.streamed(0), "naïve 🙂 text");
+    assert!(!answer.body.contains('\u{FFFD}'));
+    let [.., finish, usage, over] = events.as_slice() else {
+        panic!("{events:?}")
+    };
+    assert_eq!(finish["choices"][0]["finish_reason"], "length");
+    assert_eq!(finish["choices"][0]["delta"], json!({}));
+    assert_eq!(finish["usage"], Value::Null);
+    assert_eq!(usage["choices"], json!([]));
+    assert_eq!(usage["usage"]["prompt_tokens_details"]["cached_tokens"], 3);
+    assert_eq!(over, "[DONE]");
+}
+
+#[tokio::test]
+async fn usage_was_shown_where_it_was_not_wanted() {
+    let set = set("llama3");
+    set.says("one two");
+    let answer = set
+        .post(CHAT, json!({"messages": hello(), "stream": true}))
+        .await;
+    assert!(!answer.body.contains("usage"));
+    set.says("one two");
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let body = json!({"prompt": "a", "stream": true, "stream_options": options});
+    let events = set.post(TEXT, body).await.events();
+    assert_eq!(events[0]["usage"]["completion_tokens"], 1);
+    assert_eq!(events[1]["usage"]["completion_tokens"], 2);
+}
+
+#[tokio::test]
+async fn choices_and_prompts_were_mixed_up() {
+    let set = set("mistral");
+    for text in ["a0", "a1", "b0", "b1"] {
+        set.says(text);
+    }
+    let body = json!({"prompt": ["first", "second one"], "n": 2, "seed": -7});
+    let answer = set.post(TEXT, body).await.json();
+    let texts: Vec<_> = answer["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["text"].as_str().unwrap().trim())
+        .collect();
+    assert_eq!(texts, ["a0", "a1", "b0", "b1"]);
+    assert_eq!(answer["choices"][3]["index"], 3);
+    let asked = set.stage.submitted.lock().unwrap().clone();
+    let prompts: u64 = asked[0].prompt.len() as u64 + asked[2].prompt.len() as u64;
+    assert_eq!(answer["usage"]["prompt_tokens"], prompts);
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 6);
+    // Seeds: the first choice has the client's, the second another, the same for every prompt.
+    assert_eq!(asked[0].sampling.seed, -7i64 as u64);
+    assert_ne!(asked[1].sampling.seed, asked[0].sampling.seed);
+    assert_eq!(asked[2].sampling.seed, asked[0].sampling.seed);
+    assert_eq!(asked[3].sampling.seed, asked[1].sampling.seed);
+}
+
+#[tokio::test]
+async fn a_stop_string_across_tokens_did_not_end_the_flight() {
+    let set = set("llama3");
+    let sender = set.live();
+    for (index, token) in set.tokens("keep this END drop").into_iter().enumerate() {
+        sender.unbounded_send(plain(index as u32, token)).unwrap();
+    }
+    let body = json!({"prompt": "a", "stop": ["END", "nothing"], "max_tokens": 50, "stream": true});
+    let answer = set.post(TEXT, body).await;
+    assert_eq!(answer.streamed(0), "keep this ");
+    let events = answer.events();
+    let last = &events[events.len() - 2]["choices"][0];
+    assert_eq!(
+        (&last["finish_reason"], &last["stop_reason"]),
+        (&json!("stop"), &json!("END"))
+    );
+    assert!(sender.is_closed(), "the flight goes on");
+}
+
+#[tokio::test]
+async fn the_stop_string_was_cut_though_it_was_wanted() {
+    let set = set("llama3");
+    set.says("keep END drop");
+    let body = json!({"prompt": "a", "stop": "END", "include_stop_str_in_output": true});
+    assert_eq!(
+        set.post(TEXT, body).await.json()["choices"][0]["text"],
+        "keep END"
+    );
+    // What might have become a stop string goes out at the end.
+    set.says("keep EN");
+    let body = json!({"prompt": "a", "stop": "END"});
+    let answer = set.post(TEXT, body).await.json();
+    assert_eq!(answer["choices"][0]["text"], "keep EN");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    // Not before min_tokens.
+    set.says("END and more");
+    let body = json!({"prompt": "a", "stop": "END", "min_tokens": 6});
+    assert_eq!(
+        set.post(TEXT, body).await.json()["choices"][0]["text"],
+        "END and more"
+    );
+}
+
+#[tokio::test]
+async fn a_stop_token_was_shown_or_not_named() {
+    let set = set("llama3");
+    let stop = set.tokens("!")[0];
+    let body = json!({"prompt": "a", "stop_token_ids": [stop]});
+    let mut tokens = set.tokens("so");
+    tokens.push(stop);
+    set.plays(tokens.clone(), done(FinishReason::Stop));
+    let choice = set.post(TEXT, body).await.json()["choices"][0].clone();
+    assert_eq!(
+        (&choice["text"], &choice["stop_reason"]),
+        (&json!("so"), &json!(stop))
+    );
+    assert!(set.asked().stop.stop_tokens.contains(&stop));
+    set.plays(tokens, done(FinishReason::Stop));
+    let body = json!({"prompt": "a", "stop_token_ids": [stop], "include_stop_str_in_output": true, "ignore_eos": true});
+    assert_eq!(
+        set.post(TEXT, body).await.json()["choices"][0]["text"],
+        "so!"
+    );
+    assert_eq!(set.asked().stop.stop_tokens[..], [stop]);
+}
+
+#[tokio::test]
+async fn the_space_before_a_continuation_was_lost() {
+    let set = set("llama2");
+    set.says("and on");
+    let body = json!({"prompt": "On", "echo": true});
+    assert_eq!(
+        set.post(TEXT, body).await.json()["choices"][0]["text"],
+        "On and on"
+    );
+}
+
+#[tokio::test]
+async fn log_probabilities_of_chat_were_wrong() {
+    let set = set("llama3");
+    set.says("é!");
+    let body = json!({"messages": hello(), "logprobs": true, "top_logprobs": 2});
+    let answer = set.post(CHAT, body).await.json();
+    let content = answer["choices"][0]["logprobs"]["content"]
+        .as_array()
+        .unwrap();
+    // é is two tokens of one byte each.
+    assert_eq!(content.len(), 3);
+    assert_eq!(content[0]["bytes"], json!([0xC3]));
+    assert_eq!(content[1]["bytes"], json!([0xA9]));
+    assert_eq!(content[2]["token"], "!");
+    assert_eq!(content[2]["logprob"], -1.0);
+    let top = content[2]["top_logprobs"].as_array().unwrap();
+    assert_eq!((top.len(), &top[1]["logprob"]), (2, &json!(-2.0)));
+    set.says("é!");
+    let body = json!({"messages": hello(), "logprobs": true, "stream": true});
+    let events = set.post(CHAT, body).await.events();
+    let scores = events
+        .iter()
+        .filter_map(|e| e["choices"][0]["logprobs"]["content"].as_array());
+    assert_eq!(scores.flatten().count(), 3, "scores of held text were lost");
+}
+
+#[tokio::test]
+async fn log_probabilities_of_completions_were_wrong() {
+    let set = set("llama3");
+    set.says("é!");
+    let body = json!({"prompt": "ab c", "echo": true, "logprobs": 1, "add_special_tokens": false});
+    let answer = set.post(TEXT, body).await.json();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "ab cé!");
+    let scores = &choice["logprobs"];
+    let count = set.asked().prompt.len();
+    assert_eq!(set.asked().sampling.prompt_logprobs, Some(1));
+    assert_eq!(scores["tokens"].as_array().unwrap().len(), count + 3);
+    assert_eq!(scores["token_logprobs"][0], Value::Null);
+    assert_eq!(scores["top_logprobs"][0], Value::Null);
+    assert_eq!(scores["token_logprobs"][1], -1.0);
+    let offsets = scores["text_offset"].as_array().unwrap();
+    assert_eq!(offsets[0], 0);
+    assert_eq!(offsets[count..], [json!(4), json!(4), json!(5)]);
+}
+
+#[tokio::test]
+async fn scoring_a_prompt_gave_output() {
+    let set = set("llama3");
+    set.plays(vec![5], done(FinishReason::Length));
+    let body = json!({"prompt": [64, 65, 66], "echo": true, "logprobs": 0, "max_tokens": 0});
+    let answer = set.post(TEXT, body).await.json();
+    assert_eq!(answer["choices"][0]["text"], "abc");
+    assert_eq!(
+        answer["choices"][0]["logprobs"]["tokens"],
+        json!(["a", "b", "c"])
+    );
+    assert_eq!(answer["usage"]["completion_tokens"], 0);
+}
+
+#[tokio::test]
+async fn defaults_of_the_model_were_not_used() {
+    let set = set("qwen3");
+    set.says("x");
+    set.post(CHAT, json!({"messages": hello()})).await;
+    let sampling = set.asked().sampling;
+    assert_eq!(
+        (sampling.temperature, sampling.top_p, sampling.top_k),
+        (0.7, 0.8, 20)
+    );
+    assert_eq!(sampling.repetition_penalty, 1.05);
+    set.says("x");
+    let body = json!({
+        "messages": hello(), "temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0.25, "seed": 5,
+        "repetition_penalty": 1, "presence_penalty": -1.5, "frequency_penalty": 2, "priority": -3,
+        "logit_bias": {"7": -100, "3": 1.5}, "cache_salt": "tenant", "max_tokens": 9,
+        "max_completion_tokens": 4, "min_tokens": 2, "user": "u", "store": true, "metadata": {"a": 1},
+    });
+    set.post(CHAT, body).await;
+    let asked = set.asked();
+    let sampling = asked.sampling;
+    assert_eq!(
+        (sampling.temperature, sampling.top_p, sampling.top_k),
+        (0.0, 1.0, 0)
+    );
+    assert_eq!(
+        (sampling.min_p, sampling.seed, asked.priority),
+        (0.25, 5, -3)
+    );
+    assert_eq!(
+        (sampling.presence_penalty, sampling.frequency_penalty),
+        (-1.5, 2.0)
+    );
+    assert_eq!(sampling.logit_bias, [(3, 1.5), (7, -100.0)]);
+    assert_eq!((asked.stop.max_tokens, asked.stop.min_tokens), (4, 2));
+    assert_ne!(asked.cache_salt, 0);
+}
+
+#[tokio::test]
+async fn lesson_21_only_one_of_the_two_limits_counted() {
+    let set = set("llama3");
+    for (body, tokens) in [
+        (json!({"max_tokens": 3}), 3),
+        (json!({"max_completion_tokens": 4}), 4),
+        (json!({"max_tokens": 3, "max_completion_tokens": 4}), 4),
+        (json!({"max_tokens": 5, "max_completion_tokens": null}), 5),
+    ] {
+        for (path, field, value) in [(CHAT, "messages", hello()), (TEXT, "prompt", json!("a"))] {
+            set.says("x");
+            let mut body = body.clone();
+            body[field] = value;
+            assert_eq!(set.post(path, body).await.status, 200);
+            assert_eq!(set.asked().stop.max_tokens, tokens);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_prompt_of_a_chat_was_another() {
+    let set = set("qwen3");
+    let rendered = |body: Value| {
+        let mut body = body;
+        body["return_token_strs"] = json!(false);
+        let set = &set;
+        async move {
+            let answer = set.post("/tokenize", body).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            let tokens = answer.json()["tokens"].clone();
+            set.post("/detokenize", json!({"tokens": tokens}))
+                .await
+                .json()["prompt"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        }
+    };
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let messages =
+        json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]);
+    assert_eq!(
+        rendered(json!({"messages": messages})).await,
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let messages =
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]);
+    let body = json!({"messages": messages, "continue_final_message": true});
+    assert!(rendered(body).await.ends_with("assistant\nWell, "));
+    let body = json!({"messages": hello(), "add_generation_prompt": false});
+    assert!(rendered(body).await.ends_with("Hello!<|im_end|>\n"));
+    let kwargs = json!({"enable_thinking": false});
+    let body = json!({"messages": hello(), "chat_template_kwargs": kwargs});
+    assert!(rendered(body).await.contains("</think>"));
+    let tools =
+        json!([{"type": "function", "function": {"name": "zap", "parameters": {"b": 1, "a": 2}}}]);
+    let with = rendered(json!({"messages": hello(), "tools": tools})).await;
+    assert!(
+        with.contains(r#"{"b": 1, "a": 2}"#),
+        "keys keep their order: {with}"
+    );
+    let without =
+        rendered(json!({"messages": hello(), "tools": tools, "tool_choice": "none"})).await;
+    assert!(!without.contains("zap"));
+    let call = json!({"id": "c", "type": "function", "function": {"name": "zap", "arguments": "{\"x\": 1}"}});
+    let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"}]);
+    let called = rendered(json!({"messages": messages})).await;
+    assert!(
+        called.contains(r#"{"x": 1}"#) && called.contains("done"),
+        "{called}"
+    );
+}
+
+#[tokio::test]
+async fn special_tokens_were_shown_or_hidden_against_the_wish() {
+    let set = set("llama3");
+    let mark = set
+        .text
+        .encode("<|start_header_id|>", cleave_api::Special::Skipped)
+        .unwrap();
+    for (skip, text) in [(true, "x"), (false, "<|start_header_id|>x")] {
+        let tokens = [mark.clone(), set.tokens("x")].concat();
+        set.plays(tokens, done(FinishReason::Length));
+        let body = json!({"prompt": "a", "skip_special_tokens": skip});
+        assert_eq!(
+            set.post(TEXT, body).await.json()["choices"][0]["text"],
+            text
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_empty_prompt_was_not_the_models_beginning() {
+    let set = set("llama3");
+    set.says("x");
+    assert_eq!(set.post(TEXT, json!({"prompt": ""})).await.status, 200);
+    assert_eq!(set.asked().prompt[..], [set.text.bos().unwrap()]);
+    set.says("x");
+    assert_eq!(
+        set.post(TEXT, json!({"prompt": [[5, 6]]})).await.status,
+        200
+    );
+    assert_eq!(set.asked().prompt[..], [5, 6]);
+}
+
+#[tokio::test]
+async fn a_long_prompt_was_read_wrongly_on_the_other_thread() {
+    let mut files = files("llama3");
+    files.config = files.config.replace("512", "100000");
+    let set = set_with(files, options());
+    let prompt = "word ".repeat(8000);
+    set.says("x");
+    assert_eq!(
+        set.post(TEXT, json!({"prompt": prompt, "add_special_tokens": false}))
+            .await
+            .status,
+        200
+    );
+    assert_eq!(set.asked().prompt[..], set.tokens(&prompt)[..]);
+}
+
+#[tokio::test]
+async fn half_of_the_answer_waited_for_the_whole() {
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+    let set = set("llama3");
+    let sender = set.live();
+    let tokens = set.tokens("one two three");
+    sender.unbounded_send(plain(0, tokens[0])).unwrap();
+    let request = crate::stage::post(TEXT, json!({"prompt": "a", "stream": true}).to_string());
+    let mut body = set
+        .router
+        .clone()
+        .oneshot(request)
+        .await
+        .unwrap()
+        .into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert!(first.starts_with(b"data: {"));
+    sender.unbounded_send(plain(1, tokens[1])).unwrap();
+    assert!(body.frame().await.unwrap().is_ok());
+    assert!(!sender.is_closed());
+    drop(body);
+    assert!(sender.is_closed(), "a client that left did not cancel");
+}

@@ -1,0 +1,304 @@
+//! What happens when it does not go well.
+
+use crate::stage::{Script, Set, done, ended, files, options, plain, post, set, set_with};
+use cleave_api::{ApiOptions, App, ModelText};
+use cleave_domain::{Ending, Failure, FinishReason, Refusal};
+use serde_json::json;
+use std::time::Duration;
+
+const TEXT: &str = "/v1/completions";
+
+fn refused(retry_after: Duration) -> Ending {
+    Ending::Refused(Refusal::QueueFull { retry_after })
+}
+
+#[tokio::test]
+async fn a_refusal_did_not_say_why_or_when_to_return() {
+    let set = set("llama3");
+    for stream in [false, true] {
+        let body = json!({"prompt": "a", "stream": stream});
+        set.plays(vec![], refused(Duration::from_millis(2100)));
+        let answer = set.post(TEXT, body.clone()).await;
+        answer.is_error(429, "queue_full", None);
+        assert_eq!(answer.header("retry-after"), "3");
+        assert_eq!(answer.header("x-cleave-refused-reason"), "queue_full");
+        assert_eq!(answer.json()["error"]["type"], "rate_limit_error");
+
+        let retry_after = Duration::ZERO;
+        set.plays(vec![], Ending::Refused(Refusal::NoBlocks { retry_after }));
+        let answer = set.post(TEXT, body.clone()).await;
+        answer.is_error(429, "no_blocks", None);
+        assert_eq!(answer.header("retry-after"), "1");
+
+        set.plays(vec![], Ending::Refused(Refusal::TooLong { tokens_max: 77 }));
+        let answer = set.post(TEXT, body.clone()).await;
+        answer.is_error(400, "context_length_exceeded", None);
+        assert!(answer.body.contains("77"));
+
+        for (refusal, code) in [
+            (Refusal::NoWorker, "no_worker"),
+            (Refusal::Draining, "draining"),
+        ] {
+            set.plays(vec![], Ending::Refused(refusal));
+            let answer = set.post(TEXT, body.clone()).await;
+            answer.is_error(503, code, None);
+            assert_eq!(answer.header("retry-after"), "1");
+        }
+
+        set.plays(
+            vec![],
+            Ending::Failed(Failure::RetriesSpent(Box::new(Failure::WorkerLost))),
+        );
+        set.post(TEXT, body.clone())
+            .await
+            .is_error(503, "worker_lost", None);
+        set.plays(vec![], Ending::Failed(Failure::Engine("NaN".into())));
+        set.post(TEXT, body)
+            .await
+            .is_error(500, "engine_failed", None);
+    }
+}
+
+#[tokio::test]
+async fn lesson_16_a_broken_stream_ended_quietly() {
+    let set = set("llama3");
+    for failure in [Failure::WorkerLost, Failure::Corrupt] {
+        set.plays(set.tokens("half an"), Ending::Failed(failure));
+        let answer = set.post(TEXT, json!({"prompt": "a", "stream": true})).await;
+        assert_eq!(answer.status, 200);
+        let events = answer.events();
+        assert!(
+            events.last().unwrap()["error"]["message"].is_string(),
+            "{events:?}"
+        );
+        assert!(!answer.body.contains("[DONE]"));
+    }
+    // Not streamed, the same is a status.
+    set.plays(set.tokens("half an"), Ending::Failed(Failure::Corrupt));
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(503, "transfer_corrupt", None);
+}
+
+#[tokio::test]
+async fn lesson_16_a_flight_without_an_end_passed_for_a_whole_answer() {
+    let set = set("llama3");
+    let tokens = set.tokens("one two");
+    // The stream just stops.
+    let sender = set.live();
+    sender.unbounded_send(plain(0, tokens[0])).unwrap();
+    drop(sender);
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(500, "stream_broken", None);
+    // A token is missing.
+    let sender = set.live();
+    sender.unbounded_send(plain(0, tokens[0])).unwrap();
+    sender.unbounded_send(plain(2, tokens[1])).unwrap();
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(500, "stream_broken", None);
+    drop(sender);
+    // A token is repeated.
+    let sender = set.live();
+    sender.unbounded_send(plain(0, tokens[0])).unwrap();
+    sender.unbounded_send(plain(0, tokens[0])).unwrap();
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(500, "stream_broken", None);
+}
+
+#[tokio::test]
+async fn a_choice_without_an_end_was_noticed_after_the_others() {
+    let set = set("llama3");
+    let (one, two) = (set.live(), set.live());
+    one.unbounded_send(plain(0, 5)).unwrap();
+    drop(two);
+    set.post(TEXT, json!({"prompt": "a", "n": 2}))
+        .await
+        .is_error(500, "stream_broken", None);
+    assert!(one.is_closed());
+}
+
+#[tokio::test]
+async fn lesson_16_scores_that_never_came_were_null() {
+    let set = set("llama3");
+    for body in [
+        json!({"prompt": "ab", "logprobs": 1}),
+        json!({"prompt": "ab", "logprobs": 1, "echo": true, "max_tokens": 0}),
+    ] {
+        let sender = set.live();
+        sender.unbounded_send(plain(0, 5)).unwrap();
+        set.post(TEXT, body)
+            .await
+            .is_error(500, "scores_missing", None);
+    }
+}
+
+#[tokio::test]
+async fn one_failed_choice_left_the_others_running() {
+    let set = set("llama3");
+    let (one, two) = (set.live(), set.live());
+    one.unbounded_send(plain(0, 5)).unwrap();
+    two.unbounded_send(ended(Ending::Failed(Failure::LinkLost)))
+        .unwrap();
+    set.post(TEXT, json!({"prompt": "a", "n": 2}))
+        .await
+        .is_error(503, "link_lost", None);
+    assert!(one.is_closed() && two.is_closed());
+}
+
+#[tokio::test]
+async fn lesson_13_a_client_that_left_before_the_first_token_was_ignored() {
+    let set = set("llama3");
+    let sender = set.live();
+    let request = post(TEXT, json!({"prompt": "a", "stream": true}).to_string());
+    {
+        let response = crate::stage::send(set.router.clone(), request);
+        futures::pin_mut!(response);
+        assert!(futures::poll!(&mut response).is_pending());
+        assert!(!sender.is_closed());
+    }
+    assert!(sender.is_closed());
+    let metrics = set.get("/metrics").await.body;
+    assert!(
+        metrics.contains("cleave_request_endings_total{reason=\"cancelled\"} 1"),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("cleave_http_requests_in_flight 0"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn a_panic_took_more_than_its_own_request() {
+    let set = set("llama3");
+    set.stage.scripts.lock().unwrap().push_back(Script::Panic);
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(500, "panicked", None);
+    set.says("x");
+    assert_eq!(set.post(TEXT, json!({"prompt": "a"})).await.status, 200);
+}
+
+#[tokio::test]
+async fn nobody_was_there_and_nobody_said_so() {
+    let set = set("llama3");
+    *set.stage.readiness.lock().unwrap() = Some("no decode worker".into());
+    let answer = set.post(TEXT, json!({"prompt": "a"})).await;
+    answer.is_error(503, "no_worker", None);
+    assert!(answer.body.contains("no decode worker"));
+    assert_eq!(answer.header("retry-after"), "1");
+    assert_eq!(answer.header("x-cleave-refused-reason"), "no_worker");
+    set.get("/ready").await.is_error(503, "not_ready", None);
+    assert_eq!(set.get("/health").await.status, 200);
+    // Bad input is bad input all the same.
+    set.post(TEXT, json!({"prompt": 5}))
+        .await
+        .is_error(400, "invalid_value", Some("prompt"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_at_start_up_were_refused_too_early_or_waited_for_ever() {
+    let waiting = || {
+        let set = set("llama3");
+        let grace = ApiOptions {
+            startup_grace: Duration::from_secs(10),
+            ..options()
+        };
+        let app = App::new(set.stage.clone(), grace);
+        Set {
+            router: app.router(),
+            app,
+            ..set
+        }
+    };
+    // Nothing comes.
+    let set = waiting();
+    let before = tokio::time::Instant::now();
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(503, "no_worker", None);
+    assert!(
+        before.elapsed() >= Duration::from_secs(10) && before.elapsed() < Duration::from_secs(11)
+    );
+    let again = tokio::time::Instant::now();
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(503, "no_worker", None);
+    assert!(
+        again.elapsed() < Duration::from_secs(1),
+        "the grace counts from the start"
+    );
+    set.get("/ready").await.is_error(503, "not_ready", None);
+    assert_eq!(set.get("/v1/models").await.json()["data"], json!([]));
+
+    // The model comes, and then a worker.
+    let set = waiting();
+    set.says("late");
+    *set.stage.readiness.lock().unwrap() = Some("no worker".into());
+    let request = set.post(TEXT, json!({"prompt": "a"}));
+    let arrive = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        set.app
+            .serve_model(ModelText::new(files("llama3")).unwrap());
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        *set.stage.readiness.lock().unwrap() = None;
+    };
+    let (answer, ()) = futures::join!(request, arrive);
+    assert_eq!(answer.json()["choices"][0]["text"], "late");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_stream_was_taken_for_dead() {
+    let keep_alive = Some(Duration::from_secs(5));
+    let set = set_with(
+        files("llama3"),
+        ApiOptions {
+            keep_alive,
+            ..options()
+        },
+    );
+    let sender = set.live();
+    sender.unbounded_send(plain(0, 5)).unwrap();
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        sender.unbounded_send(plain(1, 6)).unwrap();
+        sender
+            .unbounded_send(ended(done(FinishReason::Length)))
+            .unwrap();
+    };
+    let request = set.post(TEXT, json!({"prompt": "a", "stream": true}));
+    let (answer, ()) = futures::join!(request, later);
+    assert_eq!(
+        answer.body.matches(": keep-alive\n\n").count(),
+        2,
+        "{}",
+        answer.body
+    );
+    assert!(answer.body.ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn a_request_kept_no_model_when_another_came() {
+    let set = set("llama3");
+    let sender = set.live();
+    let request = set.post(TEXT, json!({"prompt": "a"}));
+    let change = async {
+        set.app.serve_model(ModelText::new(files("qwen2")).unwrap());
+        for (index, token) in set.tokens("same").into_iter().enumerate() {
+            sender.unbounded_send(plain(index as u32, token)).unwrap();
+        }
+        sender
+            .unbounded_send(ended(done(FinishReason::Length)))
+            .unwrap();
+    };
+    let (answer, ()) = futures::join!(request, change);
+    let answer = answer.json();
+    assert_eq!(
+        (&answer["choices"][0]["text"], &answer["model"]),
+        (&json!("same"), &json!("llama3"))
+    );
+    assert_eq!(set.get("/v1/models").await.json()["data"][0]["id"], "qwen2");
+}

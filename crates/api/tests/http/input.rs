@@ -1,0 +1,441 @@
+//! What bad requests get. Each case names the status, the code and the field.
+
+use crate::stage::{Set, files, options, post, set, set_with};
+use axum::body::Body;
+use axum::http::Request;
+use cleave_api::ApiOptions;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+/// Posts to both endpoints what is wrong in either.
+async fn wrong_in_both(set: &Set, fields: Value, code: &str, param: &str) {
+    for (path, field, value) in [
+        (CHAT, "messages", json!([{"role": "user", "content": "Hi"}])),
+        (TEXT, "prompt", json!("Hi")),
+    ] {
+        let mut body = fields.clone();
+        body[field] = value;
+        set.post(path, body).await.is_error(400, code, Some(param));
+    }
+    assert!(set.stage.submitted.lock().unwrap().is_empty(), "{fields}");
+}
+
+#[tokio::test]
+async fn a_value_out_of_range_or_of_the_wrong_type_was_taken() {
+    let set = set("llama3");
+    for (fields, param) in [
+        (json!({"model": 5}), "model"),
+        (json!({"temperature": 2.01}), "temperature"),
+        (json!({"temperature": -0.1}), "temperature"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"top_p": 0}), "top_p"),
+        (json!({"top_p": 1.1}), "top_p"),
+        (json!({"top_k": -2}), "top_k"),
+        (json!({"top_k": 1.5}), "top_k"),
+        (json!({"min_p": 1.5}), "min_p"),
+        (json!({"repetition_penalty": 0}), "repetition_penalty"),
+        (json!({"presence_penalty": 2.5}), "presence_penalty"),
+        (json!({"frequency_penalty": -3}), "frequency_penalty"),
+        (json!({"max_tokens": -1}), "max_tokens"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": "many"}), "max_tokens"),
+        (json!({"max_tokens": 18446744073709551615u64}), "max_tokens"),
+        (json!({"max_completion_tokens": 0}), "max_completion_tokens"),
+        (
+            json!({"max_completion_tokens": 1e300}),
+            "max_completion_tokens",
+        ),
+        (json!({"min_tokens": -1}), "min_tokens"),
+        (json!({"min_tokens": 10, "max_tokens": 9}), "min_tokens"),
+        (json!({"n": 0}), "n"),
+        (json!({"n": 129}), "n"),
+        (json!({"seed": "x"}), "seed"),
+        (json!({"stop": 5}), "stop"),
+        (json!({"stop": ""}), "stop"),
+        (json!({"stop": ["a", 5]}), "stop[1]"),
+        (json!({"stop": vec!["x"; 17]}), "stop"),
+        (json!({"stop": "x".repeat(2000)}), "stop"),
+        (json!({"stop_token_ids": [1, 100000]}), "stop_token_ids[1]"),
+        (json!({"stop_token_ids": [-1]}), "stop_token_ids[0]"),
+        (json!({"logit_bias": {"99999": 1}}), "logit_bias.99999"),
+        (json!({"logit_bias": {"abc": 1}}), "logit_bias.abc"),
+        (json!({"logit_bias": {"5": 101}}), "logit_bias.5"),
+        (json!({"logit_bias": [1]}), "logit_bias"),
+        (json!({"logprobs": "yes"}), "logprobs"),
+        (json!({"ignore_eos": 1}), "ignore_eos"),
+        (json!({"stream": "true"}), "stream"),
+        (
+            json!({"stream_options": {"include_usage": true}}),
+            "stream_options",
+        ),
+        (
+            json!({"stream": true, "stream_options": {"include_usage": 3}}),
+            "stream_options.include_usage",
+        ),
+        (json!({"priority": 3000000000u64}), "priority"),
+        (json!({"cache_salt": ""}), "cache_salt"),
+        (json!({"response_format": "json"}), "response_format"),
+        (json!({"response_format": {}}), "response_format.type"),
+    ] {
+        wrong_in_both(&set, fields, "invalid_value", param).await;
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_changes_the_answer_was_ignored() {
+    let set = set("llama3");
+    for (fields, param) in [
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
+            "response_format",
+        ),
+        (
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+        ),
+        (json!({"guided_regex": "a+"}), "guided_regex"),
+        (
+            json!({"structured_outputs": {"json": {}}}),
+            "structured_outputs",
+        ),
+        (json!({"use_beam_search": true}), "use_beam_search"),
+        (json!({"best_of": 3}), "best_of"),
+        (json!({"chat_template": "{{ 1 }}"}), "chat_template"),
+        (
+            json!({"truncate_prompt_tokens": 5}),
+            "truncate_prompt_tokens",
+        ),
+    ] {
+        wrong_in_both(&set, fields, "unsupported_parameter", param).await;
+    }
+    let chat = |fields: Value| {
+        let mut body = fields;
+        body["messages"] = json!([{"role": "user", "content": "Hi"}]);
+        body
+    };
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    for (fields, param) in [
+        (
+            json!({"tools": tools, "tool_choice": "required"}),
+            "tool_choice",
+        ),
+        (
+            json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            "tool_choice",
+        ),
+        (json!({"audio": {"voice": "x"}}), "audio"),
+        (json!({"modalities": ["text", "audio"]}), "modalities"),
+        (json!({"functions": [{"name": "f"}]}), "functions"),
+    ] {
+        set.post(CHAT, chat(fields))
+            .await
+            .is_error(400, "unsupported_parameter", Some(param));
+    }
+    let body = json!({"prompt": "a", "suffix": "b"});
+    set.post(TEXT, body)
+        .await
+        .is_error(400, "unsupported_parameter", Some("suffix"));
+    // What changes nothing is ignored.
+    set.says("x");
+    let body = chat(
+        json!({"unheard_of": 1, "best_of": null, "guided_json": null, "modalities": ["text"],
+        "service_tier": "auto", "parallel_tool_calls": true, "response_format": {"type": "text"}, "use_beam_search": false}),
+    );
+    assert_eq!(set.post(CHAT, body).await.status, 200);
+}
+
+#[tokio::test]
+async fn bad_messages_were_not_named() {
+    let set = set("llama3");
+    let good = json!({"role": "user", "content": "Hi"});
+    for (messages, param, code) in [
+        (json!(null), "messages", "invalid_value"),
+        (json!([]), "messages", "invalid_value"),
+        (json!("Hi"), "messages", "invalid_value"),
+        (json!(["Hi"]), "messages[0]", "invalid_value"),
+        (
+            json!([good, {"content": "x"}]),
+            "messages[1].role",
+            "invalid_value",
+        ),
+        (
+            json!([good, {"role": "critic", "content": "x"}]),
+            "messages[1].role",
+            "invalid_value",
+        ),
+        (
+            json!([good, {"role": "user"}]),
+            "messages[1].content",
+            "invalid_value",
+        ),
+        (
+            json!([good, {"role": "user", "content": null}]),
+            "messages[1].content",
+            "invalid_value",
+        ),
+        (
+            json!([good, {"role": "user", "content": 5}]),
+            "messages[1].content",
+            "invalid_value",
+        ),
+        (
+            json!([{"role": "user", "content": [{"type": "text"}]}]),
+            "messages[0].content[0].text",
+            "invalid_value",
+        ),
+        (
+            json!([{"role": "user", "content": ["x"]}]),
+            "messages[0].content[0]",
+            "invalid_value",
+        ),
+        (
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            "messages[0].content[0].type",
+            "unsupported_parameter",
+        ),
+        (
+            json!([good, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]),
+            "messages[1].tool_calls[0].function.arguments",
+            "invalid_value",
+        ),
+    ] {
+        set.post(CHAT, json!({"messages": messages}))
+            .await
+            .is_error(400, code, Some(param));
+    }
+    // What the template itself does not take.
+    let llama2 = crate::stage::set("llama2");
+    let answer = llama2.post(CHAT, json!({"messages": [good, good]})).await;
+    answer.is_error(400, "invalid_value", Some("messages"));
+    assert!(answer.body.contains("must alternate"), "{}", answer.body);
+    let body = json!({"messages": [good], "logprobs": false, "top_logprobs": 3});
+    set.post(CHAT, body)
+        .await
+        .is_error(400, "invalid_value", Some("top_logprobs"));
+    let body = json!({"messages": [good], "logprobs": true, "top_logprobs": 21});
+    set.post(CHAT, body)
+        .await
+        .is_error(400, "invalid_value", Some("top_logprobs"));
+    let body = json!({"messages": [good], "chat_template_kwargs": {"messages": []}});
+    set.post(CHAT, body).await.is_error(
+        400,
+        "invalid_value",
+        Some("chat_template_kwargs.messages"),
+    );
+}
+
+#[tokio::test]
+async fn bad_prompts_were_not_named() {
+    let set = set("llama3");
+    for (prompt, param) in [
+        (json!(null), "prompt"),
+        (json!(5), "prompt"),
+        (json!([]), "prompt"),
+        (json!([true]), "prompt[0]"),
+        (json!(["a", 5]), "prompt[1]"),
+        (json!([5, "a"]), "prompt[1]"),
+        (json!([5, 392]), "prompt[1]"),
+        (json!([[5], [6, -1]]), "prompt[1][1]"),
+    ] {
+        set.post(TEXT, json!({"prompt": prompt}))
+            .await
+            .is_error(400, "invalid_value", Some(param));
+    }
+    let body = json!({"prompt": vec!["a"; 100], "n": 20});
+    set.post(TEXT, body)
+        .await
+        .is_error(400, "invalid_value", Some("n"));
+    let body = json!({"prompt": "a", "logprobs": 21});
+    set.post(TEXT, body)
+        .await
+        .is_error(400, "invalid_value", Some("logprobs"));
+}
+
+#[tokio::test]
+async fn an_empty_prompt_without_a_beginning_was_taken() {
+    let mut files = files("qwen3");
+    files.config = files.config.replace("bos_token_id", "was_bos");
+    files.generation_config = None;
+    let set = set_with(files, options());
+    set.post(TEXT, json!({"prompt": ""}))
+        .await
+        .is_error(400, "invalid_value", Some("prompt"));
+}
+
+#[tokio::test]
+async fn a_prompt_beyond_the_context_was_taken() {
+    let set = set("llama3");
+    let context = set.text.context_tokens_max();
+    let long = vec![5; context as usize];
+    for (body, param, numbers) in [
+        (json!({"prompt": long}), "prompt", vec!["512"]),
+        (
+            json!({"prompt": vec![5; 9000]}),
+            "prompt",
+            vec!["512", "9000"],
+        ),
+        (
+            json!({"prompt": vec![5; 500], "max_tokens": 13}),
+            "max_tokens",
+            vec!["512", "500", "513"],
+        ),
+        (
+            json!({"prompt": "x ".repeat(400_000)}),
+            "prompt",
+            vec!["512"],
+        ),
+    ] {
+        let answer = set.post(TEXT, body).await;
+        answer.is_error(400, "context_length_exceeded", Some(param));
+        assert!(
+            numbers.iter().all(|number| answer.body.contains(number)),
+            "{}",
+            answer.body
+        );
+    }
+    let messages = json!([{"role": "user", "content": "word ".repeat(600)}]);
+    let answer = set.post(CHAT, json!({"messages": messages})).await;
+    answer.is_error(400, "context_length_exceeded", Some("messages"));
+    set.says("x");
+    assert_eq!(
+        set.post(TEXT, json!({"prompt": vec![5; 500]})).await.status,
+        200
+    );
+    assert_eq!(
+        set.asked().stop.max_tokens,
+        12,
+        "the default is what there is room for"
+    );
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_json_was_not_answered() {
+    let set = set("llama3");
+    for (body, code) in [
+        (&b"{\"prompt\": "[..], "invalid_json"),
+        (b"", "invalid_json"),
+        (b"[]", "invalid_json"),
+        (b"\"x\"", "invalid_json"),
+        (b"{\"prompt\": 1e999}", "invalid_json"),
+        (b"{\"prompt\": \"\xff\xfe\"}", "invalid_utf8"),
+        (b"{\"prompt\": \"\\ud800\"}", "invalid_json"),
+    ] {
+        for path in [TEXT, CHAT, "/tokenize", "/detokenize"] {
+            set.send(post(path, body.to_vec()))
+                .await
+                .is_error(400, code, None);
+        }
+    }
+    let deep = "[".repeat(100_000);
+    set.send(post(TEXT, deep))
+        .await
+        .is_error(400, "invalid_json", None);
+    let form = Request::post(TEXT).header("content-type", "application/x-www-form-urlencoded");
+    let form = form.body(Body::from("prompt=a")).unwrap();
+    set.send(form)
+        .await
+        .is_error(415, "unsupported_media_type", None);
+}
+
+#[tokio::test]
+async fn a_body_of_ten_megabytes_was_read() {
+    let set = set("llama3");
+    let body = json!({"prompt": "x".repeat(10_000_000)}).to_string();
+    set.send(post(TEXT, body.clone()))
+        .await
+        .is_error(413, "body_too_large", None);
+    // Without an announced length.
+    let chunks = body
+        .into_bytes()
+        .chunks(65_536)
+        .map(<[u8]>::to_vec)
+        .collect::<Vec<_>>();
+    let chunks = futures::stream::iter(chunks.into_iter().map(Ok::<_, std::convert::Infallible>));
+    set.send(post(TEXT, Body::from_stream(chunks)))
+        .await
+        .is_error(413, "body_too_large", None);
+    let small = set_with(
+        files("llama3"),
+        ApiOptions {
+            body_bytes_max: 10,
+            ..options()
+        },
+    );
+    small
+        .post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(413, "body_too_large", None);
+}
+
+#[tokio::test]
+async fn an_unknown_model_or_route_was_not_told() {
+    let set = set("llama3");
+    let answer = set
+        .post(TEXT, json!({"model": "gpt-9", "prompt": "a"}))
+        .await;
+    answer.is_error(404, "model_not_found", Some("model"));
+    assert!(answer.body.contains("gpt-9") && answer.body.contains("llama3"));
+    set.get("/v1/models/gpt-9")
+        .await
+        .is_error(404, "model_not_found", Some("model"));
+    set.get("/v1/nothing")
+        .await
+        .is_error(404, "unknown_url", None);
+    let answer = set.get(CHAT).await;
+    answer.is_error(405, "method_not_allowed", None);
+    assert_eq!(answer.header("allow"), "POST");
+    let answer = set.post("/health", json!({})).await;
+    answer.is_error(405, "method_not_allowed", None);
+    assert!(answer.header("allow").contains("GET"));
+}
+
+#[tokio::test]
+async fn a_model_without_a_template_rendered_something() {
+    let mut files = files("llama3-new");
+    files.chat_template = None;
+    let set = set_with(files, options());
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let answer = set.post(CHAT, body).await;
+    answer.is_error(400, "no_chat_template", None);
+    assert!(answer.body.contains("/v1/completions"));
+}
+
+#[tokio::test]
+async fn garbage_in_the_slo_headers_was_no_slo() {
+    let set = set("llama3");
+    let with = |name: &str, value: &str| {
+        let mut request = post(TEXT, json!({"prompt": "a"}).to_string());
+        request.headers_mut().insert(
+            axum::http::HeaderName::from_bytes(name.as_bytes()).unwrap(),
+            axum::http::HeaderValue::from_bytes(value.as_bytes()).unwrap(),
+        );
+        request
+    };
+    for (name, value) in [
+        ("x-slo-ttft-ms", "soon"),
+        ("x-slo-ttft-ms", "0"),
+        ("x-slo-tpot-ms", "-5"),
+        ("x-slo-tpot-ms", "NaN"),
+        ("x-slo-tpot-ms", "inf"),
+        ("x-llm-d-slo-ttft-ms", ""),
+        ("x-slo-class", ""),
+        ("x-slo-class", "ü"),
+    ] {
+        set.send(with(name, value))
+            .await
+            .is_error(400, "invalid_value", Some(name));
+    }
+    for (name, value) in [("x-slo-ttft-ms", "200"), ("x-llm-d-slo-ttft-ms", "200.0")] {
+        set.says("x");
+        assert_eq!(set.send(with(name, value)).await.status, 200);
+        assert_eq!(
+            set.asked().slo.ttft,
+            Some(std::time::Duration::from_millis(200))
+        );
+    }
+    set.says("x");
+    set.send(with("x-slo-class", "batch")).await;
+    assert_eq!(set.asked().slo.class, "batch");
+}

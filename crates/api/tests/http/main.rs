@@ -1,0 +1,9 @@
+//! The routes as clients see them, with a scripted serving side behind.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod answers;
+mod endings;
+mod input;
+mod operations;
+mod stage;

@@ -1,0 +1,14 @@
+//! Compiles the protocol between routers and workers, without a system protoc.
+
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = "../../proto";
+    let file = "cleave/fleet/v1/fleet.proto";
+    println!("cargo:rerun-if-changed={root}/{file}");
+    let descriptors = protox::compile([file], [root])?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! The router's end of a worker's stream.
+
+use super::{BEAT, HELLO_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX};
+use crate::door::{RouterDoor, Visit};
+use crate::line::{Downward, Introduction, Upward};
+use crate::wire::proto::fleet_server::{Fleet, FleetServer};
+use crate::wire::{PROTOCOL, WireError, proto};
+use cleave_api::{App, ModelFiles, ModelText};
+use std::sync::Arc;
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{info, warn};
+
+/// Takes the first model that a worker brings, and turns away workers with another one.
+#[derive(Clone)]
+pub(crate) struct ModelDesk {
+    app: App,
+    served: Arc<Mutex<Option<Arc<ModelFiles>>>>,
+}
+
+impl ModelDesk {
+    pub(crate) fn new(app: App) -> Self {
+        Self {
+            app,
+            served: Arc::default(),
+        }
+    }
+
+    /// Makes sure that the HTTP face speaks for this model.
+    ///
+    /// # Errors
+    /// The reason to turn the worker away.
+    pub(crate) async fn accept(&self, files: &Arc<ModelFiles>) -> Result<(), String> {
+        let mut served = self.served.lock().await;
+        match served.as_ref() {
+            Some(known) if known.name != files.name => {
+                let (known, other) = (&known.name, &files.name);
+                return Err(format!(
+                    "this router serves model \"{known}\", and the worker has \"{other}\""
+                ));
+            }
+            // The text side may change with a rolling upgrade; the newest one that joined counts.
+            Some(known) if known == files => return Ok(()),
+            _ => {}
+        }
+        let read = Arc::clone(files);
+        let text = tokio::task::spawn_blocking(move || ModelText::new(read.as_ref().clone()));
+        let text = text
+            .await
+            .map_err(|error| format!("cannot read the model's text side: {error}"))?;
+        let text = text.map_err(|error| format!("cannot use the model's text side: {error}"))?;
+        self.app.serve_model(text);
+        *served = Some(Arc::clone(files));
+        Ok(())
+    }
+}
+
+/// The gRPC service, to be mounted where HTTP is served.
+pub(crate) fn fleet_service(door: RouterDoor, desk: ModelDesk) -> FleetServer<FleetService> {
+    FleetServer::new(FleetService { door, desk }).max_decoding_message_size(UPWARD_BYTES_MAX)
+}
+
+/// See [`fleet_service`].
+#[derive(Clone)]
+pub(crate) struct FleetService {
+    door: RouterDoor,
+    desk: ModelDesk,
+}
+
+#[tonic::async_trait]
+impl Fleet for FleetService {
+    type JoinStream = ReceiverStream<Result<proto::Downward, Status>>;
+
+    async fn join(
+        &self,
+        request: Request<Streaming<proto::Upward>>,
+    ) -> Result<Response<Self::JoinStream>, Status> {
+        let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
+        let from = request.remote_addr();
+        let end = RouterEnd {
+            service: self.clone(),
+            words: request.into_inner(),
+            out,
+        };
+        tokio::spawn(async move {
+            if let Err(error) = end.converse().await {
+                warn!(?from, %error, "a worker's stream ended");
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(words)))
+    }
+}
+
+/// Why a stream ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamError {
+    #[error("the other side closed it")]
+    Closed,
+    #[error("nothing was heard for {0:?}")]
+    Silent(std::time::Duration),
+    #[error("{}", .0.message())]
+    Status(Box<Status>),
+    #[error("{0}")]
+    Wire(#[from] WireError),
+    #[error("turned away: {0}")]
+    Rejected(String),
+    #[error("unexpected {0}")]
+    Unexpected(&'static str),
+    #[error("this process is stopping")]
+    Stopped,
+}
+
+impl From<Status> for StreamError {
+    fn from(status: Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl From<crate::door::Stopped> for StreamError {
+    fn from(_: crate::door::Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+/// One worker's stream.
+struct RouterEnd {
+    service: FleetService,
+    words: Streaming<proto::Upward>,
+    out: mpsc::Sender<Result<proto::Downward, Status>>,
+}
+
+impl RouterEnd {
+    async fn converse(mut self) -> Result<(), StreamError> {
+        use proto::downward::Kind;
+        let greeting = proto::Greeting {
+            protocol: PROTOCOL,
+            router: self.service.door.router.0,
+        };
+        say(&self.out, Kind::Greeting(greeting)).await?;
+        let introduction = match self.hello().await {
+            Ok(introduction) => introduction,
+            Err(StreamError::Rejected(reason)) => return self.reject(reason).await,
+            Err(error) => return Err(error),
+        };
+        if let Err(reason) = self.service.desk.accept(&introduction.files).await {
+            return self.reject(reason).await;
+        }
+        say(&self.out, Kind::Welcome(proto::Welcome {})).await?;
+        let (visit, downward) = self.service.door.join(introduction).await?;
+        let ended = tokio::select! {
+            error = speak(downward, &self.out) => error,
+            error = listen(&mut self.words, &visit) => error,
+        };
+        visit.leave().await;
+        match ended {
+            StreamError::Closed | StreamError::Stopped => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    async fn hello(&mut self) -> Result<Introduction, StreamError> {
+        use proto::upward::Kind;
+        let first = timeout(HELLO_MAX, self.words.message()).await;
+        let first = first.map_err(|_| StreamError::Silent(HELLO_MAX))??;
+        let Some(Kind::Hello(hello)) = first.ok_or(StreamError::Closed)?.kind else {
+            return Err(StreamError::Unexpected("message in place of a hello"));
+        };
+        if hello.protocol != PROTOCOL {
+            return Err(StreamError::Rejected(format!(
+                "worker {} {} speaks protocol {}, this router {} speaks {PROTOCOL}",
+                hello.name,
+                hello.version,
+                hello.protocol,
+                env!("CARGO_PKG_VERSION"),
+            )));
+        }
+        info!(
+            name = hello.name,
+            version = hello.version,
+            "a worker says hello"
+        );
+        Ok(hello.try_into()?)
+    }
+
+    async fn reject(self, reason: String) -> Result<(), StreamError> {
+        let rejection = proto::Rejection {
+            reason: reason.clone(),
+        };
+        say(&self.out, proto::downward::Kind::Rejection(rejection)).await?;
+        Err(StreamError::Rejected(reason))
+    }
+}
+
+async fn say(
+    out: &mpsc::Sender<Result<proto::Downward, Status>>,
+    kind: proto::downward::Kind,
+) -> Result<(), StreamError> {
+    let word = proto::Downward { kind: Some(kind) };
+    out.send(Ok(word)).await.map_err(|_| StreamError::Closed)
+}
+
+async fn speak(
+    mut words: mpsc::Receiver<Downward>,
+    out: &mpsc::Sender<Result<proto::Downward, Status>>,
+) -> StreamError {
+    use proto::downward::Kind;
+    let mut beats = interval(BEAT);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let kind = tokio::select! {
+            word = words.recv() => match word {
+                Some(Downward::Order(order)) => Kind::Order(order.into()),
+                Some(Downward::Peer { worker, data_address }) => Kind::Peer(proto::Peer {
+                    worker: Some(worker.into()),
+                    data_address,
+                }),
+                None => return StreamError::Stopped,
+            },
+            _ = beats.tick() => Kind::Beat(proto::Beat {}),
+        };
+        if let Err(error) = say(out, kind).await {
+            return error;
+        }
+    }
+}
+
+async fn listen(words: &mut Streaming<proto::Upward>, visit: &Visit) -> StreamError {
+    loop {
+        let word = match next(words).await {
+            Ok(word) => word,
+            Err(error) => return error,
+        };
+        let heard = match word {
+            Some(word) => visit.hear(word).await.map_err(StreamError::from),
+            None => Ok(()),
+        };
+        if let Err(error) = heard {
+            return error;
+        }
+    }
+}
+
+/// The next word that is not a beat; `None` for a beat.
+async fn next(words: &mut Streaming<proto::Upward>) -> Result<Option<Upward>, StreamError> {
+    use proto::upward::Kind;
+    let message = timeout(SILENCE_MAX, words.message()).await;
+    let message = message.map_err(|_| StreamError::Silent(SILENCE_MAX))??;
+    match message.ok_or(StreamError::Closed)?.kind {
+        Some(Kind::Report(report)) => Ok(Some(Upward::Report(report.try_into()?))),
+        Some(Kind::Emission(tokens)) => {
+            let (handoff, emission) = tokens.try_into()?;
+            Ok(Some(Upward::Emission(handoff, emission)))
+        }
+        Some(Kind::Beat(proto::Beat {})) => Ok(None),
+        Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
+        None => Err(WireError::Missing("upward.kind").into()),
+    }
+}

@@ -1,0 +1,301 @@
+//! The worker's end: it dials every router and stays connected.
+
+use super::resolve::{local_address, watch_names};
+use super::service::StreamError;
+use super::{
+    BEAT, DOWNWARD_BYTES_MAX, HELLO_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
+    WELCOME_MAX,
+};
+use crate::door::{Call, WorkerDoor};
+use crate::line::{Downward, Upward};
+use crate::wire::proto::fleet_client::FleetClient;
+use crate::wire::{PROTOCOL, WireError, proto};
+use cleave_domain::RouterId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint};
+use tracing::{info, warn};
+
+/// The first pause after a lost connection, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// A worker's connections to its routers.
+#[derive(Debug)]
+pub(crate) struct Uplink {
+    /// Where routers come in. Its introduction's data address may have an unspecified host, which
+    /// each connection fills in.
+    pub(crate) door: WorkerDoor,
+    /// `host:port` each.
+    pub(crate) routers: Vec<String>,
+    /// Routers connected now.
+    pub(crate) connected: watch::Sender<usize>,
+}
+
+/// What the connections of one worker share.
+struct Shared {
+    door: WorkerDoor,
+    connected: watch::Sender<usize>,
+    /// A name may resolve to several addresses of one router: it is joined once.
+    routers: Mutex<BTreeSet<RouterId>>,
+}
+
+impl Uplink {
+    /// Stays connected for as long as it is polled.
+    pub(crate) async fn run(self) {
+        let shared = Arc::new(Shared {
+            door: self.door,
+            connected: self.connected,
+            routers: Mutex::default(),
+        });
+        let (found, mut addresses) = watch::channel(BTreeSet::new());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(watch_names(self.routers, found));
+        let mut dialled: BTreeMap<SocketAddr, AbortHandle> = BTreeMap::new();
+        loop {
+            dialled.retain(|_, task| !task.is_finished());
+            let current = addresses.borrow_and_update().clone();
+            for address in current {
+                let dial = || stay_connected(Arc::clone(&shared), address, addresses.clone());
+                dialled
+                    .entry(address)
+                    .or_insert_with(|| tasks.spawn(dial()));
+            }
+            if addresses.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Connects again and again, until the address belongs to no router any more. A connection that
+/// stands is kept even then: the name says where to dial, not whom to serve.
+async fn stay_connected(
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    addresses: watch::Receiver<BTreeSet<SocketAddr>>,
+) {
+    let (first, longest) = PAUSES;
+    let mut pause = first;
+    let mut told = String::new();
+    while addresses.borrow().contains(&address) {
+        let error = match converse(&shared, address).await {
+            Ok(()) => {
+                pause = first;
+                "the router closed the connection".to_owned()
+            }
+            Err(error) => error.to_string(),
+        };
+        // A router that stays away is worth one line, not one every five seconds.
+        if told != error {
+            warn!(%address, error, "not connected to the router; trying again");
+            told = error;
+        }
+        // Spread out, so that a restarted router is not met by its whole fleet at once.
+        sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+        pause = (pause * 2).min(longest);
+    }
+}
+
+/// One connection, from dial to end. `Ok` if it stood.
+async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(HELLO_MAX)
+        .tcp_nodelay(true)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20);
+    let channel = endpoint.connect().await?;
+    let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
+    let mut words = open(channel, words).await?;
+    let router = greeting(&mut words).await?;
+    let Some(_seat) = Seat::take(shared, router) else {
+        return Err(UplinkError::Twice(router));
+    };
+    introduce(shared, address, &out).await?;
+    welcome(&mut words).await?;
+    info!(%address, %router, "connected to a router");
+    let (call, upward) = shared.door.join(router).await.map_err(StreamError::from)?;
+    shared.connected.send_modify(|count| *count += 1);
+    let ended = tokio::select! {
+        error = speak(upward, &out) => error,
+        error = listen(&mut words, &call) => error,
+    };
+    shared.connected.send_modify(|count| *count -= 1);
+    call.leave().await;
+    warn!(%address, %router, error = %ended, "connection to a router ended");
+    Ok(())
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum UplinkError {
+    #[error("cannot connect: {0}")]
+    Transport(#[from] tonic::transport::Error),
+    #[error("{0}")]
+    Stream(#[from] StreamError),
+    #[error("no answer within {0:?}: is this a Cleave router?")]
+    Slow(Duration),
+    #[error("router {0} is connected already under another address")]
+    Twice(RouterId),
+    #[error("cannot tell which address of this machine the router sees: {0}; name one")]
+    Address(std::io::Error),
+}
+
+async fn open(
+    channel: Channel,
+    words: mpsc::Receiver<proto::Upward>,
+) -> Result<Streaming<proto::Downward>, UplinkError> {
+    let mut client = FleetClient::new(channel)
+        .max_decoding_message_size(DOWNWARD_BYTES_MAX)
+        .max_encoding_message_size(UPWARD_BYTES_MAX);
+    let opened = timeout(HELLO_MAX, client.join(ReceiverStream::new(words))).await;
+    let opened = opened.map_err(|_| UplinkError::Slow(HELLO_MAX))?;
+    Ok(opened.map_err(StreamError::from)?.into_inner())
+}
+
+async fn greeting(words: &mut Streaming<proto::Downward>) -> Result<RouterId, UplinkError> {
+    use proto::downward::Kind;
+    match first(words, HELLO_MAX).await? {
+        Kind::Greeting(greeting) if greeting.protocol == PROTOCOL => Ok(RouterId(greeting.router)),
+        Kind::Greeting(greeting) => Err(StreamError::Rejected(format!(
+            "the router speaks protocol {}, this worker {PROTOCOL}: run the same release",
+            greeting.protocol
+        ))
+        .into()),
+        _ => Err(StreamError::Unexpected("message in place of a greeting").into()),
+    }
+}
+
+async fn introduce(
+    shared: &Shared,
+    address: SocketAddr,
+    out: &mpsc::Sender<proto::Upward>,
+) -> Result<(), UplinkError> {
+    let mut introduction = shared.door.introduction.clone();
+    if let Ok(mut data) = introduction.data_address.parse::<SocketAddr>()
+        && data.ip().is_unspecified()
+    {
+        data.set_ip(local_address(address).await.map_err(UplinkError::Address)?);
+        introduction.data_address = data.to_string();
+    }
+    let hello = proto::upward::Kind::Hello(introduction.into());
+    Ok(say(out, hello).await?)
+}
+
+async fn welcome(words: &mut Streaming<proto::Downward>) -> Result<(), UplinkError> {
+    use proto::downward::Kind;
+    match first(words, WELCOME_MAX).await? {
+        Kind::Welcome(proto::Welcome {}) => Ok(()),
+        Kind::Rejection(proto::Rejection { reason }) => Err(StreamError::Rejected(reason).into()),
+        _ => Err(StreamError::Unexpected("message in place of a welcome").into()),
+    }
+}
+
+async fn first(
+    words: &mut Streaming<proto::Downward>,
+    patience: Duration,
+) -> Result<proto::downward::Kind, UplinkError> {
+    let message = timeout(patience, words.message()).await;
+    let message = message.map_err(|_| UplinkError::Slow(patience))?;
+    let message = message.map_err(StreamError::from)?;
+    let kind = message.ok_or(StreamError::Closed)?.kind;
+    Ok(kind.ok_or(StreamError::Wire(WireError::Missing("downward.kind")))?)
+}
+
+/// The one connection to a router.
+struct Seat<'a> {
+    shared: &'a Shared,
+    router: RouterId,
+}
+
+impl<'a> Seat<'a> {
+    fn take(shared: &'a Shared, router: RouterId) -> Option<Self> {
+        let mut routers = shared
+            .routers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        routers.insert(router).then_some(Self { shared, router })
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        let routers = self.shared.routers.lock();
+        let mut routers = routers.unwrap_or_else(PoisonError::into_inner);
+        routers.remove(&self.router);
+    }
+}
+
+async fn say(
+    out: &mpsc::Sender<proto::Upward>,
+    kind: proto::upward::Kind,
+) -> Result<(), StreamError> {
+    let word = proto::Upward { kind: Some(kind) };
+    out.send(word).await.map_err(|_| StreamError::Closed)
+}
+
+async fn speak(
+    mut words: mpsc::Receiver<Upward>,
+    out: &mpsc::Sender<proto::Upward>,
+) -> StreamError {
+    use proto::upward::Kind;
+    let mut beats = interval(BEAT);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let kind = tokio::select! {
+            word = words.recv() => match word {
+                Some(Upward::Report(report)) => Kind::Report(report.into()),
+                Some(Upward::Emission(handoff, emission)) => {
+                    Kind::Emission((handoff, emission).into())
+                }
+                None => return StreamError::Stopped,
+            },
+            _ = beats.tick() => Kind::Beat(proto::Beat {}),
+        };
+        if let Err(error) = say(out, kind).await {
+            return error;
+        }
+    }
+}
+
+async fn listen(words: &mut Streaming<proto::Downward>, call: &Call) -> StreamError {
+    loop {
+        let word = match next(words).await {
+            Ok(Some(word)) => word,
+            Ok(None) => continue,
+            Err(error) => return error,
+        };
+        if let Err(stopped) = call.hear(word).await {
+            return stopped.into();
+        }
+    }
+}
+
+/// The next word; `None` for a beat.
+async fn next(words: &mut Streaming<proto::Downward>) -> Result<Option<Downward>, StreamError> {
+    use proto::downward::Kind;
+    let message = timeout(SILENCE_MAX, words.message()).await;
+    let message = message.map_err(|_| StreamError::Silent(SILENCE_MAX))??;
+    match message.ok_or(StreamError::Closed)?.kind {
+        Some(Kind::Order(order)) => Ok(Some(Downward::Order(order.try_into()?))),
+        Some(Kind::Peer(proto::Peer {
+            worker,
+            data_address,
+        })) => {
+            let worker = worker.ok_or(WireError::Missing("peer.worker"))?.into();
+            Ok(Some(Downward::Peer {
+                worker,
+                data_address,
+            }))
+        }
+        Some(Kind::Beat(proto::Beat {})) => Ok(None),
+        Some(_) => Err(StreamError::Unexpected("greeting in mid-stream")),
+        None => Err(WireError::Missing("downward.kind").into()),
+    }
+}

@@ -1,0 +1,44 @@
+//! The tokio body.
+//!
+//! Owns: the drivers around both brains, the engine's thread, connections between processes (gRPC)
+//! and the HTTP server, metrics, tapes, drain. Never: decides anything: what a fact means and what
+//! is to be done is the brains'.
+//! Invariant: a driver waits for nobody but its own inboxes, so no slow peer, client or disk of
+//! one can hold up the others.
+
+mod clock;
+mod door;
+mod grpc;
+mod health;
+mod http;
+mod line;
+mod node;
+mod options;
+mod router;
+mod tape;
+mod telemetry;
+mod wire;
+mod worker;
+
+pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
+pub use options::{RouterOptions, WorkerOptions};
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a node cannot start, by what the caller can change.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// A port cannot be had.
+    #[error("cannot listen on {0}: {1}")]
+    Bind(String, #[source] io::Error),
+    /// The tape cannot be written.
+    #[error("cannot write the tape {}: {}", .0.display(), .1)]
+    Tape(PathBuf, #[source] io::Error),
+    /// The system gives no thread for the engine.
+    #[error("cannot start the engine's thread: {0}")]
+    Thread(#[source] io::Error),
+    /// The model's text side cannot be used.
+    #[error("{0}")]
+    Model(String),
+}

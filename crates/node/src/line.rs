@@ -1,0 +1,60 @@
+//! The line between one router and one worker, whatever carries it.
+//!
+//! Invariant: what a worker emits and reports travels in one order; a line that cannot take more is
+//! cut, never blocked on, because a brain's driver waits for nobody.
+
+use cleave_api::ModelFiles;
+use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerDescription, WorkerRef};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Things that wait on one line, each direction; a peer that is so far behind is lost.
+pub(crate) const LINE_ITEMS_MAX: usize = 1 << 16;
+
+/// From a router to a worker.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Downward {
+    /// Where another worker is; before the first order that needs it.
+    Peer {
+        worker: WorkerRef,
+        data_address: String,
+    },
+    Order(Order),
+}
+
+/// From a worker to a router.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Upward {
+    Report(Report),
+    Emission(HandoffId, Emission),
+}
+
+/// Who joins.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Introduction {
+    pub(crate) worker: WorkerRef,
+    /// For people: logs and metrics.
+    pub(crate) name: String,
+    pub(crate) description: WorkerDescription,
+    /// `host:port` of its data listener; empty for a worker that is reached in process.
+    pub(crate) data_address: String,
+    pub(crate) files: Arc<ModelFiles>,
+}
+
+/// A router, as a worker's driver knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct RouterLine {
+    pub(crate) router: RouterId,
+    /// Tells two connections to the same router apart.
+    pub(crate) serial: u64,
+    pub(crate) out: mpsc::Sender<Upward>,
+}
+
+/// A worker, as a router's driver knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkerLine {
+    pub(crate) introduction: Introduction,
+    /// Tells two connections of the same life apart.
+    pub(crate) serial: u64,
+    pub(crate) out: mpsc::Sender<Downward>,
+}

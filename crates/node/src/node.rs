@@ -1,0 +1,324 @@
+//! What a process can be: a router, a worker, or a whole fleet in one.
+//!
+//! Each is plain data until `start` is called, binds its ports before it says that it runs, and
+//! ends by `drain`: nothing new, wait, then end the rest with a reason.
+
+use crate::door::connect;
+use crate::grpc::{ModelDesk, Uplink};
+use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
+use crate::router::RouterBody;
+use crate::telemetry::Telemetry;
+use crate::worker::{Parts, WorkerBody};
+use crate::{NodeError, RouterOptions, WorkerOptions};
+use cleave_api::{App, Frontend, ModelFiles, Readiness};
+use cleave_engine::Engine;
+use cleave_transfer::LocalNet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+/// A router process.
+#[derive(Clone, Debug)]
+pub struct RouterNode {
+    /// `host:port` for HTTP and for workers.
+    pub listen: String,
+    /// Its settings.
+    pub options: RouterOptions,
+}
+
+/// A router process that runs.
+pub struct RunningRouter {
+    address: SocketAddr,
+    body: RouterBody,
+    server: Server,
+}
+
+impl RouterNode {
+    /// Binds the port and serves. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Bind` or `Tape` if that cannot be done.
+    pub async fn start(self) -> Result<RunningRouter, NodeError> {
+        let listener = bind(&self.listen).await?;
+        let body = RouterBody::start(&self.options, &Telemetry::default())?;
+        let app = App::new(body.frontend(), self.options.api.clone());
+        let desk = ModelDesk::new(app.clone());
+        let routes = router_routes(&app, body.door.clone(), desk);
+        let server = Server::start(listener, routes)?;
+        Ok(RunningRouter {
+            address: server.address,
+            body,
+            server,
+        })
+    }
+}
+
+impl RunningRouter {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns when a request sent now would find workers for both legs.
+    pub async fn ready(&self) {
+        wait_until_ready(self.body.readiness()).await;
+    }
+
+    /// The serving side without HTTP.
+    pub fn frontend(&self) -> Arc<dyn Frontend> {
+        self.body.frontend()
+    }
+
+    /// Accepts nothing new, waits until no flight is left or `deadline` has passed, ends the rest
+    /// and stops.
+    pub async fn drain(self, deadline: Duration) {
+        let Self {
+            address: _,
+            mut body,
+            server,
+        } = self;
+        if timeout(deadline, body.drain()).await.is_err() {
+            warn!("flights are left at the deadline and are ended");
+        }
+        body.stop().await;
+        server.stop().await;
+    }
+}
+
+/// A worker process.
+pub struct WorkerNode {
+    /// Its settings.
+    pub options: WorkerOptions,
+    /// The model.
+    pub engine: Box<dyn Engine>,
+    /// The model's text side, for routers that have no folder.
+    pub files: ModelFiles,
+    /// `host:port` of each router; names are looked up again and again, and every address is
+    /// dialled.
+    pub routers: Vec<String>,
+    /// `host:port` at which other workers reach this one's blocks; port 0 picks a free one.
+    pub data_listen: String,
+    /// The address to give other workers, where it differs from the one bound: `host:port`. By
+    /// default the bound one, with the host as the router sees it if that is unspecified.
+    pub data_address: Option<String>,
+    /// `host:port` for `/metrics`, `/health` and `/ready`; by default none.
+    pub metrics_listen: Option<String>,
+}
+
+/// A worker process that runs.
+pub struct RunningWorker {
+    body: WorkerBody,
+    data_address: SocketAddr,
+    server: Option<Server>,
+    telemetry: Telemetry,
+    connected: watch::Receiver<usize>,
+    tasks: JoinSet<()>,
+}
+
+impl WorkerNode {
+    /// Binds the ports, starts the engine's thread and dials the routers. Must be called within a
+    /// tokio runtime.
+    ///
+    /// # Errors
+    /// `Bind`, `Thread` or `Tape` if that cannot be done.
+    pub async fn start(self) -> Result<RunningWorker, NodeError> {
+        let telemetry = Telemetry::default();
+        let data = bind(&self.data_listen).await?;
+        let data_address = data.local_addr();
+        let data_address =
+            data_address.map_err(|error| NodeError::Bind(self.data_listen.clone(), error))?;
+        let metrics = match &self.metrics_listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        let told = self
+            .data_address
+            .unwrap_or_else(|| data_address.to_string());
+        let parts = Parts {
+            options: self.options,
+            engine: self.engine,
+            files: Arc::new(self.files),
+            net: LocalNet::default(),
+            data: Some((data, told)),
+        };
+        let body = WorkerBody::start(parts, &telemetry)?;
+        let (tell_connected, connected) = watch::channel(0);
+        let uplink = Uplink {
+            door: body.door.clone(),
+            routers: self.routers,
+            connected: tell_connected,
+        };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(uplink.run());
+        let face = WorkerFace {
+            pulse: Arc::clone(&body.pulse),
+            telemetry: telemetry.clone(),
+            connected: connected.clone(),
+        };
+        let server = metrics.map(|listener| Server::start(listener, worker_routes(face)));
+        Ok(RunningWorker {
+            body,
+            data_address,
+            server: server.transpose()?,
+            telemetry,
+            connected,
+            tasks,
+        })
+    }
+}
+
+impl RunningWorker {
+    /// Where other workers reach its blocks.
+    pub fn data_address(&self) -> SocketAddr {
+        self.data_address
+    }
+
+    /// Where `/metrics` is, if anywhere.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.server.as_ref().map(|server| server.address)
+    }
+
+    /// Its metrics in the OpenMetrics text format, without the closing `# EOF`.
+    pub fn metrics(&self) -> String {
+        self.telemetry.text()
+    }
+
+    /// Returns when at least one router is connected.
+    pub async fn ready(&self) {
+        let mut connected = self.connected.clone();
+        // The uplink runs for as long as this value lives.
+        let _ = connected.wait_for(|count| *count > 0).await;
+    }
+
+    /// Accepts nothing new, waits until nothing is left or `deadline` has passed, and stops.
+    pub async fn drain(mut self, deadline: Duration) {
+        if timeout(deadline, self.body.drain()).await.is_err() {
+            warn!("sequences are left at the deadline and are dropped");
+        }
+        self.stop().await;
+    }
+
+    /// Stops at once, as a crash would.
+    pub async fn stop(self) {
+        let Self {
+            body,
+            data_address: _,
+            server,
+            telemetry: _,
+            connected: _,
+            mut tasks,
+        } = self;
+        body.stop().await;
+        tasks.shutdown().await;
+        if let Some(server) = server {
+            server.stop().await;
+        }
+    }
+}
+
+/// A whole fleet in this process: a router and workers, joined by channels, driven as they would be
+/// apart.
+pub struct Serve {
+    /// `host:port` for HTTP, and for workers of other processes that want to join.
+    pub listen: String,
+    /// The router's settings.
+    pub router: RouterOptions,
+    /// Each worker's settings and model. All engines hold the same model.
+    pub workers: Vec<(WorkerOptions, Box<dyn Engine>)>,
+    /// The model's text side.
+    pub files: ModelFiles,
+}
+
+/// A fleet in one process that runs.
+pub struct Running {
+    router: RunningRouter,
+    workers: Vec<WorkerBody>,
+    lines: JoinSet<()>,
+}
+
+impl Serve {
+    /// Binds the port and serves. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Bind`, `Tape` or `Thread` if that cannot be done; `Model` if the model's text side is of
+    /// no use.
+    pub async fn start(self) -> Result<Running, NodeError> {
+        let telemetry = Telemetry::default();
+        let listener = bind(&self.listen).await?;
+        let body = RouterBody::start(&self.router, &telemetry)?;
+        let files = Arc::new(self.files);
+        let app = App::new(body.frontend(), self.router.api.clone());
+        let desk = ModelDesk::new(app.clone());
+        desk.accept(&files).await.map_err(NodeError::Model)?;
+        let net = LocalNet::default();
+        let mut workers = Vec::new();
+        let mut lines = JoinSet::new();
+        for (options, engine) in self.workers {
+            let parts = Parts {
+                options,
+                engine,
+                files: Arc::clone(&files),
+                net: net.clone(),
+                data: None,
+            };
+            let worker = WorkerBody::start(parts, &telemetry)?;
+            body.vouch_for(Arc::clone(&worker.pulse));
+            lines.spawn(connect(worker.door.clone(), body.door.clone()));
+            workers.push(worker);
+        }
+        let routes = router_routes(&app, body.door.clone(), desk);
+        let server = Server::start(listener, routes)?;
+        info!(address = %server.address, workers = workers.len(), "serving");
+        let router = RunningRouter {
+            address: server.address,
+            body,
+            server,
+        };
+        Ok(Running {
+            router,
+            workers,
+            lines,
+        })
+    }
+}
+
+impl Running {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.router.address()
+    }
+
+    /// Returns when a request sent now would find workers for both legs.
+    pub async fn ready(&self) {
+        self.router.ready().await;
+    }
+
+    /// The serving side without HTTP.
+    pub fn frontend(&self) -> Arc<dyn Frontend> {
+        self.router.frontend()
+    }
+
+    /// Accepts nothing new, waits until no flight is left or `deadline` has passed, ends the rest
+    /// and stops.
+    pub async fn drain(self, deadline: Duration) {
+        let Self {
+            router,
+            workers,
+            mut lines,
+        } = self;
+        router.drain(deadline).await;
+        for worker in workers {
+            worker.stop().await;
+        }
+        lines.shutdown().await;
+    }
+}
+
+async fn wait_until_ready(mut readiness: watch::Receiver<Readiness>) {
+    // The router's driver tells readiness for as long as the router runs.
+    let _ = readiness.wait_for(|now| *now == Readiness::Ready).await;
+}

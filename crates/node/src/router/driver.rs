@@ -1,0 +1,325 @@
+//! The loop around a router's brain: hear one fact, do everything the brain asks, wait for the next.
+//!
+//! Never: decides, blocks, or sees a token. Invariant: the brain is drained before it is told the
+//! next thing, and each of a worker's lives joins and is lost in turn.
+
+use super::flights::Flights;
+use crate::clock::{Clock, reached};
+use crate::line::{Downward, WorkerLine};
+use crate::tape::Recorder;
+use crate::telemetry::RouterMeters;
+use cleave_api::Readiness;
+use cleave_domain::{
+    Ending, FlightId, Order, Refusal, Report, Request, Role, TapeLine, WorkerId, WorkerRef,
+};
+use cleave_router::{Brain, Input, Limits, Output};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+/// What the outside tells a router's driver.
+#[derive(Debug)]
+pub(crate) enum RouterEvent {
+    /// A worker connected and was welcomed.
+    Joined(Box<WorkerLine>),
+    /// That connection is over.
+    Lost { worker: WorkerRef, serial: u64 },
+    /// A worker reported something.
+    Told {
+        worker: WorkerRef,
+        serial: u64,
+        report: Report,
+    },
+    /// A client wants a sequence.
+    Submitted {
+        flight: FlightId,
+        request: Arc<Request>,
+    },
+    /// A client left before the end.
+    Cancelled { flight: FlightId },
+    /// The process was asked to end.
+    Drain,
+    /// Stop at once; what is left of flights is ended.
+    Stop,
+}
+
+/// What outputs are done with.
+pub(crate) struct Hands {
+    pub(crate) flights: Arc<Flights>,
+    pub(crate) meters: RouterMeters,
+    pub(crate) recorder: Recorder,
+    pub(crate) readiness: watch::Sender<Readiness>,
+    pub(crate) drained: watch::Sender<bool>,
+}
+
+/// Where facts come from: connections wait when the driver is behind, clients cannot.
+pub(crate) struct Ears {
+    pub(crate) workers: mpsc::Receiver<RouterEvent>,
+    pub(crate) clients: mpsc::UnboundedReceiver<RouterEvent>,
+}
+
+/// A connected worker.
+#[derive(Debug)]
+struct Connected {
+    line: WorkerLine,
+    /// Peers whose address it has been told.
+    knows: BTreeSet<WorkerRef>,
+    /// It takes nothing new.
+    draining: bool,
+}
+
+/// A router's brain and its body.
+pub(crate) struct Driver {
+    clock: Clock,
+    brain: Brain,
+    ears: Ears,
+    hands: Hands,
+    workers: BTreeMap<WorkerId, Connected>,
+    /// Facts that came up while the brain was being drained.
+    pending: VecDeque<Input>,
+    draining: bool,
+}
+
+impl Driver {
+    pub(crate) fn new(limits: Limits, ears: Ears, mut hands: Hands) -> Self {
+        hands.recorder.router(TapeLine::Born { limits: &limits });
+        Self {
+            clock: Clock::start(),
+            brain: Brain::new(limits),
+            ears,
+            hands,
+            workers: BTreeMap::new(),
+            pending: VecDeque::new(),
+            draining: false,
+        }
+    }
+
+    /// Runs until told to stop. Every flight has ended by then.
+    pub(crate) async fn run(mut self) {
+        while let Some(event) = self.next_event().await {
+            match event {
+                RouterEvent::Stop => break,
+                event => self.hear_outside(event),
+            }
+        }
+        let refused = Ending::Refused(Refusal::Draining);
+        self.hands.flights.end_all(&refused);
+    }
+
+    /// `None` when the deadline came: there is no event, and the brain is woken.
+    async fn next_event(&mut self) -> Option<RouterEvent> {
+        loop {
+            let deadline = self.brain.deadline();
+            tokio::select! {
+                event = self.ears.workers.recv() => return event,
+                event = self.ears.clients.recv() => return event,
+                () = reached(self.clock, deadline) => {}
+            }
+            self.hear(Input::Woke);
+        }
+    }
+
+    /// Tells the brain one fact, and does all that follows from it.
+    fn hear(&mut self, input: Input) {
+        self.pending.push_back(input);
+        while let Some(input) = self.pending.pop_front() {
+            let at = self.clock.now();
+            let line = TapeLine::Heard { at, input: &input };
+            self.hands.recorder.router(line);
+            self.brain.handle(at, input);
+            while let Some(output) = self.brain.poll() {
+                let line = TapeLine::Said { output: &output };
+                self.hands.recorder.router(line);
+                self.perform(output);
+            }
+            self.hands.recorder.flush();
+        }
+    }
+
+    fn hear_outside(&mut self, event: RouterEvent) {
+        match event {
+            RouterEvent::Joined(line) => self.join(*line),
+            RouterEvent::Lost { worker, serial } => self.lose(worker, serial),
+            RouterEvent::Told {
+                worker,
+                serial,
+                report,
+            } => self.hear_worker(worker, serial, report),
+            RouterEvent::Submitted { flight, request } => {
+                self.hear(Input::Submitted { flight, request });
+            }
+            RouterEvent::Cancelled { flight } => self.hear(Input::Cancelled { flight }),
+            RouterEvent::Drain => {
+                self.draining = true;
+                self.tell_readiness();
+                self.hear(Input::Draining);
+            }
+            RouterEvent::Stop => {}
+        }
+    }
+
+    fn join(&mut self, line: WorkerLine) {
+        let worker = line.introduction.worker;
+        let earlier = self.workers.get(&worker.worker);
+        let earlier = earlier.map(|earlier| earlier.line.introduction.worker);
+        if earlier.is_some_and(|earlier| earlier.incarnation > worker.incarnation) {
+            warn!(%worker, "an earlier life of a connected worker was turned away");
+            return; // Its line is dropped here, which ends the connection.
+        }
+        if let Some(earlier) = earlier {
+            self.workers.remove(&earlier.worker);
+            self.hear(Input::WorkerLost { worker: earlier });
+        }
+        let description = line.introduction.description.clone();
+        let (name, role) = (&line.introduction.name, description.role);
+        info!(%worker, name, %role, "worker joined");
+        let connected = Connected {
+            line,
+            knows: BTreeSet::new(),
+            draining: false,
+        };
+        self.workers.insert(worker.worker, connected);
+        self.tell_readiness();
+        self.hear(Input::WorkerJoined {
+            worker,
+            description,
+        });
+    }
+
+    fn lose(&mut self, worker: WorkerRef, serial: u64) {
+        if self.is_current(worker, serial) {
+            info!(%worker, "worker lost");
+            self.workers.remove(&worker.worker);
+            self.tell_readiness();
+            self.hear(Input::WorkerLost { worker });
+        }
+    }
+
+    fn hear_worker(&mut self, worker: WorkerRef, serial: u64, report: Report) {
+        // A word from a connection that was replaced meanwhile belongs to nobody.
+        if !self.is_current(worker, serial) {
+            return;
+        }
+        if report == Report::Draining
+            && let Some(connected) = self.workers.get_mut(&worker.worker)
+        {
+            connected.draining = true;
+            self.tell_readiness();
+        }
+        self.hear(Input::Told { worker, report });
+    }
+
+    fn is_current(&self, worker: WorkerRef, serial: u64) -> bool {
+        let current = self.workers.get(&worker.worker);
+        current.is_some_and(|current| current.line.serial == serial)
+    }
+
+    fn perform(&mut self, output: Output) {
+        match output {
+            Output::Tell { worker, order } => self.tell(worker, order),
+            Output::End { flight, ending } => self.hands.flights.end(flight, ending),
+            Output::Drained => {
+                self.hands.drained.send_replace(true);
+            }
+            Output::Note(note) => self.hands.meters.count(&note),
+        }
+    }
+
+    fn tell(&mut self, worker: WorkerRef, order: Order) {
+        if let Some(peer) = peer_of(&order, worker) {
+            self.introduce(worker, peer);
+        }
+        self.say(worker, Downward::Order(order));
+    }
+
+    /// Tells a worker where a peer is, unless it knows.
+    fn introduce(&mut self, worker: WorkerRef, peer: WorkerRef) {
+        let Some(known) = self.workers.get(&peer.worker) else {
+            return; // Gone meanwhile: the worker will find no link, and say so.
+        };
+        if known.line.introduction.worker != peer {
+            return;
+        }
+        let data_address = known.line.introduction.data_address.clone();
+        let told = self.workers.get_mut(&worker.worker);
+        if told.is_some_and(|told| told.knows.insert(peer)) {
+            self.say(
+                worker,
+                Downward::Peer {
+                    worker: peer,
+                    data_address,
+                },
+            );
+        }
+    }
+
+    /// A worker whose line is full does not read it: it is lost.
+    fn say(&mut self, worker: WorkerRef, word: Downward) {
+        let Some(connected) = self.workers.get(&worker.worker) else {
+            return;
+        };
+        if connected.line.introduction.worker != worker {
+            return;
+        }
+        if let Err(error) = connected.line.out.try_send(word) {
+            warn!(%worker, %error, "worker lost: it does not take its orders");
+            self.workers.remove(&worker.worker);
+            self.tell_readiness();
+            self.pending.push_back(Input::WorkerLost { worker });
+        }
+    }
+
+    /// Says whether a request sent now would find a worker for each leg, and counts workers.
+    fn tell_readiness(&self) {
+        let roles = [Role::Prefill, Role::Decode, Role::Both];
+        for role in roles {
+            let of_role = |worker: &&Connected| worker.line.introduction.description.role == role;
+            let count = self.workers.values().filter(of_role).count();
+            self.hands.meters.workers(role, count);
+        }
+        self.hands.readiness.send_replace(self.readiness());
+    }
+
+    fn readiness(&self) -> Readiness {
+        if self.draining {
+            return Readiness::NotReady("shutting down".into());
+        }
+        let serving = self.workers.values().filter(|worker| !worker.draining);
+        let serving: Vec<_> = serving
+            .map(|worker| &worker.line.introduction.description)
+            .collect();
+        let pair = serving.iter().any(|first| {
+            let fits = |second: &&&_| fits(first, second);
+            first.role.prefills() && serving.iter().any(|second| fits(&second))
+        });
+        if pair {
+            return Readiness::Ready;
+        }
+        let can = |leg: &str, of: fn(Role) -> bool| {
+            let count = serving.iter().filter(|worker| of(worker.role)).count();
+            format!("{count} {leg}")
+        };
+        let (prefill, decode) = (can("prefill", Role::prefills), can("decode", Role::decodes));
+        Readiness::NotReady(format!(
+            "no pair of workers with equal fingerprints is connected ({prefill}, {decode})"
+        ))
+    }
+}
+
+fn fits(
+    prefill: &cleave_domain::WorkerDescription,
+    decode: &cleave_domain::WorkerDescription,
+) -> bool {
+    decode.role.decodes() && decode.fingerprint == prefill.fingerprint
+}
+
+/// The other worker that this one will have to reach.
+fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
+    let peer = match order {
+        Order::Reserve(reserve) => reserve.sender,
+        Order::Prefill(prefill) => prefill.target.worker,
+        Order::Renew { .. } | Order::Cancel { .. } | Order::Drain => return None,
+    };
+    (peer != worker).then_some(peer)
+}

@@ -1,0 +1,111 @@
+//! The router as the HTTP face sees it.
+
+use super::driver::RouterEvent;
+use super::flights::Flights;
+use crate::telemetry::Telemetry;
+use crate::health::Pulse;
+use cleave_api::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
+use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, Usage};
+use futures::StreamExt;
+use futures::stream::{self, Stream};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// How long a client waits that finds the door itself full.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Opens flights and hands them to the router's driver.
+#[derive(Debug)]
+pub(crate) struct RouterFrontend {
+    pub(crate) router: RouterId,
+    pub(crate) flights: Arc<Flights>,
+    /// Streams open at once; the brain's own limits are lower.
+    pub(crate) streams_max: usize,
+    /// Bounded by the open streams: one submission and one cancellation each.
+    pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
+    pub(crate) readiness: watch::Receiver<Readiness>,
+    pub(crate) telemetry: Telemetry,
+    /// The engines of this process, if it has any: when one hangs, so does the service.
+    pub(crate) pulses: Mutex<Vec<Arc<Pulse>>>,
+    pub(crate) number: AtomicU64,
+}
+
+impl Frontend for RouterFrontend {
+    fn submit(&self, request: Request) -> FlightStream {
+        if self.flights.count() >= self.streams_max {
+            let retry_after = RETRY_AFTER;
+            return ended(Ending::Refused(Refusal::QueueFull { retry_after }));
+        }
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let flight = FlightId::new(self.router, number);
+        let request = Arc::new(request);
+        let events = self.flights.open(flight, &request);
+        let submitted = RouterEvent::Submitted { flight, request };
+        if self.driver.send(submitted).is_err() {
+            // The driver has stopped; nobody else would end this flight.
+            self.flights.end(flight, Ending::Refused(Refusal::Draining));
+        }
+        let client = Client {
+            flight,
+            events,
+            driver: self.driver.clone(),
+            ended: false,
+        };
+        client.boxed()
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.readiness.borrow().clone()
+    }
+
+    fn progress(&self) -> Progress {
+        let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+        match pulses.iter().find_map(|pulse| pulse.check().err()) {
+            None => Progress::Moving,
+            Some(reason) => Progress::Stalled(reason),
+        }
+    }
+
+    fn metrics(&self) -> String {
+        self.telemetry.text()
+    }
+}
+
+fn ended(ending: Ending) -> FlightStream {
+    let usage = Usage::default();
+    stream::iter([FlightEvent::Ended { ending, usage }]).boxed()
+}
+
+/// A client's end of a flight. Dropped before the ending, it cancels.
+struct Client {
+    flight: FlightId,
+    events: mpsc::UnboundedReceiver<FlightEvent>,
+    driver: mpsc::UnboundedSender<RouterEvent>,
+    ended: bool,
+}
+
+impl Stream for Client {
+    type Item = FlightEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FlightEvent>> {
+        let event = self.events.poll_recv(context);
+        if let Poll::Ready(None | Some(FlightEvent::Ended { .. })) = &event {
+            self.ended = true;
+        }
+        event
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if !self.ended {
+            let flight = self.flight;
+            // Without a driver there is nothing left to cancel.
+            let _ = self.driver.send(RouterEvent::Cancelled { flight });
+        }
+    }
+}

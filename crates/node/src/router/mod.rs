@@ -1,0 +1,119 @@
+//! The router's body.
+//!
+//! Owns: the driver around the brain, the streams to clients, what the HTTP face sees.
+
+mod driver;
+mod flights;
+mod frontend;
+
+pub(crate) use driver::RouterEvent;
+pub(crate) use flights::Flights;
+
+use crate::door::RouterDoor;
+use crate::health::Pulse;
+use crate::tape::Recorder;
+use crate::telemetry::{RouterMeters, Telemetry};
+use crate::{NodeError, RouterOptions};
+use cleave_api::{Frontend, Readiness};
+use cleave_domain::{Ending, Failure, RouterId};
+use driver::{Driver, Ears, Hands};
+use frontend::RouterFrontend;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// Reports that wait for the driver, of all workers; connections wait when it is full.
+const INBOX_MAX: usize = 4096;
+
+/// A router that runs.
+#[derive(Debug)]
+pub(crate) struct RouterBody {
+    pub(crate) door: RouterDoor,
+    frontend: Arc<RouterFrontend>,
+    driver: mpsc::UnboundedSender<RouterEvent>,
+    readiness: watch::Receiver<Readiness>,
+    drained: watch::Receiver<bool>,
+    task: JoinHandle<()>,
+}
+
+impl RouterBody {
+    /// Starts the driver.
+    pub(crate) fn start(options: &RouterOptions, telemetry: &Telemetry) -> Result<Self, NodeError> {
+        // Drawn anew at each start, so that a late word about an old life harms nothing.
+        let router = RouterId(rand::random_range(0..1 << 24));
+        let meters = RouterMeters::new(&telemetry.router);
+        let flights = Arc::new(Flights::new(meters.clone()));
+        let (inbox, workers) = mpsc::channel(INBOX_MAX);
+        let (driver, clients) = mpsc::unbounded_channel();
+        let nobody = Readiness::NotReady("no worker is connected".into());
+        let (tell_readiness, readiness) = watch::channel(nobody);
+        let (tell_drained, drained) = watch::channel(false);
+        let hands = Hands {
+            flights: Arc::clone(&flights),
+            meters,
+            recorder: Recorder::create(options.tape.as_deref())?,
+            readiness: tell_readiness,
+            drained: tell_drained,
+        };
+        let ears = Ears { workers, clients };
+        let task = tokio::spawn(Driver::new(options.limits.clone(), ears, hands).run());
+        let streams_max = options.limits.flights_max as usize + options.limits.queue_max as usize;
+        let frontend = RouterFrontend {
+            router,
+            flights: Arc::clone(&flights),
+            streams_max,
+            driver: driver.clone(),
+            readiness: readiness.clone(),
+            telemetry: telemetry.clone(),
+            pulses: Mutex::default(),
+            number: AtomicU64::new(0),
+        };
+        let door = RouterDoor {
+            router,
+            inbox,
+            flights,
+        };
+        Ok(Self {
+            door,
+            frontend: Arc::new(frontend),
+            driver,
+            readiness,
+            drained,
+            task,
+        })
+    }
+
+    /// For the HTTP face, or whoever else wants sequences.
+    pub(crate) fn frontend(&self) -> Arc<dyn Frontend> {
+        Arc::clone(&self.frontend) as Arc<dyn Frontend>
+    }
+
+    /// Answers for an engine of this process too.
+    pub(crate) fn vouch_for(&self, pulse: Arc<Pulse>) {
+        let pulses = self.frontend.pulses.lock();
+        pulses.unwrap_or_else(PoisonError::into_inner).push(pulse);
+    }
+
+    /// Changes whenever a request would find a worker, or none.
+    pub(crate) fn readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.clone()
+    }
+
+    /// Accepts nothing new and waits until no flight is left.
+    pub(crate) async fn drain(&mut self) {
+        // A stopped driver has no flight left.
+        if self.driver.send(RouterEvent::Drain).is_ok() {
+            let _ = self.drained.wait_for(|drained| *drained).await;
+        }
+    }
+
+    /// Ends what is left, with the reason, and stops.
+    pub(crate) async fn stop(self) {
+        let stopping = Failure::Engine("the server is shutting down".into());
+        self.door.flights.end_all(&Ending::Failed(stopping));
+        let _ = self.driver.send(RouterEvent::Stop);
+        // A driver that panicked has said so; there is nothing to add.
+        let _ = self.task.await;
+    }
+}

@@ -1,0 +1,441 @@
+//! A worker's series.
+
+use super::{Histograms, histograms};
+use cleave_domain::{Role, WorkerRef};
+use cleave_sched::Note;
+use cleave_transfer::LinkSpeed;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tracing::debug;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Worker {
+    worker: String,
+    role: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Sorted {
+    worker: String,
+    role: String,
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Peer {
+    worker: String,
+    role: String,
+    peer: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Model {
+    worker: String,
+    role: String,
+    model_name: String,
+}
+
+type FloatGauge = Gauge<f64, AtomicU64>;
+
+/// The series of all workers of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    handoffs: Family<Sorted, Counter>,
+    handoff_bytes: Family<Sorted, Counter>,
+    handoff_blocks: Family<Sorted, Counter>,
+    handoff_seconds: Histograms<Worker>,
+    exposed_seconds: Histograms<Worker>,
+    send_seconds: Histograms<Worker>,
+    frames_discarded: Family<Worker, Counter>,
+    step_tokens: Family<Sorted, Counter>,
+    step_seconds: Histograms<Sorted>,
+    prompt_tokens: Family<Worker, Counter>,
+    cached_tokens: Family<Worker, Counter>,
+    prefill_wait: Histograms<Worker>,
+    preemptions: Family<Worker, Counter>,
+    recomputed_tokens: Family<Worker, Counter>,
+    orders_repeated: Family<Worker, Counter>,
+    cancel_seconds: Histograms<Worker>,
+    blocks: Family<Sorted, Gauge>,
+    link_bandwidth: Family<Peer, FloatGauge>,
+    link_latency: Family<Peer, FloatGauge>,
+    vllm_running: Family<Model, Gauge>,
+    vllm_waiting: Family<Model, Gauge>,
+    vllm_usage: Family<Model, FloatGauge>,
+}
+
+impl Series {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let series = Self {
+            handoffs: Family::default(),
+            handoff_bytes: Family::default(),
+            handoff_blocks: Family::default(),
+            handoff_seconds: histograms(),
+            exposed_seconds: histograms(),
+            send_seconds: histograms(),
+            frames_discarded: Family::default(),
+            step_tokens: Family::default(),
+            step_seconds: histograms(),
+            prompt_tokens: Family::default(),
+            cached_tokens: Family::default(),
+            prefill_wait: histograms(),
+            preemptions: Family::default(),
+            recomputed_tokens: Family::default(),
+            orders_repeated: Family::default(),
+            cancel_seconds: histograms(),
+            blocks: Family::default(),
+            link_bandwidth: Family::default(),
+            link_latency: Family::default(),
+            vllm_running: Family::default(),
+            vllm_waiting: Family::default(),
+            vllm_usage: Family::default(),
+        };
+        series.register_handoffs(registry);
+        series.register_steps(registry);
+        series.register_pool(registry);
+        series
+    }
+
+    fn register_handoffs(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_handoffs",
+            "Hand-offs at this end: sealed (sent), landed (received and used), joined (both legs here, nothing moved), failed",
+            self.handoffs.clone(),
+        );
+        registry.register(
+            "cleave_handoff_bytes",
+            "KV bytes of finished hand-offs, sent and received",
+            self.handoff_bytes.clone(),
+        );
+        registry.register(
+            "cleave_handoff_blocks",
+            "KV blocks of finished hand-offs, sent and received",
+            self.handoff_blocks.clone(),
+        );
+        registry.register(
+            "cleave_handoff_seconds",
+            "From reservation to landing",
+            self.handoff_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_exposed_seconds",
+            "From the seal's arrival to landing: what the overlap with prefill did not hide",
+            self.exposed_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_send_seconds",
+            "From the first frame to the seal",
+            self.send_seconds.clone(),
+        );
+        registry.register(
+            "cleave_frames_discarded",
+            "Late, foreign or doubled frames dropped",
+            self.frames_discarded.clone(),
+        );
+        registry.register(
+            "cleave_link_bytes_per_second",
+            "Bandwidth of the link to a peer, measured at its start",
+            self.link_bandwidth.clone(),
+        );
+        registry.register(
+            "cleave_link_latency_seconds",
+            "Round trip of the link to a peer, measured at its start",
+            self.link_latency.clone(),
+        );
+    }
+
+    fn register_steps(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_step_tokens",
+            "Tokens run, by leg",
+            self.step_tokens.clone(),
+        );
+        registry.register(
+            "cleave_step_seconds",
+            "Engine time per step, by what was in it",
+            self.step_seconds.clone(),
+        );
+        registry.register(
+            "cleave_prompt_tokens",
+            "Prompt tokens looked up in the prefix cache",
+            self.prompt_tokens.clone(),
+        );
+        registry.register(
+            "cleave_prefix_cached_tokens",
+            "Prompt tokens found in the prefix cache",
+            self.cached_tokens.clone(),
+        );
+        registry.register(
+            "cleave_prefill_wait_seconds",
+            "From the order to a prompt's first chunk",
+            self.prefill_wait.clone(),
+        );
+        registry.register(
+            "cleave_preemptions",
+            "Running sequences that lost their blocks",
+            self.preemptions.clone(),
+        );
+        registry.register(
+            "cleave_recomputed_tokens",
+            "Tokens computed again after a preemption",
+            self.recomputed_tokens.clone(),
+        );
+        registry.register(
+            "cleave_orders_repeated",
+            "Orders that named what was here already",
+            self.orders_repeated.clone(),
+        );
+        registry.register(
+            "cleave_worker_cancel_to_free_seconds",
+            "From the order to cancel to every block free",
+            self.cancel_seconds.clone(),
+        );
+    }
+
+    fn register_pool(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_pool_blocks",
+            "KV blocks: held, free (or only cached), cached",
+            self.blocks.clone(),
+        );
+        registry.register(
+            "vllm:num_requests_running",
+            "Sequences in the running batch",
+            self.vllm_running.clone(),
+        );
+        registry.register(
+            "vllm:num_requests_waiting",
+            "Sequences waiting",
+            self.vllm_waiting.clone(),
+        );
+        registry.register(
+            "vllm:kv_cache_usage_perc",
+            "Share of KV blocks held, 0 to 1",
+            self.vllm_usage.clone(),
+        );
+    }
+}
+
+/// One worker's hand on its series.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkerMeters {
+    series: Series,
+    worker: Worker,
+    model: String,
+}
+
+impl WorkerMeters {
+    pub(crate) fn new(series: &Series, name: &str, role: Role, model: &str) -> Self {
+        let meters = Self {
+            series: series.clone(),
+            worker: Worker {
+                worker: name.to_owned(),
+                role: role.to_string(),
+            },
+            model: model.to_owned(),
+        };
+        for kind in ["sealed", "landed", "joined", "failed"] {
+            drop(series.handoffs.get_or_create(&meters.sorted(kind)));
+        }
+        for kind in ["sent", "received"] {
+            drop(series.handoff_bytes.get_or_create(&meters.sorted(kind)));
+            drop(series.handoff_blocks.get_or_create(&meters.sorted(kind)));
+        }
+        drop(series.frames_discarded.get_or_create(&meters.worker));
+        meters
+    }
+
+    pub(crate) fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {
+        let labels = Peer {
+            worker: self.worker.worker.clone(),
+            role: self.worker.role.clone(),
+            peer: peer.worker.to_string(),
+        };
+        let bandwidth = self.series.link_bandwidth.get_or_create(&labels);
+        bandwidth.set(speed.bytes_per_second as f64);
+        let latency = self.series.link_latency.get_or_create(&labels);
+        latency.set(speed.latency.as_secs_f64());
+    }
+
+    /// Counts what the brain noted, and logs it at `debug`.
+    pub(crate) fn count(&self, note: &Note) {
+        debug!(worker = self.worker.worker, ?note);
+        let (series, worker) = (&self.series, &self.worker);
+        match note {
+            Note::Stepped {
+                prefill_tokens,
+                decode_sequences,
+                took,
+            } => self.stepped(*prefill_tokens, *decode_sequences, *took),
+            Note::PrefixLooked {
+                prompt_tokens,
+                cached_tokens,
+            } => {
+                add(&series.prompt_tokens, worker, u64::from(*prompt_tokens));
+                add(&series.cached_tokens, worker, u64::from(*cached_tokens));
+            }
+            Note::PrefillStarted { waited } => observe(&series.prefill_wait, worker, *waited),
+            Note::Sealed {
+                handoff: _,
+                bytes,
+                blocks,
+                took,
+            } => {
+                self.moved("sealed", "sent", (*bytes, *blocks));
+                observe(&series.send_seconds, worker, *took);
+            }
+            Note::Landed {
+                handoff: _,
+                bytes,
+                blocks,
+                took,
+                exposed,
+            } => {
+                self.moved("landed", "received", (*bytes, *blocks));
+                observe(&series.handoff_seconds, worker, *took);
+                observe(&series.exposed_seconds, worker, *exposed);
+            }
+            Note::Joined { .. } => add(&series.handoffs, &self.sorted("joined"), 1),
+            Note::HandoffFailed { .. } => add(&series.handoffs, &self.sorted("failed"), 1),
+            Note::Repeated { .. } => add(&series.orders_repeated, worker, 1),
+            Note::FrameDiscarded { .. } => add(&series.frames_discarded, worker, 1),
+            Note::Preempted {
+                handoff: _,
+                recomputed_tokens,
+            } => {
+                add(&series.preemptions, worker, 1);
+                let tokens = u64::from(*recomputed_tokens);
+                add(&series.recomputed_tokens, worker, tokens);
+            }
+            Note::CancelFreed { took } => observe(&series.cancel_seconds, worker, *took),
+            Note::Pool {
+                blocks_held,
+                blocks_free,
+                blocks_cached,
+                sequences_running,
+                sequences_waiting,
+            } => {
+                self.pool([*blocks_held, *blocks_free, *blocks_cached]);
+                let labels = self.model();
+                set(&series.vllm_running, &labels, *sequences_running);
+                set(&series.vllm_waiting, &labels, *sequences_waiting);
+            }
+        }
+    }
+
+    fn stepped(&self, prefill_tokens: u32, decode_sequences: u32, took: Duration) {
+        let kind = match (prefill_tokens, decode_sequences) {
+            (_, 0) => "prefill",
+            (0, _) => "decode",
+            _ => "mixed",
+        };
+        observe(&self.series.step_seconds, &self.sorted(kind), took);
+        for (kind, tokens) in [("prefill", prefill_tokens), ("decode", decode_sequences)] {
+            let tokens = u64::from(tokens);
+            add(&self.series.step_tokens, &self.sorted(kind), tokens);
+        }
+    }
+
+    fn moved(&self, outcome: &'static str, direction: &'static str, moved: (u64, u32)) {
+        let (bytes, blocks) = moved;
+        add(&self.series.handoffs, &self.sorted(outcome), 1);
+        let direction = self.sorted(direction);
+        add(&self.series.handoff_bytes, &direction, bytes);
+        add(&self.series.handoff_blocks, &direction, u64::from(blocks));
+    }
+
+    fn pool(&self, [held, free, cached]: [u32; 3]) {
+        for (kind, blocks) in [("held", held), ("free", free), ("cached", cached)] {
+            set(&self.series.blocks, &self.sorted(kind), blocks);
+        }
+        let count = f64::from(held) + f64::from(free);
+        let usage = self.series.vllm_usage.get_or_create(&self.model());
+        usage.set(f64::from(held) / count.max(1.0));
+    }
+
+    fn sorted(&self, kind: &'static str) -> Sorted {
+        let Worker { worker, role } = self.worker.clone();
+        Sorted { worker, role, kind }
+    }
+
+    fn model(&self) -> Model {
+        let Worker { worker, role } = self.worker.clone();
+        Model {
+            worker,
+            role,
+            model_name: self.model.clone(),
+        }
+    }
+}
+
+fn add<L>(family: &Family<L, Counter>, labels: &L, count: u64)
+where
+    L: Clone + std::hash::Hash + Eq,
+{
+    family.get_or_create(labels).inc_by(count);
+}
+
+fn set<L>(family: &Family<L, Gauge>, labels: &L, value: u32)
+where
+    L: Clone + std::hash::Hash + Eq,
+{
+    family.get_or_create(labels).set(i64::from(value));
+}
+
+fn observe<L>(family: &Histograms<L>, labels: &L, span: Duration)
+where
+    L: Clone + std::hash::Hash + Eq,
+{
+    family.get_or_create(labels).observe(span.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Telemetry;
+    use cleave_domain::HandoffId;
+
+    #[test]
+    fn lesson_34_the_transfer_path_is_counted_under_the_promised_names() {
+        let telemetry = Telemetry::default();
+        let meters = WorkerMeters::new(&telemetry.workers, "p0", Role::Prefill, "demo");
+        let zero = telemetry.text();
+        assert!(
+            zero.contains(
+                "cleave_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 0"
+            ),
+            "{zero}"
+        );
+        meters.count(&Note::Landed {
+            handoff: HandoffId::default(),
+            bytes: 4096,
+            blocks: 2,
+            took: Duration::from_millis(3),
+            exposed: Duration::from_millis(1),
+        });
+        meters.count(&Note::Pool {
+            blocks_held: 25,
+            blocks_free: 75,
+            blocks_cached: 10,
+            sequences_running: 3,
+            sequences_waiting: 4,
+        });
+        let text = telemetry.text();
+        for line in [
+            "cleave_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 1",
+            "cleave_handoff_bytes_total{worker=\"p0\",role=\"prefill\",kind=\"received\"} 4096",
+            "cleave_handoff_exposed_seconds_count{worker=\"p0\",role=\"prefill\"} 1",
+            "vllm:num_requests_running{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 3",
+            "vllm:num_requests_waiting{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 4",
+            "vllm:kv_cache_usage_perc{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 0.25",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("# EOF"));
+    }
+}

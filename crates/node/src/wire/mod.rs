@@ -1,0 +1,159 @@
+//! Protobuf and the domain's words, into each other.
+//!
+//! Owns: every conversion; the generated types stay in `node`. Never: lets a message through that
+//! lacks something: [`WireError`] names the field.
+//! Invariant: what is converted there and back is equal. Conversions name every field, so that a
+//! field added to the domain does not compile until it travels too.
+
+mod hello;
+mod order;
+mod report;
+mod request;
+#[cfg(test)]
+mod tests;
+
+use cleave_domain::{
+    BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, WorkerId,
+    WorkerRef,
+};
+use std::time::Duration;
+
+/// The generated types.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::needless_pass_by_value,
+    clippy::large_enum_variant,
+    clippy::doc_markdown
+)]
+pub(crate) mod proto {
+    tonic::include_proto!("cleave.fleet.v1");
+}
+
+/// Grows when a message changes its meaning; both ends must agree.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// What a message from outside lacks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// A message field that is always sent.
+    #[error("message lacks `{0}`: does the other side run another release?")]
+    Missing(&'static str),
+    /// An enum or oneof value that does not exist here.
+    #[error("`{0}` has a value unknown here: does the other side run another release?")]
+    Unknown(&'static str),
+    /// A byte string of the wrong length.
+    #[error("`{field}` has {len} bytes in place of {wanted}")]
+    Length {
+        /// Which.
+        field: &'static str,
+        /// What came.
+        len: usize,
+        /// What should have.
+        wanted: usize,
+    },
+}
+
+/// A message field, which protobuf always makes optional.
+fn required<T>(field: Option<T>, name: &'static str) -> Result<T, WireError> {
+    field.ok_or(WireError::Missing(name))
+}
+
+/// Lengths of time beyond 584 years are 584 years.
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl From<WorkerRef> for proto::WorkerRef {
+    fn from(worker: WorkerRef) -> Self {
+        let WorkerRef {
+            worker: WorkerId(worker),
+            incarnation: Incarnation(incarnation),
+        } = worker;
+        Self {
+            worker,
+            incarnation,
+        }
+    }
+}
+
+impl From<proto::WorkerRef> for WorkerRef {
+    fn from(worker: proto::WorkerRef) -> Self {
+        let proto::WorkerRef {
+            worker,
+            incarnation,
+        } = worker;
+        Self {
+            worker: WorkerId(worker),
+            incarnation: Incarnation(incarnation),
+        }
+    }
+}
+
+impl From<HandoffId> for proto::HandoffId {
+    fn from(handoff: HandoffId) -> Self {
+        let HandoffId {
+            flight: FlightId(flight),
+            attempt,
+        } = handoff;
+        Self { flight, attempt }
+    }
+}
+
+impl From<proto::HandoffId> for HandoffId {
+    fn from(handoff: proto::HandoffId) -> Self {
+        let proto::HandoffId { flight, attempt } = handoff;
+        Self {
+            flight: FlightId(flight),
+            attempt,
+        }
+    }
+}
+
+impl From<BlockRef> for proto::BlockRef {
+    fn from(block: BlockRef) -> Self {
+        let BlockRef {
+            block: BlockIndex(block),
+            generation: Generation(generation),
+        } = block;
+        Self { block, generation }
+    }
+}
+
+impl From<proto::BlockRef> for BlockRef {
+    fn from(block: proto::BlockRef) -> Self {
+        let proto::BlockRef { block, generation } = block;
+        Self {
+            block: BlockIndex(block),
+            generation: Generation(generation),
+        }
+    }
+}
+
+fn blocks_out(blocks: Vec<BlockRef>) -> Vec<proto::BlockRef> {
+    blocks.into_iter().map(Into::into).collect()
+}
+
+fn blocks_in(blocks: Vec<proto::BlockRef>) -> Vec<BlockRef> {
+    blocks.into_iter().map(Into::into).collect()
+}
+
+fn hashes_out(hashes: Vec<BlockHash>) -> Vec<Vec<u8>> {
+    hashes
+        .into_iter()
+        .map(|BlockHash(bytes)| bytes.to_vec())
+        .collect()
+}
+
+fn hashes_in(hashes: Vec<Vec<u8>>, field: &'static str) -> Result<Vec<BlockHash>, WireError> {
+    let hash = |bytes: Vec<u8>| {
+        let len = bytes.len();
+        let bytes = <[u8; 16]>::try_from(bytes);
+        bytes.map(BlockHash).map_err(|_| WireError::Length {
+            field,
+            len,
+            wanted: 16,
+        })
+    };
+    hashes.into_iter().map(hash).collect()
+}

@@ -1,0 +1,149 @@
+//! From a router to a worker.
+
+use super::{WireError, blocks_in, blocks_out, nanos, proto, required};
+use cleave_domain::{Order, Prefill, Reserve, Target};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl From<Order> for proto::Order {
+    fn from(order: Order) -> Self {
+        use proto::order::Kind;
+        let kind = match order {
+            Order::Reserve(reserve) => Kind::Reserve(reserve.into()),
+            Order::Prefill(prefill) => Kind::Prefill(prefill.into()),
+            Order::Renew { handoffs } => Kind::Renew(proto::Renew {
+                handoffs: handoffs.into_iter().map(Into::into).collect(),
+            }),
+            Order::Cancel { handoff } => Kind::Cancel(handoff.into()),
+            Order::Drain => Kind::Drain(proto::Drain {}),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<proto::Order> for Order {
+    type Error = WireError;
+
+    fn try_from(order: proto::Order) -> Result<Self, WireError> {
+        use proto::order::Kind;
+        Ok(match required(order.kind, "order.kind")? {
+            Kind::Reserve(reserve) => Self::Reserve(reserve.try_into()?),
+            Kind::Prefill(prefill) => Self::Prefill(prefill.try_into()?),
+            Kind::Renew(proto::Renew { handoffs }) => Self::Renew {
+                handoffs: handoffs.into_iter().map(Into::into).collect(),
+            },
+            Kind::Cancel(handoff) => Self::Cancel {
+                handoff: handoff.into(),
+            },
+            Kind::Drain(proto::Drain {}) => Self::Drain,
+        })
+    }
+}
+
+impl From<Reserve> for proto::Reserve {
+    fn from(reserve: Reserve) -> Self {
+        let Reserve {
+            handoff,
+            request,
+            sender,
+            expected_output_tokens,
+            waited,
+        } = reserve;
+        Self {
+            handoff: Some(handoff.into()),
+            request: Some(request.as_ref().into()),
+            sender: Some(sender.into()),
+            expected_output_tokens,
+            waited_nanos: nanos(waited),
+        }
+    }
+}
+
+impl TryFrom<proto::Reserve> for Reserve {
+    type Error = WireError;
+
+    fn try_from(reserve: proto::Reserve) -> Result<Self, WireError> {
+        let proto::Reserve {
+            handoff,
+            request,
+            sender,
+            expected_output_tokens,
+            waited_nanos,
+        } = reserve;
+        Ok(Self {
+            handoff: required(handoff, "reserve.handoff")?.into(),
+            request: Arc::new(required(request, "reserve.request")?.try_into()?),
+            sender: required(sender, "reserve.sender")?.into(),
+            expected_output_tokens,
+            waited: Duration::from_nanos(waited_nanos),
+        })
+    }
+}
+
+impl From<Prefill> for proto::Prefill {
+    fn from(prefill: Prefill) -> Self {
+        let Prefill {
+            handoff,
+            request,
+            target,
+            waited,
+        } = prefill;
+        Self {
+            handoff: Some(handoff.into()),
+            request: Some(request.as_ref().into()),
+            target: Some(target.into()),
+            waited_nanos: nanos(waited),
+        }
+    }
+}
+
+impl TryFrom<proto::Prefill> for Prefill {
+    type Error = WireError;
+
+    fn try_from(prefill: proto::Prefill) -> Result<Self, WireError> {
+        let proto::Prefill {
+            handoff,
+            request,
+            target,
+            waited_nanos,
+        } = prefill;
+        Ok(Self {
+            handoff: required(handoff, "prefill.handoff")?.into(),
+            request: Arc::new(required(request, "prefill.request")?.try_into()?),
+            target: required(target, "prefill.target")?.try_into()?,
+            waited: Duration::from_nanos(waited_nanos),
+        })
+    }
+}
+
+impl From<Target> for proto::Target {
+    fn from(target: Target) -> Self {
+        let Target {
+            worker,
+            present,
+            blocks,
+        } = target;
+        Self {
+            worker: Some(worker.into()),
+            present,
+            blocks: blocks_out(blocks),
+        }
+    }
+}
+
+impl TryFrom<proto::Target> for Target {
+    type Error = WireError;
+
+    fn try_from(target: proto::Target) -> Result<Self, WireError> {
+        let proto::Target {
+            worker,
+            present,
+            blocks,
+        } = target;
+        Ok(Self {
+            worker: required(worker, "target.worker")?.into(),
+            present,
+            blocks: blocks_in(blocks),
+        })
+    }
+}

@@ -1,0 +1,325 @@
+//! From a worker to a router.
+
+use super::request::{pairs_in, pairs_out};
+use super::{WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required};
+use cleave_domain::{
+    Emission, Failure, FinishReason, HandoffId, Load, PromptFacts, Refusal, Report, Sampled, Scores,
+};
+use std::time::Duration;
+
+impl From<Report> for proto::Report {
+    fn from(report: Report) -> Self {
+        use proto::report::Kind;
+        let kind = match report {
+            Report::Reserved {
+                handoff,
+                present,
+                blocks,
+            } => Kind::Reserved(proto::Reserved {
+                handoff: Some(handoff.into()),
+                present,
+                blocks: blocks_out(blocks),
+            }),
+            Report::Refused { handoff, refusal } => Kind::Refused(proto::Refused {
+                handoff: Some(handoff.into()),
+                refusal: Some(refusal.into()),
+            }),
+            Report::Prefilled { handoff } => Kind::Prefilled(handoff.into()),
+            Report::Landed { handoff } => Kind::Landed(handoff.into()),
+            Report::Finished {
+                handoff,
+                reason,
+                output_tokens,
+            } => Kind::Finished(proto::Finished {
+                handoff: Some(handoff.into()),
+                reason: proto::FinishReason::from(reason).into(),
+                output_tokens,
+            }),
+            Report::LegFailed { handoff, failure } => Kind::LegFailed(proto::LegFailed {
+                handoff: Some(handoff.into()),
+                failure: Some(failure.into()),
+            }),
+            Report::Released { handoff } => Kind::Released(handoff.into()),
+            Report::Load(load) => Kind::Load(load.into()),
+            Report::Draining => Kind::Draining(proto::Draining {}),
+            Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
+                stored: hashes_out(stored),
+                evicted: hashes_out(evicted),
+            }),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<proto::Report> for Report {
+    type Error = WireError;
+
+    fn try_from(report: proto::Report) -> Result<Self, WireError> {
+        use proto::report::Kind;
+        Ok(match required(report.kind, "report.kind")? {
+            Kind::Reserved(proto::Reserved {
+                handoff,
+                present,
+                blocks,
+            }) => Self::Reserved {
+                handoff: required(handoff, "reserved.handoff")?.into(),
+                present,
+                blocks: blocks_in(blocks),
+            },
+            Kind::Refused(proto::Refused { handoff, refusal }) => Self::Refused {
+                handoff: required(handoff, "refused.handoff")?.into(),
+                refusal: required(refusal, "refused.refusal")?.try_into()?,
+            },
+            Kind::Prefilled(handoff) => Self::Prefilled {
+                handoff: handoff.into(),
+            },
+            Kind::Landed(handoff) => Self::Landed {
+                handoff: handoff.into(),
+            },
+            Kind::Finished(finished) => finished.try_into()?,
+            Kind::LegFailed(proto::LegFailed { handoff, failure }) => Self::LegFailed {
+                handoff: required(handoff, "leg_failed.handoff")?.into(),
+                failure: required(failure, "leg_failed.failure")?.try_into()?,
+            },
+            Kind::Released(handoff) => Self::Released {
+                handoff: handoff.into(),
+            },
+            Kind::Load(load) => Self::Load(load.into()),
+            Kind::Draining(proto::Draining {}) => Self::Draining,
+            Kind::Prefix(proto::Prefix { stored, evicted }) => Self::Prefix {
+                stored: hashes_in(stored, "prefix.stored")?,
+                evicted: hashes_in(evicted, "prefix.evicted")?,
+            },
+        })
+    }
+}
+
+impl TryFrom<proto::Finished> for Report {
+    type Error = WireError;
+
+    fn try_from(finished: proto::Finished) -> Result<Self, WireError> {
+        let reason = finished.reason();
+        let proto::Finished {
+            handoff,
+            reason: _,
+            output_tokens,
+        } = finished;
+        Ok(Self::Finished {
+            handoff: required(handoff, "finished.handoff")?.into(),
+            reason: reason.try_into()?,
+            output_tokens,
+        })
+    }
+}
+
+impl From<FinishReason> for proto::FinishReason {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop => Self::Stop,
+            FinishReason::Length => Self::Length,
+        }
+    }
+}
+
+impl TryFrom<proto::FinishReason> for FinishReason {
+    type Error = WireError;
+
+    fn try_from(reason: proto::FinishReason) -> Result<Self, WireError> {
+        match reason {
+            proto::FinishReason::Stop => Ok(Self::Stop),
+            proto::FinishReason::Length => Ok(Self::Length),
+            proto::FinishReason::Unspecified => Err(WireError::Unknown("finished.reason")),
+        }
+    }
+}
+
+impl From<Load> for proto::Load {
+    fn from(load: Load) -> Self {
+        let Load {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+        } = load;
+        Self {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+        }
+    }
+}
+
+impl From<proto::Load> for Load {
+    fn from(load: proto::Load) -> Self {
+        let proto::Load {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+        } = load;
+        Self {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+        }
+    }
+}
+
+impl From<Refusal> for proto::Refusal {
+    fn from(refusal: Refusal) -> Self {
+        use proto::refusal::Kind;
+        let kind = match refusal {
+            Refusal::QueueFull { retry_after } => Kind::QueueFull(nanos(retry_after)),
+            Refusal::NoBlocks { retry_after } => Kind::NoBlocks(nanos(retry_after)),
+            Refusal::TooLong { tokens_max } => Kind::TooLong(tokens_max),
+            Refusal::NoWorker => Kind::NoWorker(proto::Nothing {}),
+            Refusal::Draining => Kind::Draining(proto::Nothing {}),
+            Refusal::WrongWorker => Kind::WrongWorker(proto::Nothing {}),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<proto::Refusal> for Refusal {
+    type Error = WireError;
+
+    fn try_from(refusal: proto::Refusal) -> Result<Self, WireError> {
+        use proto::refusal::Kind;
+        Ok(match required(refusal.kind, "refusal.kind")? {
+            Kind::QueueFull(nanos) => Self::QueueFull {
+                retry_after: Duration::from_nanos(nanos),
+            },
+            Kind::NoBlocks(nanos) => Self::NoBlocks {
+                retry_after: Duration::from_nanos(nanos),
+            },
+            Kind::TooLong(tokens_max) => Self::TooLong { tokens_max },
+            Kind::NoWorker(proto::Nothing {}) => Self::NoWorker,
+            Kind::Draining(proto::Nothing {}) => Self::Draining,
+            Kind::WrongWorker(proto::Nothing {}) => Self::WrongWorker,
+        })
+    }
+}
+
+impl From<Failure> for proto::Failure {
+    fn from(failure: Failure) -> Self {
+        use proto::failure::Kind;
+        let kind = match failure {
+            Failure::WorkerLost => Kind::WorkerLost(proto::Nothing {}),
+            Failure::LinkLost => Kind::LinkLost(proto::Nothing {}),
+            Failure::LeaseExpired => Kind::LeaseExpired(proto::Nothing {}),
+            Failure::Corrupt => Kind::Corrupt(proto::Nothing {}),
+            Failure::Rejected => Kind::Rejected(proto::Nothing {}),
+            Failure::Engine(reason) => Kind::Engine(reason),
+            Failure::OutOfBlocks => Kind::OutOfBlocks(proto::Nothing {}),
+            Failure::RetriesSpent(last) => Kind::RetriesSpent(Box::new((*last).into())),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<proto::Failure> for Failure {
+    type Error = WireError;
+
+    /// Nests as deep as the decoder allowed (a hundred).
+    fn try_from(failure: proto::Failure) -> Result<Self, WireError> {
+        use proto::failure::Kind;
+        Ok(match required(failure.kind, "failure.kind")? {
+            Kind::WorkerLost(proto::Nothing {}) => Self::WorkerLost,
+            Kind::LinkLost(proto::Nothing {}) => Self::LinkLost,
+            Kind::LeaseExpired(proto::Nothing {}) => Self::LeaseExpired,
+            Kind::Corrupt(proto::Nothing {}) => Self::Corrupt,
+            Kind::Rejected(proto::Nothing {}) => Self::Rejected,
+            Kind::Engine(reason) => Self::Engine(reason),
+            Kind::OutOfBlocks(proto::Nothing {}) => Self::OutOfBlocks,
+            Kind::RetriesSpent(last) => Self::RetriesSpent(Box::new((*last).try_into()?)),
+        })
+    }
+}
+
+impl From<(HandoffId, Emission)> for proto::Tokens {
+    fn from((handoff, emission): (HandoffId, Emission)) -> Self {
+        let Emission {
+            index,
+            sampled,
+            prompt,
+        } = emission;
+        Self {
+            handoff: Some(handoff.into()),
+            index,
+            sampled: Some(sampled.into()),
+            prompt: prompt.map(
+                |PromptFacts {
+                     cached_tokens,
+                     scores,
+                 }| proto::PromptFacts {
+                    cached_tokens,
+                    scores: scores.into_iter().map(Into::into).collect(),
+                },
+            ),
+        }
+    }
+}
+
+impl TryFrom<proto::Tokens> for (HandoffId, Emission) {
+    type Error = WireError;
+
+    fn try_from(tokens: proto::Tokens) -> Result<Self, WireError> {
+        let proto::Tokens {
+            handoff,
+            index,
+            sampled,
+            prompt,
+        } = tokens;
+        let facts = |proto::PromptFacts {
+                         cached_tokens,
+                         scores,
+                     }| PromptFacts {
+            cached_tokens,
+            scores: scores.into_iter().map(Into::into).collect(),
+        };
+        let emission = Emission {
+            index,
+            sampled: required(sampled, "tokens.sampled")?.into(),
+            prompt: prompt.map(facts),
+        };
+        Ok((required(handoff, "tokens.handoff")?.into(), emission))
+    }
+}
+
+impl From<Sampled> for proto::Sampled {
+    fn from(sampled: Sampled) -> Self {
+        let Sampled { token, scores } = sampled;
+        let scores = scores.map(
+            |Scores {
+                 normalizer,
+                 chosen,
+                 top,
+             }| proto::Scores {
+                normalizer,
+                chosen,
+                top: pairs_out(top),
+            },
+        );
+        Self { token, scores }
+    }
+}
+
+impl From<proto::Sampled> for Sampled {
+    fn from(sampled: proto::Sampled) -> Self {
+        let proto::Sampled { token, scores } = sampled;
+        let scores = scores.map(
+            |proto::Scores {
+                 normalizer,
+                 chosen,
+                 top,
+             }| Scores {
+                normalizer,
+                chosen,
+                top: pairs_in(top),
+            },
+        );
+        Self { token, scores }
+    }
+}

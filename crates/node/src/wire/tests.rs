@@ -1,0 +1,354 @@
+//! What is converted there and back is equal, through the encoded bytes.
+
+use super::{WireError, proto};
+use crate::line::Introduction;
+use cleave_api::ModelFiles;
+use cleave_domain::{
+    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, Fingerprint, FinishReason,
+    FlightId, Generation, HandoffId, Incarnation, Load, Order, Prefill, PromptFacts, Refusal,
+    Report, Request, Reserve, Role, Sampled, Sampling, Scores, Slo, StopRules, Target,
+    WorkerDescription, WorkerId, WorkerRef,
+};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use prost::Message;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn handoff() -> impl Strategy<Value = HandoffId> {
+    (any::<u64>(), any::<u32>()).prop_map(|(flight, attempt)| HandoffId {
+        flight: FlightId(flight),
+        attempt,
+    })
+}
+
+fn worker() -> impl Strategy<Value = WorkerRef> {
+    (any::<u64>(), any::<u64>()).prop_map(|(worker, incarnation)| WorkerRef {
+        worker: WorkerId(worker),
+        incarnation: Incarnation(incarnation),
+    })
+}
+
+fn blocks() -> impl Strategy<Value = Vec<BlockRef>> {
+    let block = (any::<u32>(), any::<u32>()).prop_map(|(block, generation)| BlockRef {
+        block: BlockIndex(block),
+        generation: Generation(generation),
+    });
+    vec(block, 0..5)
+}
+
+fn span() -> impl Strategy<Value = Duration> {
+    any::<u64>().prop_map(Duration::from_nanos)
+}
+
+fn number() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        Just(0.0f32),
+        Just(-0.0),
+        Just(f32::INFINITY),
+        -1e30f32..1e30
+    ]
+}
+
+fn sampling() -> impl Strategy<Value = Sampling> {
+    let numbers = (number(), number(), number(), number(), number(), number());
+    let rest = (
+        any::<u32>(),
+        vec((any::<u32>(), number()), 0..4),
+        any::<u64>(),
+        option::of(any::<u32>()),
+        option::of(any::<u32>()),
+    );
+    (numbers, rest).prop_map(|(numbers, rest)| {
+        let (temperature, top_p, min_p, repetition, presence, frequency) = numbers;
+        let (top_k, logit_bias, seed, logprobs, prompt_logprobs) = rest;
+        Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty: repetition,
+            presence_penalty: presence,
+            frequency_penalty: frequency,
+            logit_bias,
+            seed,
+            logprobs,
+            prompt_logprobs,
+        }
+    })
+}
+
+fn request() -> impl Strategy<Value = Arc<Request>> {
+    let stop = (any::<u32>(), any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(
+        |(max_tokens, min_tokens, stop_tokens)| StopRules {
+            max_tokens,
+            min_tokens,
+            stop_tokens: stop_tokens.into(),
+        },
+    );
+    let slo = (".{0,8}", option::of(span()), option::of(span()))
+        .prop_map(|(class, ttft, tpot)| Slo { class, ttft, tpot });
+    let tokens = (vec(any::<u32>(), 0..9), vec(any::<u32>(), 0..3));
+    (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo).prop_map(
+        |((prompt, generated), sampling, stop, priority, cache_salt, slo)| {
+            Arc::new(Request {
+                prompt: prompt.into(),
+                generated: generated.into(),
+                sampling,
+                stop,
+                priority,
+                cache_salt,
+                slo,
+            })
+        },
+    )
+}
+
+fn order() -> impl Strategy<Value = Order> {
+    let reserve = (handoff(), request(), worker(), any::<u32>(), span()).prop_map(
+        |(handoff, request, sender, expected_output_tokens, waited)| {
+            Order::Reserve(Reserve {
+                handoff,
+                request,
+                sender,
+                expected_output_tokens,
+                waited,
+            })
+        },
+    );
+    let target = (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| Target {
+        worker,
+        present,
+        blocks,
+    });
+    let prefill =
+        (handoff(), request(), target, span()).prop_map(|(handoff, request, target, waited)| {
+            Order::Prefill(Prefill {
+                handoff,
+                request,
+                target,
+                waited,
+            })
+        });
+    prop_oneof![
+        reserve,
+        prefill,
+        vec(handoff(), 0..4).prop_map(|handoffs| Order::Renew { handoffs }),
+        handoff().prop_map(|handoff| Order::Cancel { handoff }),
+        Just(Order::Drain),
+    ]
+}
+
+fn failure() -> impl Strategy<Value = Failure> {
+    let plain = prop_oneof![
+        Just(Failure::WorkerLost),
+        Just(Failure::LinkLost),
+        Just(Failure::LeaseExpired),
+        Just(Failure::Corrupt),
+        Just(Failure::Rejected),
+        Just(Failure::OutOfBlocks),
+        ".{0,20}".prop_map(Failure::Engine),
+    ];
+    plain.prop_recursive(3, 4, 1, |last| {
+        last.prop_map(|last| Failure::RetriesSpent(Box::new(last)))
+    })
+}
+
+fn refusal() -> impl Strategy<Value = Refusal> {
+    prop_oneof![
+        span().prop_map(|retry_after| Refusal::QueueFull { retry_after }),
+        span().prop_map(|retry_after| Refusal::NoBlocks { retry_after }),
+        any::<u32>().prop_map(|tokens_max| Refusal::TooLong { tokens_max }),
+        Just(Refusal::NoWorker),
+        Just(Refusal::Draining),
+        Just(Refusal::WrongWorker),
+    ]
+}
+
+fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
+    vec(any::<[u8; 16]>().prop_map(BlockHash), 0..4)
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let load = any::<(u64, u32, u32, u32)>().prop_map(
+        |(queue_tokens, sequences_waiting, sequences_running, blocks_free)| {
+            Report::Load(Load {
+                queue_tokens,
+                sequences_waiting,
+                sequences_running,
+                blocks_free,
+            })
+        },
+    );
+    let reason = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
+    prop_oneof![
+        (handoff(), any::<u32>(), blocks()).prop_map(|(handoff, present, blocks)| {
+            Report::Reserved {
+                handoff,
+                present,
+                blocks,
+            }
+        }),
+        (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
+        handoff().prop_map(|handoff| Report::Prefilled { handoff }),
+        handoff().prop_map(|handoff| Report::Landed { handoff }),
+        (handoff(), reason, any::<u32>()).prop_map(|(handoff, reason, output_tokens)| {
+            Report::Finished {
+                handoff,
+                reason,
+                output_tokens,
+            }
+        }),
+        (handoff(), failure())
+            .prop_map(|(handoff, failure)| Report::LegFailed { handoff, failure }),
+        handoff().prop_map(|handoff| Report::Released { handoff }),
+        load,
+        Just(Report::Draining),
+        (hashes(), hashes()).prop_map(|(stored, evicted)| Report::Prefix { stored, evicted }),
+    ]
+}
+
+fn sampled() -> impl Strategy<Value = Sampled> {
+    let scores = (number(), number(), vec((any::<u32>(), number()), 0..4)).prop_map(
+        |(normalizer, chosen, top)| Scores {
+            normalizer,
+            chosen,
+            top,
+        },
+    );
+    (any::<u32>(), option::of(scores)).prop_map(|(token, scores)| Sampled { token, scores })
+}
+
+fn emission() -> impl Strategy<Value = Emission> {
+    let facts =
+        (any::<u32>(), vec(sampled(), 0..3)).prop_map(|(cached_tokens, scores)| PromptFacts {
+            cached_tokens,
+            scores,
+        });
+    (any::<u32>(), sampled(), option::of(facts)).prop_map(|(index, sampled, prompt)| Emission {
+        index,
+        sampled,
+        prompt,
+    })
+}
+
+fn introduction() -> impl Strategy<Value = Introduction> {
+    let role = prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)];
+    let capacity = any::<[u32; 6]>().prop_map(|[a, b, c, d, e, f]| Capacity {
+        block_tokens: a,
+        block_bytes: b,
+        blocks_count: c,
+        slots_count: d,
+        step_tokens_max: e,
+        context_tokens_max: f,
+    });
+    let description = (role, ".{0,9}", ".{0,9}", capacity, any::<u32>()).prop_map(
+        |(role, model, fingerprint, capacity, queue_max)| WorkerDescription {
+            role,
+            model,
+            fingerprint: Fingerprint(fingerprint),
+            capacity,
+            queue_max,
+        },
+    );
+    let text = || option::of(".{0,9}");
+    let files = (
+        (".{0,9}", ".{0,9}", ".{0,9}"),
+        (text(), text(), text(), text()),
+        vec((".{0,9}", ".{0,9}"), 0..3),
+        option::of(any::<u32>()),
+    )
+        .prop_map(
+            |(required, optional, chat_templates_named, context_tokens_max)| {
+                let (name, config, tokenizer) = required;
+                let (tokenizer_config, special_tokens_map, generation_config, chat_template) =
+                    optional;
+                Arc::new(ModelFiles {
+                    name,
+                    config,
+                    tokenizer,
+                    tokenizer_config,
+                    special_tokens_map,
+                    generation_config,
+                    chat_template,
+                    chat_templates_named,
+                    context_tokens_max,
+                })
+            },
+        );
+    (worker(), ".{0,9}", description, ".{0,9}", files).prop_map(
+        |(worker, name, description, data_address, files)| Introduction {
+            worker,
+            name,
+            description,
+            data_address,
+            files,
+        },
+    )
+}
+
+/// Encodes and decodes, as the network does.
+fn travel<M: Message + Default>(message: &M) -> M {
+    M::decode(message.encode_to_vec().as_slice()).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn every_order_comes_back(order in order()) {
+        let wire = travel(&proto::Order::from(order.clone()));
+        prop_assert_eq!(Order::try_from(wire).unwrap(), order);
+    }
+
+    #[test]
+    fn every_report_comes_back(report in report()) {
+        let wire = travel(&proto::Report::from(report.clone()));
+        prop_assert_eq!(Report::try_from(wire).unwrap(), report);
+    }
+
+    #[test]
+    fn every_emission_comes_back(handoff in handoff(), emission in emission()) {
+        let wire = travel(&proto::Tokens::from((handoff, emission.clone())));
+        let back: (HandoffId, Emission) = wire.try_into().unwrap();
+        prop_assert_eq!(back, (handoff, emission));
+    }
+
+    #[test]
+    fn every_introduction_comes_back(introduction in introduction()) {
+        let wire = travel(&proto::Hello::from(introduction.clone()));
+        prop_assert_eq!(Introduction::try_from(wire).unwrap(), introduction);
+    }
+
+    #[test]
+    fn damage_is_an_error_and_never_a_panic(bytes in vec(any::<u8>(), 0..200)) {
+        if let Ok(upward) = proto::Upward::decode(bytes.as_slice()) {
+            if let Some(proto::upward::Kind::Report(report)) = upward.kind {
+                let _ = Report::try_from(report);
+            }
+        }
+        if let Ok(order) = proto::Order::decode(bytes.as_slice()) {
+            let _ = Order::try_from(order);
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let empty = proto::Order { kind: None };
+    assert_eq!(
+        Order::try_from(empty),
+        Err(WireError::Missing("order.kind"))
+    );
+    let hash = proto::Prefix {
+        stored: vec![vec![1, 2, 3]],
+        evicted: Vec::new(),
+    };
+    let report = proto::Report {
+        kind: Some(proto::report::Kind::Prefix(hash)),
+    };
+    let error = Report::try_from(report).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`prefix.stored` has 3 bytes in place of 16"
+    );
+}

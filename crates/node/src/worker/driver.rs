@@ -1,0 +1,342 @@
+//! The loop around a worker's brain: hear one fact, do everything the brain asks, wait for the next.
+//!
+//! Never: decides. Never: blocks: whatever takes long is the engine's thread, a link's task or a
+//! router's line, and comes back as a fact.
+//! Invariant: the brain is drained before it is told the next thing.
+
+use super::engine::{EngineThread, Export, Import, Work};
+use super::exports::Exports;
+use crate::clock::{Clock, reached};
+use crate::health::Pulse;
+use crate::line::{Downward, RouterLine, Upward};
+use crate::tape::Recorder;
+use crate::telemetry::WorkerMeters;
+use cleave_domain::{RouterId, TapeLine, WorkerRef};
+use cleave_kv::Packet;
+use cleave_sched::{Brain, Condition, Input, Limits, Output};
+use cleave_transfer::{LinkEvent, Links, Payload, Route};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, error, info, warn};
+
+/// What the outside tells a worker's driver.
+#[derive(Debug)]
+pub(crate) enum WorkerEvent {
+    /// A router is connected.
+    RouterJoined(RouterLine),
+    /// That connection is over.
+    RouterLost { router: RouterId, serial: u64 },
+    /// A router said something.
+    Told {
+        router: RouterId,
+        serial: u64,
+        word: Downward,
+    },
+    /// The process was asked to end.
+    Drain,
+    /// Stop at once.
+    Stop,
+}
+
+/// What can wake the driver; this list is closed.
+enum Event {
+    Outside(WorkerEvent),
+    Link(LinkEvent),
+    Engine(Input),
+    Deadline,
+}
+
+/// Where facts come from.
+pub(crate) struct Ears {
+    pub(crate) inbox: mpsc::Receiver<WorkerEvent>,
+    pub(crate) links: mpsc::Receiver<LinkEvent>,
+    pub(crate) engine: mpsc::UnboundedReceiver<Input>,
+}
+
+/// What outputs are done with.
+pub(crate) struct Hands {
+    pub(crate) engine: EngineThread,
+    pub(crate) links: Links,
+    pub(crate) meters: WorkerMeters,
+    pub(crate) recorder: Recorder,
+    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) drained: watch::Sender<bool>,
+}
+
+/// A worker's brain and its body.
+pub(crate) struct Driver {
+    clock: Clock,
+    brain: Brain,
+    block_bytes: u32,
+    ears: Ears,
+    hands: Hands,
+    routers: BTreeMap<RouterId, RouterLine>,
+    exports: Exports,
+    /// The payload of the frame that the brain is being told of.
+    arriving: Option<Payload>,
+    /// Facts that came up while the brain was being drained.
+    pending: VecDeque<Input>,
+    /// A broken engine has been told to the brain.
+    gave_up: bool,
+}
+
+impl Driver {
+    pub(crate) fn new(limits: Limits, ears: Ears, mut hands: Hands) -> Self {
+        let block_bytes = limits.capacity.block_bytes;
+        hands.recorder.worker(TapeLine::Born { limits: &limits });
+        Self {
+            clock: Clock::start(),
+            brain: Brain::new(limits),
+            block_bytes,
+            ears,
+            hands,
+            routers: BTreeMap::new(),
+            exports: Exports::default(),
+            arriving: None,
+            pending: VecDeque::new(),
+            gave_up: false,
+        }
+    }
+
+    /// Runs until told to stop, or nobody is left to tell it anything.
+    pub(crate) async fn run(mut self) {
+        loop {
+            match self.next_event().await {
+                Some(Event::Outside(WorkerEvent::Stop)) | None => return,
+                Some(Event::Outside(event)) => self.hear_outside(event),
+                Some(Event::Link(event)) => self.hear_link(event),
+                Some(Event::Engine(answer)) => self.hear_engine(answer),
+                Some(Event::Deadline) => self.hear(Input::Woke),
+            }
+        }
+    }
+
+    async fn next_event(&mut self) -> Option<Event> {
+        let deadline = self.brain.deadline();
+        tokio::select! {
+            event = self.ears.inbox.recv() => event.map(Event::Outside),
+            event = self.ears.links.recv() => event.map(Event::Link),
+            answer = self.ears.engine.recv() => answer.map(Event::Engine),
+            () = reached(self.clock, deadline) => Some(Event::Deadline),
+        }
+    }
+
+    /// Tells the brain one fact, and does all that follows from it.
+    fn hear(&mut self, input: Input) {
+        self.pending.push_back(input);
+        self.settle();
+    }
+
+    /// Tells the brain all that is pending, and what comes up meanwhile.
+    fn settle(&mut self) {
+        while let Some(input) = self.pending.pop_front() {
+            let at = self.clock.now();
+            let line = TapeLine::Heard { at, input: &input };
+            self.hands.recorder.worker(line);
+            self.brain.handle(at, input);
+            while let Some(output) = self.brain.poll() {
+                self.hands
+                    .recorder
+                    .worker(TapeLine::Said { output: &output });
+                self.perform(output);
+            }
+            self.hands.recorder.flush();
+            if self.arriving.take().is_some() {
+                error!("the brain neither imported nor discarded a frame");
+            }
+        }
+    }
+
+    fn hear_outside(&mut self, event: WorkerEvent) {
+        match event {
+            WorkerEvent::RouterJoined(line) => {
+                let router = line.router;
+                info!(%router, "router joined");
+                if self.routers.remove(&router).is_some() {
+                    self.hear(Input::RouterLost { router });
+                }
+                self.routers.insert(router, line);
+                self.hear(Input::RouterJoined { router });
+            }
+            WorkerEvent::RouterLost { router, serial } => {
+                if self
+                    .routers
+                    .get(&router)
+                    .is_some_and(|line| line.serial == serial)
+                {
+                    self.routers.remove(&router);
+                    info!(%router, "router lost");
+                    self.hear(Input::RouterLost { router });
+                }
+            }
+            WorkerEvent::Told {
+                router,
+                serial,
+                word,
+            } => {
+                // A word from a connection that was replaced meanwhile belongs to nobody.
+                if self
+                    .routers
+                    .get(&router)
+                    .is_some_and(|line| line.serial == serial)
+                {
+                    self.hear_router(router, word);
+                }
+            }
+            WorkerEvent::Drain => self.hear(Input::Draining),
+            WorkerEvent::Stop => {}
+        }
+    }
+
+    fn hear_router(&mut self, router: RouterId, word: Downward) {
+        match word {
+            Downward::Peer {
+                worker,
+                data_address,
+            } => {
+                let route = match data_address.is_empty() {
+                    true => Route::Local,
+                    false => Route::Tcp(data_address),
+                };
+                self.hands.links.know(worker, route);
+            }
+            Downward::Order(order) => self.hear(Input::Ordered { router, order }),
+        }
+    }
+
+    fn hear_link(&mut self, event: LinkEvent) {
+        match event {
+            LinkEvent::Arrived {
+                from,
+                packet,
+                intact,
+                payload,
+            } => {
+                self.arriving = payload;
+                let condition = match intact {
+                    true => Condition::Intact,
+                    false => Condition::Damaged,
+                };
+                self.hear(Input::Arrived {
+                    from,
+                    packet,
+                    condition,
+                });
+            }
+            LinkEvent::Granted { peer } => self.pump(peer),
+            LinkEvent::Measured { peer, speed } => {
+                let (latency, bytes_per_second) = (speed.latency, speed.bytes_per_second);
+                info!(%peer, ?latency, bytes_per_second, "link measured");
+                self.hands.meters.link_measured(peer, speed);
+            }
+            LinkEvent::Lost { peer, reason } => {
+                warn!(%peer, reason, "link lost");
+                self.lose(peer);
+            }
+        }
+        self.settle();
+    }
+
+    fn hear_engine(&mut self, answer: Input) {
+        self.hear(answer);
+        if self.hands.pulse.is_broken() && !self.gave_up {
+            // Nothing more can run here: routers are to send elsewhere, and `/health` says why.
+            self.gave_up = true;
+            self.hear(Input::Draining);
+        }
+    }
+
+    fn perform(&mut self, output: Output) {
+        match output {
+            Output::Step(plan) => self.hands.engine.push(Work::Step(plan)),
+            Output::Tell { router, report } => self.tell(router, Upward::Report(report)),
+            Output::Emit { handoff, emission } => {
+                self.tell(handoff.flight.router(), Upward::Emission(handoff, emission));
+            }
+            Output::Export {
+                handoff,
+                to,
+                from,
+                ordinal,
+                block,
+            } => {
+                self.exports.push(Export {
+                    handoff,
+                    to,
+                    from,
+                    ordinal,
+                    block,
+                });
+                self.pump(to);
+            }
+            Output::Send { to, packet } => self.send(to, packet),
+            Output::Import {
+                handoff,
+                part,
+                block,
+            } => match self.arriving.take() {
+                Some(payload) => self.hands.engine.push(Work::Write(Import {
+                    handoff,
+                    part,
+                    block,
+                    payload,
+                })),
+                None => error!(%handoff, "the brain imports a frame that did not just arrive"),
+            },
+            Output::Discard { .. } => drop(self.arriving.take()),
+            Output::Forget { handoff } => {
+                self.pending.extend(self.exports.forget(handoff));
+                self.pending.extend(self.hands.engine.forget(handoff));
+            }
+            Output::Drained => {
+                self.hands.drained.send_replace(true);
+            }
+            Output::Note(note) => self.hands.meters.count(&note),
+        }
+    }
+
+    /// A router whose line is full does not read it: it is lost.
+    fn tell(&mut self, router: RouterId, word: Upward) {
+        let Some(line) = self.routers.get(&router) else {
+            return; // It left meanwhile; the brain knows, or is about to hear.
+        };
+        if let Err(error) = line.out.try_send(word) {
+            warn!(%router, %error, "router lost: it does not take what it is told");
+            self.routers.remove(&router);
+            self.pending.push_back(Input::RouterLost { router });
+        }
+    }
+
+    fn send(&mut self, to: WorkerRef, packet: Packet) {
+        let sent = self.hands.links.link(to).and_then(|link| link.send(packet));
+        if let Err(down) = sent {
+            debug!(%to, %down, "cannot send");
+            self.lose(to);
+        }
+    }
+
+    /// Sends as many waiting blocks to this peer as it has granted credit for.
+    fn pump(&mut self, peer: WorkerRef) {
+        while self.exports.wait_for(peer) {
+            let link = match self.hands.links.link(peer) {
+                Ok(link) => link,
+                Err(down) => {
+                    debug!(%peer, %down, "cannot export");
+                    return self.lose(peer);
+                }
+            };
+            let Some(permit) = link.reserve(self.block_bytes) else {
+                return; // `Granted` comes when there is credit again.
+            };
+            if let Some(export) = self.exports.pop(peer) {
+                self.hands.engine.push(Work::Read(export, permit));
+            }
+        }
+    }
+
+    fn lose(&mut self, peer: WorkerRef) {
+        self.pending.extend(self.exports.drop_peer(peer));
+        self.pending.push_back(Input::LinkLost { peer });
+    }
+}

@@ -1,0 +1,322 @@
+//! The engine's own thread. It takes steps, block reads and block writes from one queue, in order;
+//! that order alone keeps them apart.
+//!
+//! One exception: once `write_bytes_max` bytes have been written since the last step, a step goes
+//! ahead of the writes before it, so that arriving hand-offs never hold up running sequences for
+//! longer than that. It is safe because a brain gives no block to a step before the write to it has
+//! been answered.
+//!
+//! Invariant: every piece of work taken is answered once, also when it is dropped or panics.
+
+use crate::health::Pulse;
+use bytes::{Bytes, BytesMut};
+use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, WorkerRef};
+use cleave_engine::{Engine, EngineError};
+use cleave_kv::{BlockPart, handoff::Digest};
+use cleave_sched::{Damage, ExportOutcome, ImportOutcome, Input};
+use cleave_transfer::{Frame, Payload, Permit};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+use tokio::sync::mpsc;
+use tracing::error;
+
+/// A block on its way out; its credit has been taken.
+#[derive(Debug)]
+pub(crate) struct Export {
+    pub(crate) handoff: HandoffId,
+    pub(crate) to: WorkerRef,
+    pub(crate) from: BlockIndex,
+    pub(crate) ordinal: u32,
+    pub(crate) block: BlockRef,
+}
+
+/// Bytes on their way into the pool.
+#[derive(Debug)]
+pub(crate) struct Import {
+    pub(crate) handoff: HandoffId,
+    pub(crate) part: BlockPart,
+    pub(crate) block: BlockRef,
+    pub(crate) payload: Payload,
+}
+
+/// What the engine is asked to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Step(StepPlan),
+    Read(Export, Permit),
+    Write(Import),
+}
+
+impl Export {
+    pub(crate) fn answer(&self, outcome: ExportOutcome) -> Input {
+        Input::Exported {
+            handoff: self.handoff,
+            ordinal: self.ordinal,
+            outcome,
+        }
+    }
+}
+
+impl Import {
+    fn answer(&self, outcome: ImportOutcome) -> Input {
+        Input::Imported {
+            handoff: self.handoff,
+            part: self.part,
+            outcome,
+        }
+    }
+}
+
+/// What bounds the thread's work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineLimits {
+    pub(crate) block_bytes: u32,
+    pub(crate) frame_bytes_max: u32,
+    pub(crate) write_bytes_max: u64,
+}
+
+/// The driver's side of the thread. Dropping it ends the thread after the work under way.
+#[derive(Debug)]
+pub(crate) struct EngineThread {
+    queue: Arc<Queue>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    write_bytes_max: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    work: VecDeque<Work>,
+    written_bytes: u64,
+    closed: bool,
+}
+
+impl EngineThread {
+    /// Starts the thread. Answers go to `answers`; it holds one per piece of work.
+    pub(crate) fn start(
+        engine: Box<dyn Engine>,
+        limits: EngineLimits,
+        pulse: Arc<Pulse>,
+        answers: mpsc::UnboundedSender<Input>,
+    ) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            write_bytes_max: limits.write_bytes_max,
+        });
+        let bench = Bench {
+            engine,
+            limits,
+            pulse,
+        };
+        let work = Arc::clone(&queue);
+        thread::Builder::new()
+            .name("cleave-engine".into())
+            .spawn(move || run(bench, &work, &answers))?;
+        Ok(Self { queue })
+    }
+
+    /// Queues work. The queue is bounded by what fills it: one step, reads by credit at the
+    /// receivers, writes by the credit granted to senders.
+    pub(crate) fn push(&self, work: Work) {
+        self.queue.lock().work.push_back(work);
+        self.queue.changed.notify_one();
+    }
+
+    /// Drops what has not begun of a hand-off, and answers it.
+    pub(crate) fn forget(&self, handoff: HandoffId) -> Vec<Input> {
+        let mut answers = Vec::new();
+        self.queue.lock().work.retain(|work| match work {
+            Work::Read(export, _) if export.handoff == handoff => {
+                answers.push(export.answer(ExportOutcome::Dropped));
+                false
+            }
+            Work::Write(import) if import.handoff == handoff => {
+                answers.push(import.answer(ImportOutcome::Dropped));
+                false
+            }
+            _ => true,
+        });
+        answers
+    }
+}
+
+impl Drop for EngineThread {
+    fn drop(&mut self) {
+        self.queue.lock().closed = true;
+        self.queue.changed.notify_one();
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for work; `None` when the driver is gone.
+    fn next(&self) -> Option<Work> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(work) = state.take(self.write_bytes_max) {
+                return Some(work);
+            }
+            let woken = self.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, write_bytes_max: u64) -> Option<Work> {
+        let step = if self.written_bytes >= write_bytes_max {
+            let past_writes = |work: &&Work| matches!(work, Work::Write(_));
+            let writes_count = self.work.iter().take_while(past_writes).count();
+            let at = self.work.get(writes_count);
+            at.filter(|work| matches!(work, Work::Step(_)))
+                .map(|_| writes_count)
+        } else {
+            None
+        };
+        let work = self.work.remove(step.unwrap_or(0))?;
+        match &work {
+            Work::Step(_) => self.written_bytes = 0,
+            Work::Write(import) => self.written_bytes += u64::from(import.part.len),
+            Work::Read(..) => {}
+        }
+        Some(work)
+    }
+}
+
+/// What the thread owns.
+struct Bench {
+    engine: Box<dyn Engine>,
+    limits: EngineLimits,
+    pulse: Arc<Pulse>,
+}
+
+fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) {
+    while let Some(work) = queue.next() {
+        bench.pulse.begin();
+        let answer = match work {
+            Work::Step(plan) => bench.step(&plan),
+            Work::Read(export, permit) => bench.read(&export, permit),
+            Work::Write(import) => bench.write(&import),
+        };
+        bench.pulse.end();
+        if answers.send(answer).is_err() {
+            return;
+        }
+    }
+}
+
+impl Bench {
+    fn step(&mut self, plan: &StepPlan) -> Input {
+        let start = Instant::now();
+        let (damage, reason) = match self.guarded(|engine| engine.step(plan)) {
+            Ok(Ok(result)) => {
+                let took = start.elapsed();
+                return Input::Stepped { result, took };
+            }
+            Ok(Err(error @ EngineError::Plan(_))) => (Damage::Nothing, error.to_string()),
+            Ok(Err(error @ EngineError::Device(_))) => (Damage::BlocksUnknown, error.to_string()),
+            Err(panic) => (Damage::BlocksUnknown, panic),
+        };
+        error!(step = %plan.step, %reason, "step failed");
+        Input::StepFailed {
+            step: plan.step,
+            reason,
+            damage,
+        }
+    }
+
+    fn read(&mut self, export: &Export, mut permit: Permit) -> Input {
+        let mut bytes = BytesMut::zeroed(self.limits.block_bytes as usize);
+        let read = self.guarded(|engine| engine.read_block(export.from, 0, &mut bytes));
+        if let Some(reason) = failure(read) {
+            error!(block = %export.from, %reason, "cannot read a block");
+            return export.answer(ExportOutcome::Broken);
+        }
+        let sent = send(export, &mut permit, &bytes.freeze(), self.limits);
+        export.answer(sent.unwrap_or(ExportOutcome::Dropped))
+    }
+
+    fn write(&mut self, import: &Import) -> Input {
+        let Import {
+            part,
+            block,
+            payload,
+            ..
+        } = import;
+        let written =
+            self.guarded(|engine| engine.write_block(block.block, part.offset as usize, payload));
+        match failure(written) {
+            None => import.answer(ImportOutcome::Written),
+            Some(reason) => {
+                error!(block = %block.block, %reason, "cannot write a block");
+                import.answer(ImportOutcome::Broken)
+            }
+        }
+    }
+
+    /// Runs the engine; a panic in it is a value here, and the end of this worker's health.
+    fn guarded<T>(&mut self, use_it: impl FnOnce(&mut dyn Engine) -> T) -> Result<T, String> {
+        let engine = self.engine.as_mut();
+        let caught = catch_unwind(AssertUnwindSafe(|| use_it(engine)));
+        caught.map_err(|panic| {
+            let words = panic.downcast_ref::<&str>().map(ToString::to_string);
+            let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
+            let reason = format!("panic: {}", words.unwrap_or_else(|| "without words".into()));
+            self.pulse.broke(&reason);
+            reason
+        })
+    }
+}
+
+fn failure(result: Result<Result<(), EngineError>, String>) -> Option<String> {
+    match result {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(panic) => Some(panic),
+    }
+}
+
+/// Cuts the block into frames and gives them to the link; `None` if that is broken.
+fn send(
+    export: &Export,
+    permit: &mut Permit,
+    bytes: &Bytes,
+    limits: EngineLimits,
+) -> Option<ExportOutcome> {
+    let mut digest = Digest::default();
+    let mut offset = 0;
+    while offset < limits.block_bytes {
+        let len = limits.frame_bytes_max.min(limits.block_bytes - offset);
+        let part = BlockPart {
+            ordinal: export.ordinal,
+            offset,
+            len,
+        };
+        let checksum = permit.send(Frame {
+            handoff: export.handoff,
+            block: export.block,
+            part,
+            payload: bytes.slice(offset as usize..(offset + len) as usize),
+        });
+        digest.add(part, checksum.ok()?);
+        offset += len;
+    }
+    Some(ExportOutcome::Sent {
+        digest: digest.value(),
+        bytes: u64::from(limits.block_bytes),
+    })
+}

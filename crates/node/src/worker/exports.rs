@@ -1,0 +1,100 @@
+//! Blocks that wait for credit, per receiver.
+//!
+//! A block is read out of the pool only when the receiver has room for it: what waits here is a few
+//! numbers, not bytes, and waits in nobody's way.
+
+use super::engine::Export;
+use cleave_domain::{HandoffId, WorkerRef};
+use cleave_sched::{ExportOutcome, Input};
+use std::collections::{BTreeMap, VecDeque};
+
+/// In the order in which the brain asked, per receiver.
+#[derive(Debug, Default)]
+pub(crate) struct Exports {
+    waiting: BTreeMap<WorkerRef, VecDeque<Export>>,
+}
+
+impl Exports {
+    pub(crate) fn push(&mut self, export: Export) {
+        self.waiting.entry(export.to).or_default().push_back(export);
+    }
+
+    /// Whether a block waits for this receiver.
+    pub(crate) fn wait_for(&self, peer: WorkerRef) -> bool {
+        self.waiting.contains_key(&peer)
+    }
+
+    /// The next block for this receiver.
+    pub(crate) fn pop(&mut self, peer: WorkerRef) -> Option<Export> {
+        let queue = self.waiting.get_mut(&peer)?;
+        let export = queue.pop_front();
+        if queue.is_empty() {
+            self.waiting.remove(&peer);
+        }
+        export
+    }
+
+    /// Drops what waits for a receiver that is out of reach, and answers it.
+    pub(crate) fn drop_peer(&mut self, peer: WorkerRef) -> Vec<Input> {
+        let dropped = self.waiting.remove(&peer).unwrap_or_default();
+        let answer = |export: &Export| export.answer(ExportOutcome::Dropped);
+        dropped.iter().map(answer).collect()
+    }
+
+    /// Drops what waits of a hand-off, and answers it.
+    pub(crate) fn forget(&mut self, handoff: HandoffId) -> Vec<Input> {
+        let mut answers = Vec::new();
+        self.waiting.retain(|_, queue| {
+            queue.retain(|export| {
+                let keep = export.handoff != handoff;
+                if !keep {
+                    answers.push(export.answer(ExportOutcome::Dropped));
+                }
+                keep
+            });
+            !queue.is_empty()
+        });
+        answers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::{FlightId, WorkerId};
+
+    fn export(flight: u64, to: u64, ordinal: u32) -> Export {
+        Export {
+            handoff: HandoffId {
+                flight: FlightId(flight),
+                attempt: 0,
+            },
+            to: WorkerRef {
+                worker: WorkerId(to),
+                ..WorkerRef::default()
+            },
+            from: Default::default(),
+            ordinal,
+            block: Default::default(),
+        }
+    }
+
+    #[test]
+    fn lesson_02_every_export_is_answered_once_or_handed_out() {
+        let mut exports = Exports::default();
+        for (flight, to, ordinal) in [(1, 8, 0), (2, 8, 0), (1, 8, 1), (1, 9, 2)] {
+            exports.push(export(flight, to, ordinal));
+        }
+        let forgotten = exports.forget(export(2, 8, 0).handoff);
+        assert_eq!(forgotten.len(), 1);
+        let first = exports.pop(export(1, 8, 0).to).map(|export| export.ordinal);
+        assert_eq!(first, Some(0), "in order");
+        assert_eq!(exports.drop_peer(export(1, 8, 0).to).len(), 1);
+        assert!(!exports.wait_for(export(1, 8, 0).to));
+        assert_eq!(
+            exports.pop(export(1, 9, 0).to).map(|export| export.ordinal),
+            Some(2)
+        );
+        assert!(exports.pop(export(1, 9, 0).to).is_none());
+    }
+}

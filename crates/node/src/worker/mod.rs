@@ -1,0 +1,176 @@
+//! The worker's body.
+//!
+//! Owns: the driver around the brain, the engine's thread, the worker's links.
+
+mod driver;
+mod engine;
+mod exports;
+
+pub(crate) use driver::WorkerEvent;
+
+use crate::door::WorkerDoor;
+use crate::health::Pulse;
+use crate::line::Introduction;
+use crate::tape::Recorder;
+use crate::telemetry::{Telemetry, WorkerMeters};
+use crate::{NodeError, WorkerOptions};
+use cleave_api::ModelFiles;
+use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
+use cleave_engine::{Engine, EngineDescription};
+use cleave_transfer::{Links, LinksConfig, LocalNet};
+use driver::{Driver, Ears, Hands};
+use engine::{EngineLimits, EngineThread};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// Orders that wait for the driver; connections wait when it is full.
+const INBOX_MAX: usize = 4096;
+/// Packets and frames that wait for the driver, besides what credit allows on the way.
+const LINK_EVENTS_MAX: usize = 1024;
+
+/// What a worker is made of.
+pub(crate) struct Parts {
+    pub(crate) options: WorkerOptions,
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) files: Arc<ModelFiles>,
+    /// Where other workers of this process are.
+    pub(crate) net: LocalNet,
+    /// Where workers of other processes reach this one, and by which address.
+    pub(crate) data: Option<(TcpListener, String)>,
+}
+
+/// A worker that runs.
+#[derive(Debug)]
+pub(crate) struct WorkerBody {
+    pub(crate) door: WorkerDoor,
+    pub(crate) pulse: Arc<Pulse>,
+    drained: watch::Receiver<bool>,
+    driver: JoinHandle<()>,
+    data: Option<JoinHandle<()>>,
+}
+
+impl WorkerBody {
+    /// Starts the engine's thread, the driver and, if there is a listener, the data server.
+    pub(crate) fn start(parts: Parts, telemetry: &Telemetry) -> Result<Self, NodeError> {
+        let Parts {
+            options,
+            engine,
+            files,
+            net,
+            data,
+        } = parts;
+        let description = engine.describe().clone();
+        let me = identity(&options.name);
+        let pulse = Arc::new(Pulse::new(options.step_limit));
+        let (answers, engine_answers) = mpsc::unbounded_channel();
+        let limits = engine_limits(&options, &description);
+        let thread = EngineThread::start(engine, limits, Arc::clone(&pulse), answers);
+        let thread = thread.map_err(NodeError::Thread)?;
+        let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
+        let links = Links::new(links_config(&options, me, &description), link_events, net);
+        let (tell_drained, drained) = watch::channel(false);
+        let hands = Hands {
+            engine: thread,
+            links: links.clone(),
+            meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, &files.name),
+            recorder: Recorder::create(options.tape.as_deref())?,
+            pulse: Arc::clone(&pulse),
+            drained: tell_drained,
+        };
+        let (inbox, outside) = mpsc::channel(INBOX_MAX);
+        let ears = Ears {
+            inbox: outside,
+            links: heard,
+            engine: engine_answers,
+        };
+        let limits = brain_limits(&options, me, &description);
+        let driver = tokio::spawn(Driver::new(limits, ears, hands).run());
+        let (listener, data_address) = data.unzip();
+        let introduction = Introduction {
+            worker: me,
+            name: options.name.clone(),
+            description: WorkerDescription {
+                role: options.role,
+                model: files.name.clone(),
+                fingerprint: description.fingerprint,
+                capacity: description.capacity,
+                queue_max: options.queue_max,
+            },
+            data_address: data_address.unwrap_or_default(),
+            files,
+        };
+        Ok(Self {
+            door: WorkerDoor {
+                introduction,
+                inbox,
+            },
+            pulse,
+            drained,
+            driver,
+            data: listener.map(|listener| tokio::spawn(links.serve(listener))),
+        })
+    }
+
+    /// Accepts nothing new and waits until nothing is left here.
+    pub(crate) async fn drain(&mut self) {
+        // A stopped driver holds nothing.
+        if self.door.inbox.send(WorkerEvent::Drain).await.is_ok() {
+            let _ = self.drained.wait_for(|drained| *drained).await;
+        }
+    }
+
+    /// Stops at once.
+    pub(crate) async fn stop(self) {
+        let _ = self.door.inbox.send(WorkerEvent::Stop).await;
+        // A driver that panicked has said so; there is nothing to add.
+        let _ = self.driver.await;
+        if let Some(data) = self.data {
+            data.abort();
+        }
+    }
+}
+
+/// The same name is the same worker; each start is another life, later by the clock.
+fn identity(name: &str) -> WorkerRef {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let micros = since.unwrap_or_default().as_micros();
+    WorkerRef {
+        worker: WorkerId(cleave_transfer::checksum(name.as_bytes())),
+        incarnation: Incarnation(u64::try_from(micros).unwrap_or(u64::MAX)),
+    }
+}
+
+fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineLimits {
+    EngineLimits {
+        block_bytes: engine.capacity.block_bytes,
+        frame_bytes_max: options.frame_bytes_max,
+        write_bytes_max: options.import_bytes_per_step,
+    }
+}
+
+fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescription) -> LinksConfig {
+    let block_bytes = engine.capacity.block_bytes;
+    LinksConfig {
+        credit_bytes: options.credit_bytes,
+        ..LinksConfig::new(me, engine.fingerprint.clone(), block_bytes)
+    }
+}
+
+fn brain_limits(
+    options: &WorkerOptions,
+    me: WorkerRef,
+    engine: &EngineDescription,
+) -> cleave_sched::Limits {
+    cleave_sched::Limits {
+        me,
+        role: options.role,
+        capacity: engine.capacity,
+        queue_max: options.queue_max,
+        lease: options.lease,
+        stall_max: options.stall_max,
+        prefix_cache: options.prefix_cache,
+    }
+}

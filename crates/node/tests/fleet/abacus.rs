@@ -1,0 +1,241 @@
+//! An engine that is no model and yet needs its KV: each position's entry is a hash over the entry
+//! before it and the token, read from and written to the pool through the block table; the next
+//! token is a hash of the last entry. A hand-off that brings wrong, old or misplaced bytes changes
+//! the tokens, and [`expected`] says from the prompt alone what they must be.
+
+use cleave_domain::{
+    BlockIndex, Capacity, Fingerprint, LogitsWanted, OpenSlot, Sampled, Segment, SlotIndex,
+    StepPlan, StepResult, TokenId,
+};
+use cleave_engine::{Engine, EngineDescription, EngineError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+use tokio::sync::watch;
+
+pub const BLOCK_TOKENS: usize = 4;
+/// Large, so that KV traffic stands out from everything else.
+const ENTRY_BYTES: usize = 2048;
+pub const BLOCK_BYTES: usize = BLOCK_TOKENS * ENTRY_BYTES;
+pub const BLOCKS: u32 = 32;
+const VOCABULARY: u32 = 1000;
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a.rotate_left(17) ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z ^ (z >> 31)
+}
+
+fn entry(before: u64, token: TokenId) -> u64 {
+    mix(before, u64::from(token) + 1)
+}
+
+fn token(last: u64) -> TokenId {
+    (mix(last, 0) % u64::from(VOCABULARY)) as TokenId
+}
+
+/// What any way through the fleet must give for this prompt.
+pub fn expected(prompt: &[TokenId], count: usize) -> Vec<TokenId> {
+    let mut last = prompt.iter().fold(0, |last, token| entry(last, *token));
+    let mut tokens = Vec::new();
+    for _ in 0..count {
+        tokens.push(token(last));
+        last = entry(last, token(last));
+    }
+    tokens
+}
+
+/// Stops an engine before a step, from the test.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    open: Arc<(Mutex<Door>, Condvar)>,
+    reached: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Door {
+    shut: bool,
+    panics: bool,
+}
+
+impl Gate {
+    pub fn new() -> Self {
+        Self {
+            open: Arc::default(),
+            reached: watch::Sender::new(0),
+        }
+    }
+
+    pub fn shut(&self) {
+        self.open.0.lock().unwrap().shut = true;
+    }
+
+    pub fn open(&self) {
+        self.open.0.lock().unwrap().shut = false;
+        self.open.1.notify_all();
+    }
+
+    /// The next step panics.
+    pub fn mine(&self) {
+        self.open.0.lock().unwrap().panics = true;
+    }
+
+    /// Returns when the engine has come to a step since the test began.
+    pub async fn reached(&self) {
+        let mut reached = self.reached.subscribe();
+        reached.wait_for(|steps| *steps > 0).await.unwrap();
+    }
+
+    fn pass(&self) {
+        self.reached.send_modify(|steps| *steps += 1);
+        let mut door = self.open.0.lock().unwrap();
+        while door.shut {
+            door = self.open.1.wait(door).unwrap();
+        }
+        if std::mem::take(&mut door.panics) {
+            drop(door);
+            panic!("a bead fell off");
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Abacus {
+    description: EngineDescription,
+    pool: Vec<u8>,
+    slots: BTreeMap<SlotIndex, Vec<TokenId>>,
+    gate: Gate,
+}
+
+impl Abacus {
+    pub fn new(gate: &Gate) -> Self {
+        let capacity = Capacity {
+            block_tokens: BLOCK_TOKENS as u32,
+            block_bytes: BLOCK_BYTES as u32,
+            blocks_count: BLOCKS,
+            slots_count: 8,
+            step_tokens_max: 16,
+            context_tokens_max: BLOCKS * BLOCK_TOKENS as u32,
+        };
+        Self {
+            description: EngineDescription {
+                model: "abacus".into(),
+                device: "beads".into(),
+                fingerprint: Fingerprint("abacus-1".into()),
+                capacity,
+                vocab_size: VOCABULARY,
+            },
+            // A pool that was never written to is not zero.
+            pool: vec![0xa5; BLOCK_BYTES * BLOCKS as usize],
+            slots: BTreeMap::new(),
+            gate: gate.clone(),
+        }
+    }
+
+    fn at(blocks: &[BlockIndex], position: usize) -> usize {
+        let block = blocks[position / BLOCK_TOKENS].0 as usize;
+        block * BLOCK_BYTES + position % BLOCK_TOKENS * ENTRY_BYTES
+    }
+
+    /// Every copy of the value within the entry must agree: no byte of a block is idle.
+    fn read(&self, blocks: &[BlockIndex], position: usize) -> u64 {
+        let start = Self::at(blocks, position);
+        let bytes = &self.pool[start..start + ENTRY_BYTES];
+        let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        let odd = bytes.chunks_exact(8).any(|chunk| chunk != &bytes[..8]);
+        if odd { !first } else { first }
+    }
+
+    fn write(&mut self, blocks: &[BlockIndex], position: usize, value: u64) {
+        let start = Self::at(blocks, position);
+        for chunk in self.pool[start..start + ENTRY_BYTES].chunks_exact_mut(8) {
+            chunk.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    fn run(&mut self, segment: &Segment) -> u64 {
+        let history = self.slots[&segment.slot].clone();
+        let start = segment.position as usize;
+        let mut last = match start {
+            0 => 0,
+            _ => self.read(&segment.blocks, start - 1),
+        };
+        for (position, token) in history
+            .iter()
+            .enumerate()
+            .skip(start)
+            .take(segment.len as usize)
+        {
+            last = entry(last, *token);
+            self.write(&segment.blocks, position, last);
+        }
+        last
+    }
+}
+
+impl Engine for Abacus {
+    fn describe(&self) -> &EngineDescription {
+        &self.description
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
+        self.gate.pass();
+        for open in &plan.opens {
+            let OpenSlot {
+                slot,
+                prompt,
+                output,
+                ..
+            } = open;
+            let history = prompt.iter().chain(output).copied().collect();
+            self.slots.insert(*slot, history);
+        }
+        let mut result = StepResult {
+            step: plan.step,
+            ..StepResult::default()
+        };
+        for segment in &plan.segments {
+            let last = self.run(segment);
+            if segment.logits == LogitsWanted::Sample {
+                let token = token(last);
+                self.slots.get_mut(&segment.slot).unwrap().push(token);
+                let sampled = Sampled {
+                    token,
+                    scores: None,
+                };
+                result.sampled.push((segment.slot, sampled));
+            }
+        }
+        Ok(result)
+    }
+
+    fn read_block(
+        &self,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let start = block.0 as usize * BLOCK_BYTES + offset;
+        out.copy_from_slice(&self.pool[start..start + out.len()]);
+        Ok(())
+    }
+
+    fn write_block(
+        &mut self,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        let start = block.0 as usize * BLOCK_BYTES + offset;
+        self.pool[start..start + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        for (from, to) in pairs {
+            let start = from.0 as usize * BLOCK_BYTES;
+            self.pool
+                .copy_within(start..start + BLOCK_BYTES, to.0 as usize * BLOCK_BYTES);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,433 @@
+//! A router and workers over real sockets, in one process and apart, with an engine whose tokens
+//! need the KV that was handed over.
+#![allow(missing_docs)]
+
+mod abacus;
+
+use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
+use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles};
+use cleave_domain::{
+    Ending, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TokenId, Usage,
+};
+use cleave_node::{
+    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, WorkerNode,
+    WorkerOptions,
+};
+use futures::StreamExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn files() -> ModelFiles {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
+    ModelFiles::read(&folder).unwrap()
+}
+
+fn prompt(salt: u32, count: u32) -> Vec<TokenId> {
+    (0..count).map(|i| (i * 7 + salt * 131) % 997).collect()
+}
+
+fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
+    Request {
+        prompt: prompt.into(),
+        generated: [].into(),
+        sampling: Sampling::greedy(),
+        stop: StopRules {
+            max_tokens,
+            min_tokens: 0,
+            stop_tokens: [].into(),
+        },
+        priority: 0,
+        cache_salt: 0,
+        slo: Slo::default(),
+    }
+}
+
+async fn collect(mut stream: FlightStream) -> (Vec<TokenId>, Ending, Usage) {
+    let all = async {
+        let mut tokens = Vec::new();
+        loop {
+            match stream.next().await.expect("a stream ends with its ending") {
+                FlightEvent::Token(emission) => {
+                    assert_eq!(emission.index as usize, tokens.len());
+                    tokens.push(emission.sampled.token);
+                }
+                FlightEvent::Ended { ending, usage } => {
+                    assert!(stream.next().await.is_none());
+                    return (tokens, ending, usage);
+                }
+            }
+        }
+    };
+    timeout(PATIENCE, all).await.expect("an ending in time")
+}
+
+const DONE: Ending = Ending::Done {
+    reason: FinishReason::Length,
+};
+
+async fn check(frontend: &Arc<dyn Frontend>, prompt: &[TokenId], count: u32) {
+    let stream = frontend.submit(request(prompt, count));
+    let (tokens, ending, usage) = collect(stream).await;
+    assert_eq!(ending, DONE);
+    assert_eq!(tokens, expected(prompt, count as usize));
+    assert_eq!(usage.prompt_tokens as usize, prompt.len());
+    assert_eq!(usage.output_tokens, count);
+}
+
+async fn serve(roles: &[Role]) -> Running {
+    let worker = |(i, role): (usize, &Role)| {
+        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+        (WorkerOptions::new(format!("{role}-{i}"), *role), engine)
+    };
+    let serve = Serve {
+        listen: "127.0.0.1:0".into(),
+        router: RouterOptions::default(),
+        workers: roles.iter().enumerate().map(worker).collect(),
+        files: files(),
+    };
+    let running = serve.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    running
+}
+
+async fn router(listen: &str) -> RunningRouter {
+    let node = RouterNode {
+        listen: listen.into(),
+        options: RouterOptions::default(),
+    };
+    node.start().await.unwrap()
+}
+
+async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, Gate) {
+    let gate = Gate::new();
+    let node = WorkerNode {
+        options: WorkerOptions::new(name, role),
+        engine: Box::new(Abacus::new(&gate)),
+        files: files(),
+        routers: vec![router.to_owned()],
+        data_listen: "127.0.0.1:0".into(),
+        data_address: None,
+        metrics_listen: Some("127.0.0.1:0".into()),
+    };
+    let running = node.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    (running, gate)
+}
+
+/// The value of a series, summed over its labels.
+fn metric(text: &str, name: &str, label: &str) -> f64 {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let wanted = lines.filter(|line| {
+        line.strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(label))
+    });
+    wanted
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum()
+}
+
+#[tokio::test]
+async fn one_process_serves_through_both_legs() {
+    let running = serve(&[Role::Prefill, Role::Decode]).await;
+    let frontend = running.frontend();
+    for salt in 0..4 {
+        check(&frontend, &prompt(salt, 23), 9).await;
+    }
+    let text = frontend.metrics();
+    let landed = metric(&text, "cleave_handoffs_total", "landed");
+    assert_eq!(
+        landed, 4.0,
+        "lesson 17: hand-offs are used, not recomputed\n{text}"
+    );
+    assert!(metric(&text, "cleave_handoff_bytes_total", "received") >= 4.0 * BLOCK_BYTES as f64);
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn both_legs_on_one_worker_give_the_same_tokens() {
+    let running = serve(&[Role::Both]).await;
+    let frontend = running.frontend();
+    check(&frontend, &prompt(1, 23), 9).await;
+    let text = frontend.metrics();
+    assert_eq!(metric(&text, "cleave_handoff_bytes_total", ""), 0.0);
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn many_at_once_do_not_mix() {
+    let running = serve(&[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode]).await;
+    let frontend = running.frontend();
+    let flights = (0..24).map(|salt| {
+        let frontend = Arc::clone(&frontend);
+        async move { check(&frontend, &prompt(salt, 5 + salt), 7).await }
+    });
+    futures::future::join_all(flights).await;
+    running.drain(PATIENCE).await;
+}
+
+/// Relays to `target`, counting bytes both ways.
+async fn counting_proxy(target: String) -> (String, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let count = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&count);
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let far = TcpStream::connect(&target).await.unwrap();
+            let (near_read, near_write) = near.into_split();
+            let (far_read, far_write) = far.into_split();
+            tokio::spawn(relay(near_read, far_write, Arc::clone(&counted)));
+            tokio::spawn(relay(far_read, near_write, Arc::clone(&counted)));
+        }
+    });
+    (address, count)
+}
+
+async fn relay(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    count: Arc<AtomicU64>,
+) {
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        count.fetch_add(read as u64, Ordering::Relaxed);
+        if to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn apart_the_tokens_are_the_same_and_kv_never_passes_the_router() {
+    let router = router("127.0.0.1:0").await;
+    let (address, passed) = counting_proxy(router.address().to_string()).await;
+    let mut workers = Vec::new();
+    for (name, role) in [
+        ("p0", Role::Prefill),
+        ("p1", Role::Prefill),
+        ("d0", Role::Decode),
+        ("d1", Role::Decode),
+    ] {
+        workers.push(worker(name, role, &address).await.0);
+    }
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let joined = passed.load(Ordering::Relaxed);
+    let frontend = router.frontend();
+    let flights = (0..16).map(|salt| {
+        let frontend = Arc::clone(&frontend);
+        async move { check(&frontend, &prompt(salt, 40), 6).await }
+    });
+    futures::future::join_all(flights).await;
+
+    let metrics: Vec<String> = workers.iter().map(RunningWorker::metrics).collect();
+    let sum = |name, label| {
+        metrics
+            .iter()
+            .map(|text| metric(text, name, label))
+            .sum::<f64>()
+    };
+    assert_eq!(sum("cleave_handoffs_total", "landed"), 16.0);
+    let moved = sum("cleave_handoff_bytes_total", "sent");
+    assert_eq!(moved, sum("cleave_handoff_bytes_total", "received"));
+    assert!(moved >= (16 * 10 * BLOCK_BYTES) as f64, "{moved}");
+    let passed = (passed.load(Ordering::Relaxed) - joined) as f64;
+    assert!(
+        passed < moved / 8.0,
+        "{passed} bytes passed the router, {moved} moved"
+    );
+    assert!(sum("cleave_link_bytes_per_second", "") > 0.0, "lesson 18");
+
+    for worker in workers {
+        worker.drain(PATIENCE).await;
+    }
+    router.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let (first, first_gate) = worker("p0", Role::Prefill, &address).await;
+    let (second, second_gate) = worker("p1", Role::Prefill, &address).await;
+    let (decode, _) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    first_gate.shut();
+    second_gate.shut();
+    let prompt = prompt(3, 40);
+    let stream = router.frontend().submit(request(&prompt, 5));
+    let on_first = tokio::select! {
+        () = first_gate.reached() => true,
+        () = second_gate.reached() => false,
+    };
+    let rest = match on_first {
+        true => {
+            first.stop().await;
+            second_gate.open();
+            second
+        }
+        false => {
+            second.stop().await;
+            first_gate.open();
+            first
+        }
+    };
+    let (tokens, ending, _) = collect(stream).await;
+    assert_eq!(ending, DONE);
+    assert_eq!(tokens, expected(&prompt, 5));
+    let text = router.frontend().metrics();
+    assert_eq!(
+        metric(&text, "cleave_retries_total", "worker_lost"),
+        1.0,
+        "{text}"
+    );
+    first_gate.open();
+    second_gate.open();
+    rest.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
+    let running = serve(&[Role::Prefill, Role::Decode]).await;
+    let frontend = running.frontend();
+    // Nearly the whole of each pool: the next one fits only if the one before is gone.
+    let tokens = (BLOCKS - 4) * 4;
+    for salt in 0..3 {
+        let prompt = prompt(salt, tokens - 40);
+        let mut stream = frontend.submit(request(&prompt, 40));
+        if salt > 0 {
+            let first = timeout(PATIENCE, stream.next()).await.unwrap();
+            assert!(matches!(first, Some(FlightEvent::Token(_))), "{first:?}");
+        }
+        drop(stream);
+    }
+    check(&frontend, &prompt(9, tokens - 40), 40).await;
+    let text = frontend.metrics();
+    assert_eq!(
+        metric(&text, "cleave_flights_ended_total", "cancelled"),
+        3.0,
+        "{text}"
+    );
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn lesson_06_a_router_that_starts_anew_finds_its_workers_again() {
+    let first = router("127.0.0.1:0").await;
+    let address = first.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (decode, _) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, first.ready()).await.unwrap();
+    check(&first.frontend(), &prompt(1, 20), 4).await;
+    first.drain(PATIENCE).await;
+
+    let second = router(&address).await;
+    timeout(PATIENCE, second.ready()).await.unwrap();
+    check(&second.frontend(), &prompt(2, 20), 4).await;
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    second.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn garbage_at_any_port_hurts_nobody() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (decode, _) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let ports = [
+        address,
+        prefill.data_address().to_string(),
+        decode.data_address().to_string(),
+        decode.metrics_address().unwrap().to_string(),
+    ];
+    let mut strangers = Vec::new();
+    for port in &ports {
+        for garbage in [
+            &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"[..],
+            b"POST /cleave.fleet.v1.Fleet/Join HTTP/1.1\r\ncontent-length: 5\r\n\r\nhello",
+            &[0; 64],
+            &[0xff; 4096],
+        ] {
+            let mut stream = TcpStream::connect(port).await.unwrap();
+            stream.write_all(garbage).await.unwrap();
+            strangers.push(stream);
+        }
+    }
+    check(&router.frontend(), &prompt(1, 20), 4).await;
+    drop(strangers);
+    check(&router.frontend(), &prompt(2, 20), 4).await;
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (broken, gate) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    assert!(get(&broken, "/health").await.starts_with("HTTP/1.1 200"));
+    gate.mine();
+    let stream = router.frontend().submit(request(&prompt(1, 20), 6));
+    let (sound, _) = worker("d1", Role::Decode, &address).await;
+    let (tokens, ending, _) = collect(stream).await;
+    // Its first token is out; whether the rest is drawn elsewhere is the router's choice, and
+    // either way it says so.
+    match ending {
+        DONE => assert_eq!(tokens, expected(&prompt(1, 20), 6)),
+        Ending::Failed(_) => {}
+        other => panic!("{other:?}"),
+    }
+    let health = get(&broken, "/health").await;
+    assert!(health.starts_with("HTTP/1.1 503"), "{health}");
+    assert!(health.contains("a bead fell off"), "{health}");
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    check(&router.frontend(), &prompt(2, 20), 6).await;
+    broken.stop().await;
+    prefill.drain(PATIENCE).await;
+    sound.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+}
+
+async fn get(worker: &RunningWorker, path: &str) -> String {
+    let address = worker.metrics_address().unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn drain_lets_flights_finish_and_takes_no_new_ones() {
+    let running = serve(&[Role::Prefill, Role::Decode]).await;
+    let frontend = running.frontend();
+    let prompt = prompt(1, 30);
+    let mut stream = frontend.submit(request(&prompt, 30));
+    let first = timeout(PATIENCE, stream.next()).await.unwrap();
+    assert!(matches!(first, Some(FlightEvent::Token(_))));
+    let draining = tokio::spawn(running.drain(PATIENCE));
+    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    assert!(matches!(rest.last(), Some(FlightEvent::Ended { ending, .. }) if *ending == DONE));
+    assert_eq!(rest.len(), 30, "29 tokens and the ending");
+    let (tokens, ending, _) = collect(frontend.submit(request(&prompt, 3))).await;
+    assert!(tokens.is_empty());
+    assert_eq!(ending, Ending::Refused(Refusal::Draining));
+    timeout(PATIENCE, draining).await.unwrap().unwrap();
+}

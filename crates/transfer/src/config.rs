@@ -1,0 +1,124 @@
+//! How links are set up, and what a worker hears from them.
+
+use crate::payload::Payload;
+use cleave_domain::{Fingerprint, WorkerRef};
+use cleave_kv::Packet;
+use std::time::Duration;
+
+/// What all links of one worker share.
+#[derive(Clone, Debug)]
+pub struct LinksConfig {
+    /// Who this is; named in every handshake.
+    pub me: WorkerRef,
+    /// Peers with another fingerprint are turned away.
+    pub fingerprint: Fingerprint,
+    /// Bytes of one block; no frame is longer, at either end.
+    pub block_bytes: u32,
+    /// Payload bytes that one peer may have on their way here or kept here, at least two blocks.
+    /// It bounds the memory that a peer can take, and hides the round trip of a fast link.
+    pub credit_bytes: u32,
+    /// Blocks longer than this leave as several frames, so that control packets never wait long
+    /// behind one write.
+    pub frame_bytes_max: u32,
+    /// How often an idle link is tried.
+    pub beat: Duration,
+    /// A link on which nothing was heard for this long is lost; several beats.
+    pub silence_max: Duration,
+    /// How long connecting and the handshake may take, together.
+    pub connect_timeout: Duration,
+}
+
+impl LinksConfig {
+    /// Usual timings and sizes: 32 MiB of credit, frames of 1 MiB, a beat each second and five
+    /// missed ones for a loss.
+    pub fn new(me: WorkerRef, fingerprint: Fingerprint, block_bytes: u32) -> Self {
+        Self {
+            me,
+            fingerprint,
+            block_bytes,
+            credit_bytes: 32 << 20,
+            frame_bytes_max: 1 << 20,
+            beat: Duration::from_secs(1),
+            silence_max: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+
+    /// Credit a peer starts with: never so little that a block could not be sent while another is
+    /// being written to the pool.
+    pub(crate) fn window(&self) -> u32 {
+        self.credit_bytes.max(self.block_bytes.saturating_mul(2))
+    }
+}
+
+/// What a worker hears from its links.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// A peer sent something. Frames carry their payload.
+    Arrived {
+        /// Who sent it, as it proved in the handshake.
+        from: WorkerRef,
+        /// What.
+        packet: Packet,
+        /// Whether a frame's payload has the checksum that its sender gave it.
+        intact: bool,
+        /// A frame's bytes.
+        payload: Option<Payload>,
+    },
+    /// The link to this peer has more credit than before: blocks that wait for it may go.
+    Granted {
+        /// To whom.
+        peer: WorkerRef,
+    },
+    /// A link was measured at its start.
+    Measured {
+        /// To whom.
+        peer: WorkerRef,
+        /// What it can do.
+        speed: LinkSpeed,
+    },
+    /// A link, outgoing or incoming, broke or was never made; what was on it will not arrive.
+    Lost {
+        /// To or from whom.
+        peer: WorkerRef,
+        /// For the log.
+        reason: String,
+    },
+}
+
+/// What a link's self-test measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkSpeed {
+    /// The shortest round trip of a few.
+    pub latency: Duration,
+    /// Payload bytes per second, one way.
+    pub bytes_per_second: u64,
+}
+
+/// How to reach a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// It is in this process, on the same [`crate::LocalNet`].
+    Local,
+    /// `host:port` of its data listener.
+    Tcp(String),
+}
+
+/// Why nothing can be sent to a peer now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkDown {
+    /// Nobody said where the peer is.
+    #[error("no address is known for worker {0}: the router names it before the first hand-off")]
+    NoRoute(WorkerRef),
+    /// A later life of the peer is known; this one is over.
+    #[error("worker {wanted} has been replaced by {known}")]
+    Outlived {
+        /// Whom the caller wanted.
+        wanted: WorkerRef,
+        /// Who is there now.
+        known: WorkerRef,
+    },
+    /// The link broke; a `LinkEvent::Lost` says why.
+    #[error("the link to {0} is broken")]
+    Broken(WorkerRef),
+}

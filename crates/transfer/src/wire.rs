@@ -1,0 +1,597 @@
+//! The bytes on a TCP link: eight bytes of header (kind, three zeros, body length), then the body.
+//! Numbers are little-endian. A frame's body is its head followed by the payload.
+//!
+//! Never: trusts a length, a count or a text that came from outside; every one has a limit here,
+//! checked before anything is allocated.
+
+use bytes::{BufMut, BytesMut};
+use cleave_domain::{
+    BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation, WorkerId,
+    WorkerRef,
+};
+use cleave_kv::{BlockPart, Seal};
+
+/// What the first message of each direction starts with; a stray client never has it.
+pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
+/// Grows when a message changes; both ends must agree.
+pub(crate) const VERSION: u16 = 1;
+/// Kind, zeros, body length.
+pub(crate) const HEADER_BYTES: usize = 8;
+/// A frame's body before its payload.
+pub(crate) const FRAME_HEAD_BYTES: usize = 40;
+/// Longest body of a message other than a frame or a probe.
+const CONTROL_BYTES_MAX: usize = 8 << 10;
+/// Longest body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
+const SEAL_BYTES_MAX: usize = 1 << 20;
+/// Longest text in a message.
+const TEXT_BYTES_MAX: usize = 4 << 10;
+/// Bytes of a probe.
+pub(crate) const PROBE_BYTES: usize = 1 << 20;
+/// A failure inside a failure inside …
+const FAILURE_DEPTH_MAX: u32 = 4;
+
+/// Who knocks, and whom it expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) from: WorkerRef,
+    pub(crate) to: WorkerRef,
+    pub(crate) block_bytes: u32,
+    pub(crate) fingerprint: String,
+}
+
+/// A frame without its payload, which has `part.len` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FrameHead {
+    pub(crate) handoff: HandoffId,
+    pub(crate) block: BlockRef,
+    pub(crate) part: BlockPart,
+    pub(crate) checksum: u64,
+}
+
+/// Everything that is said on a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// First from the sender.
+    Hello(Hello),
+    /// The receiver takes the link, and grants this many payload bytes.
+    Welcome {
+        me: WorkerRef,
+        credit: u64,
+    },
+    /// The receiver does not, and why.
+    Reject(String),
+    Frame(FrameHead),
+    Seal(Seal),
+    Landed(HandoffId),
+    Abandoned(HandoffId, Cause),
+    /// Receiver to sender: this many payload bytes more.
+    Grant(u64),
+    /// Sender to receiver, to be answered in order.
+    Ping(u64),
+    /// The answer.
+    Pong(u64),
+    /// This many bytes follow and mean nothing.
+    Probe(u32),
+}
+
+/// What was wrong with what a peer sent.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WireError {
+    #[error("not a Cleave data link: it started with {0:02x?} in place of {MAGIC:02x?}")]
+    Magic([u8; 4]),
+    #[error("data link version {0}, this is version {VERSION}: run the same release everywhere")]
+    Version(u16),
+    #[error("message kind {0} does not exist")]
+    Kind(u8),
+    #[error("message of {len} bytes where at most {max} are allowed")]
+    TooLong { len: usize, max: usize },
+    #[error("message ends in the middle of a field")]
+    Short,
+    #[error("{0} bytes too many in a message")]
+    Surplus(usize),
+    #[error("text is not UTF-8")]
+    Text,
+    #[error("frame of {0} bytes at offset {1} does not fit a block of {2} bytes")]
+    OutsideBlock(u32, u32, u32),
+    #[error("cause code {0} does not exist")]
+    CauseCode(u8),
+    #[error("failure code {0} does not exist")]
+    FailureCode(u8),
+}
+
+/// A header, checked: no body that follows is longer than its kind allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: u8,
+    pub(crate) body_len: usize,
+}
+
+const HELLO: u8 = 1;
+const WELCOME: u8 = 2;
+const REJECT: u8 = 3;
+pub(crate) const FRAME: u8 = 4;
+const SEAL: u8 = 5;
+const LANDED: u8 = 6;
+const ABANDONED: u8 = 7;
+const GRANT: u8 = 8;
+const PING: u8 = 9;
+const PONG: u8 = 10;
+pub(crate) const PROBE: u8 = 11;
+
+impl Header {
+    /// Reads a header; `block_bytes` bounds frames.
+    pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
+        let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
+        if !(HELLO..=PROBE).contains(&kind) || [z0, z1, z2] != [0; 3] {
+            return Err(WireError::Kind(kind));
+        }
+        let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let max = match kind {
+            FRAME => FRAME_HEAD_BYTES + block_bytes as usize,
+            PROBE => PROBE_BYTES,
+            SEAL => SEAL_BYTES_MAX,
+            _ => CONTROL_BYTES_MAX,
+        };
+        if body_len > max {
+            return Err(WireError::TooLong { len: body_len, max });
+        }
+        Ok(Self { kind, body_len })
+    }
+}
+
+impl FrameHead {
+    /// Reads a frame's head; the payload's length must be what the header left for it, and lie
+    /// inside a block.
+    pub(crate) fn parse(head: &[u8], body_len: usize, block_bytes: u32) -> Result<Self, WireError> {
+        let mut fields = Fields(head);
+        let frame = Self {
+            handoff: fields.handoff()?,
+            block: BlockRef {
+                block: BlockIndex(fields.u32()?),
+                generation: Generation(fields.u32()?),
+            },
+            part: BlockPart {
+                ordinal: fields.u32()?,
+                offset: fields.u32()?,
+                len: fields.u32()?,
+            },
+            checksum: fields.u64()?,
+        };
+        fields.end()?;
+        let BlockPart { offset, len, .. } = frame.part;
+        let end = u64::from(offset) + u64::from(len);
+        if len == 0 || end > u64::from(block_bytes) {
+            return Err(WireError::OutsideBlock(len, offset, block_bytes));
+        }
+        if body_len != FRAME_HEAD_BYTES + len as usize {
+            return Err(WireError::Short);
+        }
+        Ok(frame)
+    }
+}
+
+impl Message {
+    /// Appends header and body; the payload of a frame and the bytes of a probe come after.
+    pub(crate) fn encode(&self, out: &mut BytesMut) {
+        let start = out.len();
+        out.put_bytes(0, HEADER_BYTES);
+        let (kind, trailing) = self.encode_body(out);
+        let body_len = out.len() - start - HEADER_BYTES + trailing;
+        let body_len = u32::try_from(body_len).expect("bodies are bounded by u32 block sizes");
+        out[start] = kind;
+        out[start + 4..start + HEADER_BYTES].copy_from_slice(&body_len.to_le_bytes());
+    }
+
+    /// The kind, and how many bytes follow that are not written here.
+    fn encode_body(&self, out: &mut BytesMut) -> (u8, usize) {
+        match self {
+            Self::Hello(hello) => {
+                put_preamble(out);
+                put_worker(out, hello.from);
+                put_worker(out, hello.to);
+                out.put_u32_le(hello.block_bytes);
+                put_text(out, &hello.fingerprint);
+                (HELLO, 0)
+            }
+            Self::Welcome { me, credit } => {
+                put_preamble(out);
+                put_worker(out, *me);
+                out.put_u64_le(*credit);
+                (WELCOME, 0)
+            }
+            Self::Reject(reason) => {
+                put_preamble(out);
+                put_text(out, reason);
+                (REJECT, 0)
+            }
+            Self::Frame(frame) => {
+                put_handoff(out, frame.handoff);
+                out.put_u32_le(frame.block.block.0);
+                out.put_u32_le(frame.block.generation.0);
+                out.put_u32_le(frame.part.ordinal);
+                out.put_u32_le(frame.part.offset);
+                out.put_u32_le(frame.part.len);
+                out.put_u64_le(frame.checksum);
+                (FRAME, frame.part.len as usize)
+            }
+            Self::Seal(seal) => {
+                put_handoff(out, seal.handoff);
+                out.put_u32_le(seal.blocks_count);
+                out.put_u64_le(seal.digest);
+                for token in &seal.output {
+                    out.put_u32_le(*token);
+                }
+                (SEAL, 0)
+            }
+            Self::Landed(handoff) => {
+                put_handoff(out, *handoff);
+                (LANDED, 0)
+            }
+            Self::Abandoned(handoff, cause) => {
+                put_handoff(out, *handoff);
+                put_cause(out, cause);
+                (ABANDONED, 0)
+            }
+            Self::Grant(bytes) => {
+                out.put_u64_le(*bytes);
+                (GRANT, 0)
+            }
+            Self::Ping(nonce) => {
+                out.put_u64_le(*nonce);
+                (PING, 0)
+            }
+            Self::Pong(nonce) => {
+                out.put_u64_le(*nonce);
+                (PONG, 0)
+            }
+            Self::Probe(len) => (PROBE, *len as usize),
+        }
+    }
+
+    /// Reads the body of any message but a frame or a probe.
+    pub(crate) fn decode(kind: u8, body: &[u8]) -> Result<Self, WireError> {
+        let mut fields = Fields(body);
+        let message = match kind {
+            HELLO => {
+                fields.preamble()?;
+                Self::Hello(Hello {
+                    from: fields.worker()?,
+                    to: fields.worker()?,
+                    block_bytes: fields.u32()?,
+                    fingerprint: fields.text()?,
+                })
+            }
+            WELCOME => {
+                fields.preamble()?;
+                Self::Welcome {
+                    me: fields.worker()?,
+                    credit: fields.u64()?,
+                }
+            }
+            REJECT => {
+                fields.preamble()?;
+                Self::Reject(fields.text()?)
+            }
+            SEAL => Self::Seal(Seal {
+                handoff: fields.handoff()?,
+                blocks_count: fields.u32()?,
+                digest: fields.u64()?,
+                output: fields.tokens()?,
+            }),
+            LANDED => Self::Landed(fields.handoff()?),
+            ABANDONED => Self::Abandoned(fields.handoff()?, fields.cause()?),
+            GRANT => Self::Grant(fields.u64()?),
+            PING => Self::Ping(fields.u64()?),
+            PONG => Self::Pong(fields.u64()?),
+            other => return Err(WireError::Kind(other)),
+        };
+        fields.end()?;
+        Ok(message)
+    }
+}
+
+fn put_preamble(out: &mut BytesMut) {
+    out.put_slice(&MAGIC);
+    out.put_u16_le(VERSION);
+}
+
+fn put_worker(out: &mut BytesMut, worker: WorkerRef) {
+    out.put_u64_le(worker.worker.0);
+    out.put_u64_le(worker.incarnation.0);
+}
+
+fn put_handoff(out: &mut BytesMut, handoff: HandoffId) {
+    out.put_u64_le(handoff.flight.0);
+    out.put_u32_le(handoff.attempt);
+}
+
+/// Texts are for people, so a long one is cut and never refused.
+fn put_text(out: &mut BytesMut, text: &str) {
+    let cut = text.floor_char_boundary(TEXT_BYTES_MAX);
+    out.put_u32_le(u32::try_from(cut).expect("the limit is small"));
+    out.put_slice(&text.as_bytes()[..cut]);
+}
+
+fn put_cause(out: &mut BytesMut, cause: &Cause) {
+    match cause {
+        Cause::Finished => out.put_u8(1),
+        Cause::Cancelled => out.put_u8(2),
+        Cause::Failed(failure) => {
+            out.put_u8(3);
+            put_failure(out, failure, 0);
+        }
+    }
+}
+
+fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
+    match failure {
+        Failure::WorkerLost => out.put_u8(1),
+        Failure::LinkLost => out.put_u8(2),
+        Failure::LeaseExpired => out.put_u8(3),
+        Failure::Corrupt => out.put_u8(4),
+        Failure::Rejected => out.put_u8(5),
+        Failure::Engine(reason) => {
+            out.put_u8(6);
+            put_text(out, reason);
+        }
+        Failure::OutOfBlocks => out.put_u8(8),
+        // Brains nest at most once; deeper than the limit only the innermost reason is kept.
+        Failure::RetriesSpent(last) if depth + 1 < FAILURE_DEPTH_MAX => {
+            out.put_u8(7);
+            put_failure(out, last, depth + 1);
+        }
+        Failure::RetriesSpent(last) => put_failure(out, last, depth),
+    }
+}
+
+/// A body on its way to becoming a message.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(WireError::Short)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    fn u8(&mut self) -> Result<u8, WireError> {
+        Ok(u8::from_le_bytes(self.bytes()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, WireError> {
+        Ok(u32::from_le_bytes(self.bytes()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, WireError> {
+        Ok(u64::from_le_bytes(self.bytes()?))
+    }
+
+    fn preamble(&mut self) -> Result<(), WireError> {
+        let magic = self.bytes()?;
+        if magic != MAGIC {
+            return Err(WireError::Magic(magic));
+        }
+        match u16::from_le_bytes(self.bytes()?) {
+            VERSION => Ok(()),
+            other => Err(WireError::Version(other)),
+        }
+    }
+
+    fn worker(&mut self) -> Result<WorkerRef, WireError> {
+        Ok(WorkerRef {
+            worker: WorkerId(self.u64()?),
+            incarnation: Incarnation(self.u64()?),
+        })
+    }
+
+    fn handoff(&mut self) -> Result<HandoffId, WireError> {
+        Ok(HandoffId {
+            flight: FlightId(self.u64()?),
+            attempt: self.u32()?,
+        })
+    }
+
+    fn text(&mut self) -> Result<String, WireError> {
+        let len = self.u32()? as usize;
+        if len > TEXT_BYTES_MAX {
+            let max = TEXT_BYTES_MAX;
+            return Err(WireError::TooLong { len, max });
+        }
+        let (text, rest) = self.0.split_at_checked(len).ok_or(WireError::Short)?;
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).map_err(|_| WireError::Text)
+    }
+
+    /// Tokens up to the body's end.
+    fn tokens(&mut self) -> Result<Vec<u32>, WireError> {
+        let mut tokens = Vec::with_capacity(self.0.len() / 4);
+        while !self.0.is_empty() {
+            tokens.push(self.u32()?);
+        }
+        Ok(tokens)
+    }
+
+    fn cause(&mut self) -> Result<Cause, WireError> {
+        Ok(match self.u8()? {
+            1 => Cause::Finished,
+            2 => Cause::Cancelled,
+            3 => Cause::Failed(self.failure(0)?),
+            other => return Err(WireError::CauseCode(other)),
+        })
+    }
+
+    fn failure(&mut self, depth: u32) -> Result<Failure, WireError> {
+        Ok(match self.u8()? {
+            1 => Failure::WorkerLost,
+            2 => Failure::LinkLost,
+            3 => Failure::LeaseExpired,
+            4 => Failure::Corrupt,
+            5 => Failure::Rejected,
+            6 => Failure::Engine(self.text()?),
+            7 if depth + 1 < FAILURE_DEPTH_MAX => {
+                Failure::RetriesSpent(Box::new(self.failure(depth + 1)?))
+            }
+            8 => Failure::OutOfBlocks,
+            other => return Err(WireError::FailureCode(other)),
+        })
+    }
+
+    fn end(&self) -> Result<(), WireError> {
+        match self.0.len() {
+            0 => Ok(()),
+            surplus => Err(WireError::Surplus(surplus)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn worker() -> impl Strategy<Value = WorkerRef> {
+        (any::<u64>(), any::<u64>()).prop_map(|(worker, incarnation)| WorkerRef {
+            worker: WorkerId(worker),
+            incarnation: Incarnation(incarnation),
+        })
+    }
+
+    fn handoff() -> impl Strategy<Value = HandoffId> {
+        (any::<u64>(), any::<u32>()).prop_map(|(flight, attempt)| HandoffId {
+            flight: FlightId(flight),
+            attempt,
+        })
+    }
+
+    fn failure() -> impl Strategy<Value = Failure> {
+        let plain = prop_oneof![
+            Just(Failure::WorkerLost),
+            Just(Failure::LinkLost),
+            Just(Failure::LeaseExpired),
+            Just(Failure::Corrupt),
+            Just(Failure::Rejected),
+            Just(Failure::OutOfBlocks),
+            ".{0,40}".prop_map(Failure::Engine),
+        ];
+        plain.prop_recursive(2, 3, 1, |last| {
+            last.prop_map(|last| Failure::RetriesSpent(Box::new(last)))
+        })
+    }
+
+    fn cause() -> impl Strategy<Value = Cause> {
+        prop_oneof![
+            Just(Cause::Finished),
+            Just(Cause::Cancelled),
+            failure().prop_map(Cause::Failed),
+        ]
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let hello = (worker(), worker(), any::<u32>(), ".{0,200}").prop_map(
+            |(from, to, block_bytes, fingerprint)| {
+                Message::Hello(Hello {
+                    from,
+                    to,
+                    block_bytes,
+                    fingerprint,
+                })
+            },
+        );
+        let seal = (handoff(), any::<(u32, u64, Vec<u32>)>()).prop_map(
+            |(handoff, (blocks_count, digest, output))| {
+                Message::Seal(Seal {
+                    handoff,
+                    blocks_count,
+                    digest,
+                    output,
+                })
+            },
+        );
+        prop_oneof![
+            hello,
+            (worker(), any::<u64>()).prop_map(|(me, credit)| Message::Welcome { me, credit }),
+            ".{0,200}".prop_map(Message::Reject),
+            seal,
+            handoff().prop_map(Message::Landed),
+            (handoff(), cause()).prop_map(|(handoff, cause)| Message::Abandoned(handoff, cause)),
+            any::<u64>().prop_map(Message::Grant),
+            any::<u64>().prop_map(Message::Ping),
+            any::<u64>().prop_map(Message::Pong),
+        ]
+    }
+
+    fn header_of(bytes: &[u8], block_bytes: u32) -> Result<Header, WireError> {
+        Header::parse(bytes[..HEADER_BYTES].try_into().unwrap(), block_bytes)
+    }
+
+    proptest! {
+        #[test]
+        fn every_message_comes_back(message in message()) {
+            let mut bytes = BytesMut::new();
+            message.encode(&mut bytes);
+            let header = header_of(&bytes, 0).unwrap();
+            prop_assert_eq!(header.body_len, bytes.len() - HEADER_BYTES);
+            prop_assert_eq!(Message::decode(header.kind, &bytes[HEADER_BYTES..]).unwrap(), message);
+        }
+
+        #[test]
+        fn every_frame_head_comes_back(
+            handoff in handoff(),
+            (block, generation, ordinal, checksum) in any::<(u32, u32, u32, u64)>(),
+            (offset, len) in (0u32..1000, 1u32..1000),
+        ) {
+            let head = FrameHead {
+                handoff,
+                block: BlockRef { block: BlockIndex(block), generation: Generation(generation) },
+                part: BlockPart { ordinal, offset, len },
+                checksum,
+            };
+            let mut bytes = BytesMut::new();
+            Message::Frame(head).encode(&mut bytes);
+            let header = header_of(&bytes, 2000).unwrap();
+            prop_assert_eq!(bytes.len(), HEADER_BYTES + FRAME_HEAD_BYTES);
+            let parsed = FrameHead::parse(&bytes[HEADER_BYTES..], header.body_len, 2000).unwrap();
+            prop_assert_eq!(parsed, head);
+        }
+
+        #[test]
+        fn damage_is_an_error_and_never_a_panic(kind in 0u8..16, body in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Message::decode(kind, &body);
+            let _ = FrameHead::parse(&body, body.len(), 128);
+        }
+
+        #[test]
+        fn a_message_cut_short_is_refused(message in message(), keep in 0usize..1000) {
+            let mut bytes = BytesMut::new();
+            message.encode(&mut bytes);
+            let body = &bytes[HEADER_BYTES..];
+            prop_assume!(!body.is_empty());
+            let keep = keep % body.len();
+            // A seal cut between two tokens is a shorter seal; the header's length rules that out.
+            let between_tokens = matches!(message, Message::Seal(_)) && keep >= 24;
+            prop_assert!(between_tokens || Message::decode(bytes[0], &body[..keep]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_length_from_outside_is_bounded_before_anything_is_allocated() {
+        let header = |kind: u8, len: u32| {
+            let [a, b, c, d] = len.to_le_bytes();
+            Header::parse([kind, 0, 0, 0, a, b, c, d], 4096)
+        };
+        assert!(header(FRAME, 4096 + 40).is_ok());
+        assert!(matches!(
+            header(FRAME, 4096 + 41),
+            Err(WireError::TooLong { .. })
+        ));
+        assert!(matches!(
+            header(SEAL, u32::MAX),
+            Err(WireError::TooLong { .. })
+        ));
+        assert!(matches!(
+            header(PROBE, u32::MAX),
+            Err(WireError::TooLong { .. })
+        ));
+        assert_eq!(header(b'G', 0), Err(WireError::Kind(b'G')));
+    }
+}
