@@ -18,8 +18,8 @@ use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 

@@ -1,6 +1,6 @@
 //! A router and workers over real sockets, in one process and apart, with an engine whose tokens
 //! need the KV that was handed over.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod abacus;
 
@@ -148,6 +148,32 @@ async fn one_process_serves_through_both_legs() {
     );
     assert!(metric(&text, "cleave_handoff_bytes_total", "received") >= 4.0 * BLOCK_BYTES as f64);
     running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn clients_and_workers_find_the_router_under_one_address() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let before = http(&address, "/ready").await;
+    assert!(before.starts_with("HTTP/1.1 503"), "{before}");
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (decode, _) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let after = http(&address, "/ready").await;
+    assert!(after.starts_with("HTTP/1.1 200"), "{after}");
+    check(&router.frontend(), &prompt(1, 20), 4).await;
+    let text = http(&address, "/metrics").await;
+    assert_eq!(metric(&text, "cleave_workers", "prefill"), 1.0, "{text}");
+    assert_eq!(metric(&text, "cleave_flights_ended_total", "done"), 1.0);
+    assert!(text.trim_end().ends_with("# EOF"));
+    let metrics = decode.metrics_address().unwrap().to_string();
+    let text = http(&metrics, "/metrics").await;
+    assert_eq!(metric(&text, "vllm:num_requests_running", "d0"), 0.0);
+    assert!(text.contains("vllm:kv_cache_usage_perc"), "{text}");
+    assert!(http(&metrics, "/ready").await.starts_with("HTTP/1.1 200"));
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
 }
 
 #[tokio::test]
@@ -378,7 +404,7 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (broken, gate) = worker("d0", Role::Decode, &address).await;
     timeout(PATIENCE, router.ready()).await.unwrap();
-    assert!(get(&broken, "/health").await.starts_with("HTTP/1.1 200"));
+    assert!(health_of(&broken).await.starts_with("HTTP/1.1 200"));
     gate.mine();
     let stream = router.frontend().submit(request(&prompt(1, 20), 6));
     let (sound, _) = worker("d1", Role::Decode, &address).await;
@@ -390,7 +416,7 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
         Ending::Failed(_) => {}
         other => panic!("{other:?}"),
     }
-    let health = get(&broken, "/health").await;
+    let health = health_of(&broken).await;
     assert!(health.starts_with("HTTP/1.1 503"), "{health}");
     assert!(health.contains("a bead fell off"), "{health}");
     timeout(PATIENCE, router.ready()).await.unwrap();
@@ -401,8 +427,12 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
     router.drain(PATIENCE).await;
 }
 
-async fn get(worker: &RunningWorker, path: &str) -> String {
-    let address = worker.metrics_address().unwrap();
+async fn health_of(worker: &RunningWorker) -> String {
+    let address = worker.metrics_address().unwrap().to_string();
+    http(&address, "/health").await
+}
+
+async fn http(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
