@@ -82,8 +82,13 @@ async fn check(frontend: &Arc<dyn Frontend>, prompt: &[TokenId], count: u32) {
 }
 
 async fn serve(roles: &[Role]) -> Running {
+    let gates: Vec<Gate> = roles.iter().map(|_| Gate::new()).collect();
+    serve_gated(roles, &gates).await
+}
+
+async fn serve_gated(roles: &[Role], gates: &[Gate]) -> Running {
     let worker = |(i, role): (usize, &Role)| {
-        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&gates[i]));
         (WorkerOptions::new(format!("{role}-{i}"), *role), engine)
     };
     let serve = Serve {
@@ -119,6 +124,16 @@ async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, Gate) {
     let running = node.start().await.unwrap();
     timeout(PATIENCE, running.ready()).await.unwrap();
     (running, gate)
+}
+
+/// Lets everything else run until this holds.
+async fn until(holds: impl Fn() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, wait).await.expect("it holds in time");
 }
 
 /// The value of a series, summed over its labels.
@@ -322,18 +337,32 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
 
 #[tokio::test]
 async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
-    let running = serve(&[Role::Prefill, Role::Decode]).await;
+    let gates = [Gate::new(), Gate::new()];
+    let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
     let frontend = running.frontend();
+    let cancelled = || {
+        metric(
+            &frontend.metrics(),
+            "cleave_flights_ended_total",
+            "cancelled",
+        )
+    };
     // Nearly the whole of each pool: the next one fits only if the one before is gone.
     let tokens = (BLOCKS - 4) * 4;
     for salt in 0..3 {
+        // The first leaves in mid-prefill, the others before the second token.
+        let gate = &gates[usize::from(salt > 0)];
+        gate.shut();
         let prompt = prompt(salt, tokens - 40);
         let mut stream = frontend.submit(request(&prompt, 40));
         if salt > 0 {
             let first = timeout(PATIENCE, stream.next()).await.unwrap();
             assert!(matches!(first, Some(FlightEvent::Token(_))), "{first:?}");
         }
+        gate.reached().await;
         drop(stream);
+        until(|| cancelled() == f64::from(salt + 1)).await;
+        gate.open();
     }
     check(&frontend, &prompt(9, tokens - 40), 40).await;
     let text = frontend.metrics();
