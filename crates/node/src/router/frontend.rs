@@ -59,6 +59,9 @@ impl Frontend for RouterFrontend {
     }
 
     fn readiness(&self) -> Readiness {
+        if self.driver.is_closed() {
+            return Readiness::NotReady("the router has stopped".into());
+        }
         self.readiness.borrow().clone()
     }
 
