@@ -12,7 +12,8 @@ Three steps, each reading what the one before left in --work (a folder outside t
     python scripts/train_demo.py export  --work DIR [--out assets/demo]    # the latest checkpoint -> a Hugging Face folder
     python scripts/train_demo.py sample  [--out assets/demo]    # a few continuations, by transformers
 
-An export is possible at any time while training runs. `train` resumes nothing: it is short enough to be started again.
+An export is possible at any time while training runs. `train --resume` starts another, usually shorter and cooler, schedule
+from the weights in --work.
 
 Data: the books and API pages under `$(rustc --print sysroot)/share/doc/rust/html` whose licence is MIT OR Apache-2.0
 (The Rust Programming Language, the Reference, Rust by Example, the Rustonomicon, the Edition Guide, the Cargo, rustc,
@@ -101,7 +102,7 @@ to be right: use it to see tokens flow, not to learn Rust.
 The documentation of Rust as rustup installs it: The Rust Programming Language, the Reference, Rust by Example, the
 Rustonomicon, the Edition Guide, the Cargo, rustc, rustdoc, Clippy, Style and Unstable books, the error index, and the
 prose of std's pages. Copyright the Rust project's contributors, licensed MIT OR Apache-2.0. The Embedded Book is left
-out, its prose being CC-BY-SA-4.0. A quarter of the text is the same paragraphs once more, as answers to questions made
+out, its prose being CC-BY-SA-4.0. A third of the text is the same paragraphs once more, as answers to questions made
 from their headings, with a few greetings written for this purpose.
 
 ## Training
@@ -240,6 +241,11 @@ def train(args) -> None:
     tokens, held = np.load(args.work / "train.npy"), np.load(args.work / "held.npy")
     end = Tokenizer.from_file(str(args.work / "tokenizer.json")).token_to_id(END_OF_TEXT)
     model = Llama(CONFIG)
+    seen = step = 0
+    if args.resume:
+        state = torch.load(args.work / "checkpoint.pt", weights_only=True)
+        model.load_state_dict(state["weights"])
+        seen = state["seen"]
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(tokens)} tokens an epoch", flush=True)
@@ -248,11 +254,11 @@ def train(args) -> None:
         torch.optim.Muon(matrices, lr=args.rate, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    rng = np.random.default_rng(SEED)
+    # A resumed run reads in an order of its own.
+    rng = np.random.default_rng([SEED, seen])
     length, source = args.window, windows(tokens, end, args.window, rng)
     started = saved = time.monotonic()
-    seen = step = 0
-    running = None
+    seen_before, running = seen, None
     while True:
         progress = (time.monotonic() - started) / (60.0 * args.minutes)
         if progress >= 1.0 or (args.steps and step >= args.steps):
@@ -278,7 +284,7 @@ def train(args) -> None:
         running = loss_sum if running is None else 0.95 * running + 0.05 * loss_sum
         elapsed = time.monotonic() - started
         if step <= 3 or step % 20 == 0:
-            epochs, speed = seen / len(tokens), seen / elapsed
+            epochs, speed = seen / len(tokens), (seen - seen_before) / elapsed
             print(f"step {step} {elapsed:.0f}s {epochs:.2f} epochs loss {running:.3f} {speed:.0f} tok/s", flush=True)
         if time.monotonic() - saved > 60.0 * args.save_minutes:
             save(model, args, held, seen, step)
@@ -364,6 +370,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "demo")
     parser.add_argument("--html", type=Path, help="the documentation; default: that of the rustc in PATH")
     parser.add_argument("--minutes", type=float, default=60.0, help="wall-clock time to train for")
+    parser.add_argument("--resume", action="store_true", help="start from the weights in --work")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps, to measure speed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="autocast; faster with AVX-512 BF16")

@@ -1,4 +1,5 @@
 //! Damaged and unsupported checkpoints: one clear error that names the file and the place.
+#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 use cleave_engine::checkpoint::{Architecture, Checkpoint, CheckpointError, RopeScaling};
 use serde_json::{Value, json};
@@ -11,6 +12,8 @@ fn testdata(name: &str) -> PathBuf {
         .join("../../testdata")
         .join(name)
 }
+
+type Spoil = fn(&mut Value);
 
 /// A copy of a checkpoint, to be spoiled.
 fn copy(name: &str) -> TempDir {
@@ -68,7 +71,10 @@ fn edit_header(file: &Path, change: impl FnOnce(&mut Value)) {
 
 #[test]
 fn absent_files_are_named() {
-    assert_says(Path::new("/nonexistent/model"), &["/nonexistent/model", "no such folder"]);
+    assert_says(
+        Path::new("/nonexistent/model"),
+        &["/nonexistent/model", "no such folder"],
+    );
     let empty = tempfile::tempdir().unwrap();
     assert_says(empty.path(), &["config.json", "missing"]);
     let dir = copy("llama2");
@@ -79,19 +85,42 @@ fn absent_files_are_named() {
     let sharded = copy("llama3");
     let shard = "model-00002-of-00003.safetensors";
     fs::remove_file(sharded.path().join(shard)).unwrap();
-    assert_says(sharded.path(), &[shard, "model.safetensors.index.json names it"]);
+    assert_says(
+        sharded.path(),
+        &[shard, "model.safetensors.index.json names it"],
+    );
 }
 
 #[test]
 fn what_is_not_supported_is_named_with_what_is() {
     let cases = [
-        ("architectures", json!(["GPT2LMHeadModel"]), "LlamaForCausalLM"),
-        ("quantization_config", json!({"quant_method": "gptq"}), "gptq"),
+        (
+            "architectures",
+            json!(["GPT2LMHeadModel"]),
+            "LlamaForCausalLM",
+        ),
+        (
+            "quantization_config",
+            json!({"quant_method": "gptq"}),
+            "gptq",
+        ),
         ("hidden_act", json!("gelu"), "silu"),
-        ("rope_scaling", json!({"type": "dynamic", "factor": 2.0}), "linear and llama3"),
-        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "yarn"),
+        (
+            "rope_scaling",
+            json!({"type": "dynamic", "factor": 2.0}),
+            "linear and llama3",
+        ),
+        (
+            "rope_scaling",
+            json!({"rope_type": "yarn", "factor": 4.0}),
+            "yarn",
+        ),
         ("partial_rotary_factor", json!(0.5), "whole heads"),
-        ("rope_parameters", json!({"rope_type": "longrope"}), "longrope"),
+        (
+            "rope_parameters",
+            json!({"rope_type": "longrope"}),
+            "longrope",
+        ),
     ];
     for (field, value, says) in cases {
         let dir = copy("llama2");
@@ -100,7 +129,11 @@ fn what_is_not_supported_is_named_with_what_is() {
     }
     let dir = copy("qwen3");
     edit_config(dir.path(), "use_sliding_window", json!(true));
-    edit_config(dir.path(), "layer_types", json!(["full_attention", "full_attention", "linear"]));
+    edit_config(
+        dir.path(),
+        "layer_types",
+        json!(["full_attention", "full_attention", "linear"]),
+    );
     assert_says(dir.path(), &["config.json", "layer_types", "linear"]);
 }
 
@@ -120,7 +153,11 @@ fn a_field_that_is_wrong_is_named() {
         ("rms_norm_eps", json!("small"), "a number"),
         ("rope_theta", json!(0), "less than 1"),
         ("rope_scaling", json!("llama3"), "an object"),
-        ("rope_scaling", json!({"rope_type": "llama3", "factor": 8}), "missing"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "llama3", "factor": 8}),
+            "missing",
+        ),
         ("tie_word_embeddings", json!("no"), "true or false"),
         ("eos_token_id", json!("</s>"), "a token id"),
         ("architectures", json!("LlamaForCausalLM"), "a list"),
@@ -136,36 +173,67 @@ fn a_field_that_is_wrong_is_named() {
 fn a_tensor_that_does_not_fit_is_named_with_its_file() {
     let dir = copy("llama2");
     edit_config(dir.path(), "intermediate_size", json!(176));
-    assert_says(dir.path(), &["model.safetensors", "mlp.gate_proj.weight", "[172, 64]", "[176, 64]"]);
+    assert_says(
+        dir.path(),
+        &[
+            "model.safetensors",
+            "mlp.gate_proj.weight",
+            "[172, 64]",
+            "[176, 64]",
+        ],
+    );
     let dir = copy("llama2");
     edit_config(dir.path(), "num_hidden_layers", json!(3));
     assert_says(dir.path(), &["model.layers.2.", "missing"]);
     let dir = copy("llama2");
     edit_config(dir.path(), "num_hidden_layers", json!(1));
-    assert_says(dir.path(), &["model.safetensors", "model.layers.1.", "is not part of"]);
+    assert_says(
+        dir.path(),
+        &["model.safetensors", "model.layers.1.", "is not part of"],
+    );
     // A bias that would be ignored.
     let dir = copy("qwen2");
     edit_config(dir.path(), "architectures", json!(["MistralForCausalLM"]));
-    assert_says(dir.path(), &["_proj.bias", "is not part of a mistral model"]);
+    assert_says(
+        dir.path(),
+        &["_proj.bias", "is not part of a mistral model"],
+    );
     let dir = copy("llama2");
     edit_header(&dir.path().join("model.safetensors"), |header| {
         header["model.norm.weight"]["dtype"] = json!("I32");
     });
-    assert_says(dir.path(), &["model.safetensors", "model.norm.weight", "I32", "BF16"]);
+    assert_says(
+        dir.path(),
+        &["model.safetensors", "model.norm.weight", "I32", "BF16"],
+    );
 }
 
 #[test]
 fn a_header_that_lies_is_refused() {
     let file = |dir: &TempDir| dir.path().join("model.safetensors");
-    let lies: [(&str, fn(&mut Value)); 8] = [
-        ("data_offsets", |h| h["lm_head.weight"]["data_offsets"] = json!([0, -1])),
-        ("data_offsets", |h| h["lm_head.weight"]["data_offsets"] = json!([0])),
-        ("backwards", |h| h["lm_head.weight"]["data_offsets"] = json!([8, 4])),
-        ("truncated", |h| h["lm_head.weight"]["data_offsets"] = json!([0, u64::MAX])),
-        ("does not fill", |h| h["lm_head.weight"]["shape"] = json!([512, 63])),
-        ("does not fill", |h| h["lm_head.weight"]["shape"] = json!([u64::MAX, u64::MAX])),
+    let lies: [(&str, Spoil); 8] = [
+        ("data_offsets", |h| {
+            h["lm_head.weight"]["data_offsets"] = json!([0, -1])
+        }),
+        ("data_offsets", |h| {
+            h["lm_head.weight"]["data_offsets"] = json!([0])
+        }),
+        ("backwards", |h| {
+            h["lm_head.weight"]["data_offsets"] = json!([8, 4])
+        }),
+        ("truncated", |h| {
+            h["lm_head.weight"]["data_offsets"] = json!([0, u64::MAX])
+        }),
+        ("does not fill", |h| {
+            h["lm_head.weight"]["shape"] = json!([512, 63])
+        }),
+        ("does not fill", |h| {
+            h["lm_head.weight"]["shape"] = json!([u64::MAX, u64::MAX])
+        }),
         ("has no dtype", |h| h["lm_head.weight"] = json!(7)),
-        ("begins at byte", |h| drop(h.as_object_mut().unwrap().remove("lm_head.weight"))),
+        ("begins at byte", |h| {
+            drop(h.as_object_mut().unwrap().remove("lm_head.weight"))
+        }),
     ];
     for (says, lie) in lies {
         let dir = copy("llama2");
@@ -173,7 +241,11 @@ fn a_header_that_lies_is_refused() {
         assert_says(dir.path(), &["model.safetensors", says]);
     }
     let dir = copy("llama2");
-    for (length, says) in [(u64::MAX, "claims"), (99_999_999, "ends after"), (0, "header")] {
+    for (length, says) in [
+        (u64::MAX, "claims"),
+        (99_999_999, "ends after"),
+        (0, "header"),
+    ] {
         let mut bytes = fs::read(file(&dir)).unwrap();
         bytes[..8].copy_from_slice(&length.to_le_bytes());
         fs::write(file(&dir), bytes).unwrap();
@@ -189,11 +261,15 @@ fn a_header_that_lies_is_refused() {
 #[test]
 fn an_index_that_contradicts_its_files_is_refused() {
     let index = "model.safetensors.index.json";
-    let spoils: [(&str, fn(&mut Value)); 6] = [
+    let spoils: [(&str, Spoil); 6] = [
         ("weight_map", |i| i["weight_map"] = json!([])),
         ("names no tensor", |i| i["weight_map"] = json!({})),
-        ("not the name of a file", |i| i["weight_map"]["model.norm.weight"] = json!("../x")),
-        ("not the name of a file", |i| i["weight_map"]["model.norm.weight"] = json!("/etc/passwd")),
+        ("not the name of a file", |i| {
+            i["weight_map"]["model.norm.weight"] = json!("../x")
+        }),
+        ("not the name of a file", |i| {
+            i["weight_map"]["model.norm.weight"] = json!("/etc/passwd")
+        }),
         ("model.extra.weight", |i| {
             i["weight_map"]["model.extra.weight"] = json!("model-00001-of-00003.safetensors");
         }),
@@ -209,7 +285,10 @@ fn an_index_that_contradicts_its_files_is_refused() {
     let dir = copy("llama3");
     let from = dir.path().join("model-00001-of-00003.safetensors");
     fs::copy(from, dir.path().join("model-00002-of-00003.safetensors")).unwrap();
-    assert_says(dir.path(), &["model-00002-of-00003.safetensors", "is in", "00001"]);
+    assert_says(
+        dir.path(),
+        &["model-00002-of-00003.safetensors", "is in", "00001"],
+    );
 }
 
 /// Cut anywhere, every file gives an error and no panic.
@@ -223,7 +302,10 @@ fn truncation_at_any_offset_is_an_error() {
         let trimmed = whole.trim_ascii_end().len();
         let step = (whole.len() / 150).max(1);
         let dense = 0..whole.len().min(100);
-        for len in dense.chain((100..trimmed).step_by(step)).filter(|len| *len < trimmed) {
+        for len in dense
+            .chain((100..trimmed).step_by(step))
+            .filter(|len| *len < trimmed)
+        {
             fs::write(&file, &whole[..len]).unwrap();
             assert!(error(dir.path()).contains(name), "{name} cut at {len}");
         }
@@ -271,13 +353,19 @@ fn old_and_new_spellings_mean_the_same() {
     let after = Checkpoint::open(old.path()).unwrap();
     assert_eq!(before.config(), after.config());
     assert_eq!(before.revision(), after.revision());
-    assert!(matches!(after.config().rope.scaling, RopeScaling::Llama3 { .. }));
+    assert!(matches!(
+        after.config().rope.scaling,
+        RopeScaling::Llama3 { .. }
+    ));
     // Nested by layer type, all the same.
     edit(old.path(), "config.json", |config| {
         let rope = config["rope_parameters"].take();
         config["rope_parameters"] = json!({"full_attention": rope, "sliding_attention": rope});
     });
-    assert_eq!(Checkpoint::open(old.path()).unwrap().config(), before.config());
+    assert_eq!(
+        Checkpoint::open(old.path()).unwrap().config(),
+        before.config()
+    );
     edit(old.path(), "config.json", |config| {
         config["rope_parameters"]["sliding_attention"]["rope_theta"] = json!(77.0);
     });
@@ -287,7 +375,13 @@ fn old_and_new_spellings_mean_the_same() {
 #[test]
 fn windows_biases_and_ends_are_read_as_their_makers_mean_them() {
     let dir = copy("mistral");
-    let windows = |dir: &TempDir| Checkpoint::open(dir.path()).unwrap().config().windows.clone();
+    let windows = |dir: &TempDir| {
+        Checkpoint::open(dir.path())
+            .unwrap()
+            .config()
+            .windows
+            .clone()
+    };
     assert_eq!(windows(&dir), [Some(24); 3]);
     edit_config(dir.path(), "sliding_window", json!(null));
     assert_eq!(windows(&dir), [None; 3]);
@@ -295,7 +389,11 @@ fn windows_biases_and_ends_are_read_as_their_makers_mean_them() {
     assert_eq!(windows(&dir), [None; 2]);
     edit_config(dir.path(), "use_sliding_window", json!(true));
     assert_eq!(windows(&dir), [None, Some(16)]);
-    edit_config(dir.path(), "layer_types", json!(["sliding_attention", "full_attention"]));
+    edit_config(
+        dir.path(),
+        "layer_types",
+        json!(["sliding_attention", "full_attention"]),
+    );
     assert_eq!(windows(&dir), [Some(16), None]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert_eq!(checkpoint.config().architecture, Architecture::Qwen2);
@@ -308,9 +406,21 @@ fn windows_biases_and_ends_are_read_as_their_makers_mean_them() {
 #[test]
 fn a_linear_scaling_divides_and_an_unsaid_tie_follows_the_files() {
     let dir = copy("llama2");
-    let plain = Checkpoint::open(dir.path()).unwrap().config().rope.frequencies(16);
-    edit_config(dir.path(), "rope_scaling", json!({"type": "linear", "factor": 4.0}));
-    let linear = Checkpoint::open(dir.path()).unwrap().config().rope.frequencies(16);
+    let plain = Checkpoint::open(dir.path())
+        .unwrap()
+        .config()
+        .rope
+        .frequencies(16);
+    edit_config(
+        dir.path(),
+        "rope_scaling",
+        json!({"type": "linear", "factor": 4.0}),
+    );
+    let linear = Checkpoint::open(dir.path())
+        .unwrap()
+        .config()
+        .rope
+        .frequencies(16);
     for (plain, linear) in plain.iter().zip(linear) {
         assert_eq!(linear, plain / 4.0);
     }
@@ -318,7 +428,10 @@ fn a_linear_scaling_divides_and_an_unsaid_tie_follows_the_files() {
         let dir = copy(name);
         let before = Checkpoint::open(dir.path()).unwrap().bytes_total();
         edit(dir.path(), "config.json", |config| {
-            config.as_object_mut().unwrap().remove("tie_word_embeddings");
+            config
+                .as_object_mut()
+                .unwrap()
+                .remove("tie_word_embeddings");
         });
         assert_eq!(Checkpoint::open(dir.path()).unwrap().bytes_total(), before);
     }

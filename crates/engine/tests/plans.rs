@@ -1,4 +1,5 @@
 //! A plan that contradicts the engine or itself is refused and changes nothing.
+#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod reference;
 
@@ -59,10 +60,11 @@ fn fine() -> StepPlan {
 }
 
 type Spoil = fn(&mut StepPlan);
+type SpoilSampling = fn(&mut Sampling);
 
 #[test]
 fn a_plan_that_contradicts_something_is_refused() {
-    let with = |change: fn(&mut Sampling)| {
+    let with = |change: SpoilSampling| {
         move |plan: &mut StepPlan| change(Arc::make_mut(&mut plan.opens[0].sampling))
     };
     let spoils: [(&str, Spoil); 17] = [
@@ -79,7 +81,9 @@ fn a_plan_that_contradicts_something_is_refused() {
         ("no block b8", |p| p.segments[0].blocks[1].0 = 8),
         ("twice in its table", |p| p.segments[0].blocks[1].0 = 0),
         ("written by two", |p| p.segments[1].blocks[0].0 = 1),
-        ("vocabulary of 512", |p| p.opens[0].prompt = Arc::from([1, 2, 3, 4, 5, 512])),
+        ("vocabulary of 512", |p| {
+            p.opens[0].prompt = Arc::from([1, 2, 3, 4, 5, 512])
+        }),
         ("in a step of 16", |p| {
             p.opens[0].prompt = Arc::from([7; 11]);
             p.segments[0].len = 11;
@@ -101,7 +105,7 @@ fn a_plan_that_contradicts_something_is_refused() {
             other => panic!("{says}: {other:?}"),
         }
     }
-    let samplings: [(&str, fn(&mut Sampling)); 7] = [
+    let samplings: [(&str, SpoilSampling); 7] = [
         ("temperature", |s| s.temperature = f32::NAN),
         ("temperature", |s| s.temperature = -1.0),
         ("top_p", |s| s.top_p = 0.0),
@@ -128,10 +132,7 @@ fn a_plan_that_contradicts_something_is_refused() {
 fn a_block_read_by_several_and_written_by_none_is_fine() {
     let mut engine = engine();
     let tokens = [1, 2, 3, 4, 5, 6];
-    let first = plan(
-        vec![open(0, &tokens)],
-        vec![segment(0, (0, 6), &[0, 1])],
-    );
+    let first = plan(vec![open(0, &tokens)], vec![segment(0, (0, 6), &[0, 1])]);
     let whole = engine.step(&first).unwrap().sampled[0].1.token;
     let shared = plan(
         vec![open(0, &tokens), open(1, &tokens)],
@@ -164,7 +165,10 @@ fn a_byte_range_outside_a_block_is_refused() {
         engine.read_block(BlockIndex(0), 1, &mut buffer),
         engine.write_block(BlockIndex(0), bytes - 1, &[0, 0]),
         engine.write_block(BlockIndex(0), usize::MAX, &[0, 0]),
-        engine.copy_blocks(&[(BlockIndex(0), BlockIndex(1)), (BlockIndex(0), BlockIndex(8))]),
+        engine.copy_blocks(&[
+            (BlockIndex(0), BlockIndex(1)),
+            (BlockIndex(0), BlockIndex(8)),
+        ]),
     ];
     for refused in outside {
         assert!(matches!(refused, Err(EngineError::Plan(_))), "{refused:?}");

@@ -1,4 +1,5 @@
 //! Written checkpoints load, serve text, and are the same bytes for the same seed.
+#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod reference;
 

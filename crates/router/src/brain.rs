@@ -168,8 +168,9 @@ impl Brain {
             attempt.reserved || flight.timer.is_some(),
             "{handoff} waits for a reservation without a timer"
         );
+        let in_doubt = attempt.trouble.is_some() && flight.timer.is_some();
         assert!(
-            attempt.finished.is_some() || decode.is_some(),
+            attempt.finished.is_some() || decode.is_some() || in_doubt,
             "{handoff} generates nowhere"
         );
         assert!(

@@ -22,8 +22,8 @@ pub struct Limits {
     pub failures_max: u32,
     /// How often leases are renewed; a third of the workers' lease or less.
     pub renew_every: Duration,
-    /// How long a reservation's answer may take before the worker is passed over; also how long a
-    /// decode worker may take to say whether everything landed after the prefill worker is gone.
+    /// How long a reservation's answer may take before the worker is passed over; also how long one leg
+    /// may take to say that all is well after the other was lost or let go.
     pub reserve_timeout: Duration,
     /// Output tokens to count on when a decode worker's room is judged (or `max_tokens`, if
     /// smaller); the workers' own number.

@@ -53,7 +53,7 @@ pub(crate) struct Attempt {
     pub(crate) reserved: bool,
     /// P drew the first token, and the client has it.
     pub(crate) prefilled: bool,
-    /// What happened to P after that: fatal unless D has everything.
+    /// What happened to one leg: fatal unless the other says that all is well.
     pub(crate) trouble: Option<Failure>,
     /// D has everything.
     pub(crate) landed: bool,

@@ -219,10 +219,16 @@ impl Brain {
             return self.note(Note::Stale { worker });
         }
         self.leg_closed(handoff.flight);
-        // A leg that lets go without having done its part has failed, whatever it thinks.
+        // A leg that lets go without having done its part has failed, whatever it thinks. Only a
+        // decode leg may know more than its router: the sender told it that the first token was
+        // the last. Then the sender's own word is on its way.
         match self.current(handoff) {
             Some(a) if a.decode == worker && a.finished.is_none() => {
-                self.fail(handoff, Failure::Rejected, worker);
+                if a.reserved && !a.landed && a.prefill != worker {
+                    self.trouble(handoff, Failure::Rejected);
+                } else {
+                    self.fail(handoff, Failure::Rejected, worker);
+                }
             }
             Some(a) if a.prefill == worker && !a.prefilled => {
                 self.fail(handoff, Failure::Rejected, worker);
@@ -260,17 +266,20 @@ impl Brain {
     /// The worker does not take its leg: somebody else may.
     fn pass_over(&mut self, handoff: HandoffId, worker: WorkerRef, refusal: Option<Refusal>) {
         let id = handoff.flight;
+        let too_long = match &refusal {
+            Some(Refusal::TooLong { tokens_max }) => Some(*tokens_max),
+            _ => None,
+        };
         self.drop_legs(id);
         self.note(Note::PassedOver {
             handoff,
             worker,
-            refusal: refusal.clone(),
+            refusal,
         });
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        if let (Some(Refusal::TooLong { tokens_max }), None) = (&refusal, &flight.failure) {
-            let tokens_max = *tokens_max;
+        if let (Some(tokens_max), None) = (too_long, &flight.failure) {
             return self.end(id, Ending::Refused(Refusal::TooLong { tokens_max }));
         }
         flight.refusals += 1;
@@ -290,15 +299,22 @@ impl Brain {
     /// The prefill worker cannot go on. If the decode worker has everything that does not matter,
     /// and while it may have, it is given a moment to say so.
     fn prefill_gone(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
-        let flight = self.flights.get_mut(&handoff.flight);
-        let Some(attempt) = flight.and_then(|f| f.attempt_mut(handoff)) else {
+        let Some(attempt) = self.current(handoff) else {
             return;
         };
         if !attempt.prefilled {
             self.fail(handoff, failure, worker);
         } else if !attempt.landed {
+            self.trouble(handoff, failure);
+        }
+    }
+
+    /// One leg cannot go on, and what the other says next decides. It is given a moment.
+    fn trouble(&mut self, handoff: HandoffId, failure: Failure) {
+        let until = self.now + self.limits.reserve_timeout;
+        let flight = self.flights.get_mut(&handoff.flight);
+        if let Some(attempt) = flight.and_then(|f| f.attempt_mut(handoff)) {
             attempt.trouble = Some(failure);
-            let until = self.now + self.limits.reserve_timeout;
             self.set_timer(handoff.flight, Some(until));
         }
     }

@@ -313,6 +313,7 @@ scenarios! {
     one_flight_on_two_workers
     one_flight_on_one_worker
     first_token_is_the_last
+    receiver_hears_of_the_end_before_the_router
     decode_worker_finishes_before_the_first_token_is_heard
     burst_does_not_herd
     dedicated_pools_come_before_workers_of_both_roles

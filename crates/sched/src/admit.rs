@@ -28,7 +28,7 @@ impl Brain {
 
     pub(crate) fn reserve(&mut self, router: RouterId, order: Reserve) {
         let handoff = order.handoff;
-        if self.sequences.contains_key(&handoff) {
+        if self.sequences.contains_key(&handoff) || self.past.knows(handoff) {
             return self.note(Note::Repeated { handoff });
         }
         let taken = self
@@ -124,6 +124,7 @@ impl Brain {
     pub(crate) fn prefill(&mut self, router: RouterId, order: Prefill) {
         let handoff = order.handoff;
         let taken = match self.sequences.get(&handoff) {
+            None if self.past.knows(handoff) => return self.note(Note::Repeated { handoff }),
             None => self
                 .may_prefill(&order)
                 .and_then(|()| self.take_prefill(router, order)),

@@ -5,6 +5,7 @@
 //! Invariant: see [`Brain::check`].
 
 use crate::deadline::Deadlines;
+use crate::past::Past;
 use crate::policy::Rank;
 use crate::sequence::{Phase, Sequence, Stage};
 use crate::{Input, Limits, Note, Output};
@@ -21,6 +22,8 @@ pub struct Brain {
     pub(crate) pool: Pool,
     /// Every hand-off accepted and not released.
     pub(crate) sequences: BTreeMap<HandoffId, Sequence>,
+    /// Those released lately.
+    pub(crate) past: Past,
     /// Those with tokens to run, the most important first.
     pub(crate) active: BTreeSet<Rank>,
     /// Those nobody has.
@@ -81,6 +84,7 @@ impl Brain {
             now: Time::ZERO,
             pool: Pool::new(capacity.blocks_count),
             sequences: BTreeMap::new(),
+            past: Past::default(),
             active: BTreeSet::new(),
             slots: (0..slots).map(SlotIndex).collect(),
             leases: Deadlines::default(),
@@ -280,7 +284,8 @@ impl Brain {
                 Stage::Active | Stage::Reserved => load.sequences_waiting += 1,
                 Stage::Sending | Stage::Closing { .. } => {}
             }
-            if sequence.stage == Stage::Active && sequence.rest() > 1 {
+            let decodes = sequence.phase == Phase::Decode && sequence.rest() == 1;
+            if sequence.stage == Stage::Active && !decodes {
                 load.queue_tokens += u64::from(sequence.rest());
             }
         }

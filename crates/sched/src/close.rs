@@ -151,6 +151,7 @@ impl Brain {
             let took = self.now.since(since);
             self.note(Note::CancelFreed { took });
         }
+        self.past.add(handoff);
         self.tell(sequence.router, Report::Released { handoff });
     }
 }

@@ -17,6 +17,7 @@ mod check;
 mod close;
 mod deadline;
 mod event;
+mod past;
 mod peer;
 mod plan;
 mod policy;

@@ -10,6 +10,7 @@ use crate::brain::{Placed, Step};
 use crate::close::Close;
 use crate::policy::{self, Rank, Victim};
 use crate::sequence::{Phase, Sequence};
+use crate::settle::Ready;
 use crate::{Brain, Note, Output};
 use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan};
 
@@ -239,7 +240,7 @@ impl Brain {
             cached_tokens,
         });
         self.note(Note::PrefillStarted { waited });
-        self.export(handoff);
+        self.export(handoff, Ready::FullBlocks);
     }
 
     /// Puts the next `tokens` tokens of a sequence into the draft. It has a slot and the blocks.

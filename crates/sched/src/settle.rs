@@ -16,6 +16,15 @@ use cleave_kv::handoff::sender;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Which blocks of a sequence will not change any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// Those that are full: more of the prompt is to come.
+    FullBlocks,
+    /// The last one too: the prompt is done.
+    All,
+}
+
 impl Brain {
     // === facts ===
 
@@ -87,9 +96,9 @@ impl Brain {
             self.emit(handoff, drawn.clone());
         }
         self.publish(handoff);
-        self.export(handoff);
-        if let Some(drawn) = drawn {
-            self.advance(handoff, drawn.token);
+        match drawn {
+            Some(drawn) => self.advance(handoff, drawn.token),
+            None => self.export(handoff, Ready::FullBlocks),
         }
     }
 
@@ -135,6 +144,7 @@ impl Brain {
         self.active.remove(&sequence.rank);
         sequence.unseat(&mut self.slots);
         self.tell(router, Report::Prefilled { handoff });
+        self.export(handoff, Ready::All);
         let output = vec![token];
         self.send(handoff, sender::Input::Sampled { output });
     }
@@ -156,21 +166,19 @@ impl Brain {
         }
     }
 
-    /// Lets the sender, if there is one, have the blocks that will not change any more: full ones,
-    /// and the last one once the prompt is done.
-    pub(crate) fn export(&mut self, handoff: HandoffId) {
+    /// Lets the sender, if there is one, have the blocks that will not change any more.
+    pub(crate) fn export(&mut self, handoff: HandoffId, ready: Ready) {
         let size = self.limits.capacity.block_tokens;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        let done = if sequence.rest() == 0 {
-            sequence.computed.div_ceil(size)
-        } else {
-            sequence.computed / size
-        };
         if sequence.outgoing.is_none() {
             return;
         }
+        let done = match ready {
+            Ready::FullBlocks => sequence.computed / size,
+            Ready::All => sequence.computed.div_ceil(size),
+        };
         let new = sequence.exported..done;
         sequence.exported = done;
         let table = &sequence.table[new.start as usize..new.end as usize];

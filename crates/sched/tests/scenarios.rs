@@ -324,6 +324,8 @@ scenarios! {
         run 100
         cancel 1 on p
         cancel 1 on d
+        reserve 1 on d from p prompt=6
+        prefill 1 on p to d
         empty"
     lesson_05_a_copy_that_fails_ends_the_hand_off: "
         worker p prefill

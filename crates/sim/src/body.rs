@@ -64,6 +64,8 @@ pub(crate) struct Body {
     pub(crate) limits: Limits,
     pub(crate) about: WorkerDescription,
     pub(crate) draining: bool,
+    /// The brain is done; the process ends when its last words are out.
+    pub(crate) exiting: bool,
     engine: Engine,
     ops: VecDeque<Op>,
     pub(crate) busy: Option<(Op, Time)>,
@@ -89,6 +91,7 @@ impl Body {
             limits: limits.clone(),
             about,
             draining: false,
+            exiting: false,
             ops: VecDeque::new(),
             busy: None,
             arriving: None,
@@ -430,9 +433,14 @@ impl Body {
         if !self.reserved.is_empty() {
             return Err(format!("{me} never released {:?}", self.reserved));
         }
-        if !self.exporting.is_empty() || !self.ops.is_empty() || self.busy.is_some() {
-            return Err(format!("{me} still has work: {:?}", self.exporting));
+        if !self.exporting.is_empty() {
+            return Err(format!("{me} waits for exports: {:?}", self.exporting));
         }
         Ok(())
+    }
+
+    /// Whether the engine has nothing before it and nothing waits behind it.
+    pub(crate) fn is_done(&self) -> bool {
+        self.ops.is_empty() && self.busy.is_none()
     }
 }

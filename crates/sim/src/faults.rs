@@ -140,20 +140,28 @@ impl Run<'_> {
     }
 
     pub(crate) fn drained(&mut self, worker: usize) -> Result<(), String> {
-        let seat = &mut self.seats[worker];
-        let back = seat.back;
-        if let Some(body) = &seat.body {
-            if !body.draining {
-                return Err(format!("{} drained unasked", body.me));
+        if let Some(body) = &mut self.seats[worker].body {
+            if !body.draining || body.exiting {
+                return Err(format!("{} drained unasked or again", body.me));
             }
+            body.exiting = true;
             body.check_empty()?;
         }
-        self.exit(worker, Exit::Clean);
         self.count("drained");
-        if !self.healed {
+        Ok(())
+    }
+
+    /// Ends a process that has drained, once its last words are out.
+    pub(crate) fn exit_if_done(&mut self, worker: usize) {
+        let seat = &self.seats[worker];
+        let back = seat.back;
+        if !(seat.body.as_ref()).is_some_and(|body| body.exiting && body.is_done()) {
+            return;
+        }
+        self.exit(worker, Exit::Clean);
+        if !self.closing {
             self.plan(self.now + back, Event::Starts(worker));
         }
-        Ok(())
     }
 
     // === starting and meeting ===
@@ -219,6 +227,9 @@ impl Run<'_> {
                 return Err("a worker never came back".to_owned());
             };
             body.check_empty()?;
+            if !body.is_done() {
+                return Err(format!("{} has work and rests", body.me));
+            }
         }
         for (router, seat) in self.routers.iter().enumerate() {
             let open = seat.brain.legs_open();
@@ -243,7 +254,7 @@ impl Run<'_> {
             }
         }
         // From here on nobody starts again.
-        self.healed = true;
+        self.closing = true;
         self.take_tapes();
         Ok(())
     }

@@ -122,6 +122,8 @@ pub(crate) struct Run<'a> {
     pub(crate) dice: Dice,
     pub(crate) journal: Journal,
     pub(crate) healed: bool,
+    /// Nobody starts again.
+    pub(crate) closing: bool,
     pub(crate) taped: bool,
     pub(crate) tapes: Vec<Vec<String>>,
     pub(crate) counts: BTreeMap<&'static str, u64>,
@@ -150,6 +152,7 @@ impl<'a> Run<'a> {
             dice: Dice::new(!world.seed),
             journal: Journal::new(options.log),
             healed: false,
+            closing: false,
             taped: options.tape,
             tapes: Vec::new(),
             counts: BTreeMap::new(),

@@ -48,6 +48,7 @@ impl Run<'_> {
         if let Some(done) = body.and_then(|body| body.begin(now, &price)) {
             self.plan(done, Event::EngineDone(me));
         }
+        self.exit_if_done(worker);
         Ok(())
     }
 
@@ -174,6 +175,7 @@ impl Run<'_> {
         if let Some(done) = body.and_then(|body| body.begin(now, &price)) {
             self.plan(done, Event::EngineDone(who));
         }
+        self.exit_if_done(index(who));
     }
 
     /// Sends a block as frames, and answers the brain when the link has taken them. If the link is

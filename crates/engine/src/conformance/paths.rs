@@ -2,7 +2,7 @@
 
 use super::Build;
 use super::goldens::read;
-use super::sequence::{BLOCK_TOKENS, Sequence, step, text};
+use super::sequence::{BLOCK_TOKENS, Sequence, step};
 use crate::{Engine, EngineLimits};
 use cleave_domain::{BlockIndex, LogitsWanted, Sampled, Sampling, StepPlan};
 use std::path::Path;
@@ -197,7 +197,9 @@ fn copied(engine: &mut dyn Engine, cases: &[Case]) -> Result<(), String> {
             .iter()
             .map(|block| (*block, BlockIndex(block.0 + 3 * TABLE)))
             .collect();
-        engine.copy_blocks(&pairs).map_err(text)?;
+        engine
+            .copy_blocks(&pairs)
+            .map_err(|error| error.to_string())?;
         sequence.blocks = pairs.iter().map(|(_, to)| *to).collect();
         let mut other = Sequence::new(1, &disturbing.prompt, &disturbing.sampling, 0..TABLE);
         other.run(engine, usize::MAX, 2)?;

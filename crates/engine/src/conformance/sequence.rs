@@ -1,6 +1,6 @@
 //! A sequence driven through an engine by hand, without a scheduler.
 
-use crate::{Engine, EngineError};
+use crate::Engine;
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampled, Sampling, Segment, SlotIndex, StepId, StepPlan,
     StepResult,
@@ -118,10 +118,14 @@ impl Sequence {
             // In two parts, as a link would.
             let cut = bytes.len() / 3;
             let (head, tail) = bytes.split_at_mut(cut);
-            from.read_block(*source, 0, head).map_err(text)?;
-            from.read_block(*source, cut, tail).map_err(text)?;
-            to.write_block(*target, cut, tail).map_err(text)?;
-            to.write_block(*target, 0, head).map_err(text)?;
+            from.read_block(*source, 0, head)
+                .map_err(|error| error.to_string())?;
+            from.read_block(*source, cut, tail)
+                .map_err(|error| error.to_string())?;
+            to.write_block(*target, cut, tail)
+                .map_err(|error| error.to_string())?;
+            to.write_block(*target, 0, head)
+                .map_err(|error| error.to_string())?;
         }
         self.blocks = blocks;
         self.is_open = false;
@@ -135,9 +139,5 @@ pub(super) fn step(engine: &mut dyn Engine, plan: &StepPlan) -> Result<StepResul
         step: StepId(1),
         ..plan.clone()
     };
-    engine.step(&plan).map_err(text)
-}
-
-pub(super) fn text(error: EngineError) -> String {
-    error.to_string()
+    engine.step(&plan).map_err(|error| error.to_string())
 }

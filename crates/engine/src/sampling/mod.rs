@@ -15,5 +15,4 @@ mod softmax;
 mod tests;
 
 pub(crate) use draw::Sampler;
-pub(crate) use philox::philox4x32;
 pub(crate) use slot::{Slot, check};

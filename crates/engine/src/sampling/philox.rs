@@ -10,7 +10,7 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
 /// The function itself.
-pub(crate) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let product = |index: usize, word: u32| {
             let wide = u64::from(MULTIPLIERS[index]) * u64::from(word);
@@ -30,7 +30,7 @@ pub(crate) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 /// A number in `[0, 1)` for a seed and a position in the sequence.
-pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
+pub(super) fn uniform(seed: u64, position: u64) -> f64 {
     let words = philox4x32(
         [position as u32, (position >> 32) as u32, 0, 0],
         [seed as u32, (seed >> 32) as u32],

@@ -36,7 +36,11 @@ fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
     for token in seen {
         let value = &mut values[token as usize];
         let penalty = f64::from(sampling.repetition_penalty);
-        *value = if *value > 0.0 { *value / penalty } else { *value * penalty };
+        *value = if *value > 0.0 {
+            *value / penalty
+        } else {
+            *value * penalty
+        };
         let count = open.output.iter().filter(|t| **t == token).count() as f64;
         *value -= f64::from(sampling.frequency_penalty) * count;
         if count > 0.0 {
@@ -49,8 +53,11 @@ fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
 /// Probabilities after temperature and the three cuts, by sorting everything. Also how near the
 /// nearest decision of top-p or min-p was, relative: closer than rounding, either way is right.
 fn probabilities(sampling: &Sampling, adjusted: &[f64]) -> (BTreeMap<TokenId, f64>, f64) {
-    let mut order: Vec<(TokenId, f64)> =
-        adjusted.iter().enumerate().map(|(id, l)| (id as u32, *l)).collect();
+    let mut order: Vec<(TokenId, f64)> = adjusted
+        .iter()
+        .enumerate()
+        .map(|(id, l)| (id as u32, *l))
+        .collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     if sampling.top_k > 0 {
         order.truncate(sampling.top_k as usize);
@@ -73,7 +80,7 @@ fn probabilities(sampling: &Sampling, adjusted: &[f64]) -> (BTreeMap<TokenId, f6
         }
         order.truncate(kept);
     }
-    for (_, weight) in &order {
+    for (_, weight) in order.iter().filter(|_| sampling.min_p > 0.0) {
         closest = closest.min((weight - f64::from(sampling.min_p)).abs());
     }
     order.retain(|(_, weight)| *weight >= f64::from(sampling.min_p));
@@ -101,8 +108,8 @@ fn rules() -> impl Strategy<Value = Sampling> {
         (0.0f32..0.8, -0.5f32..0.8),
         prop::collection::vec((0u32..40, -5.0f32..5.0), 0..4),
     )
-        .prop_map(|(temperature, top_k, top_p, min_p, repetition, penalties, logit_bias)| {
-            Sampling {
+        .prop_map(
+            |(temperature, top_k, top_p, min_p, repetition, penalties, logit_bias)| Sampling {
                 temperature,
                 top_k,
                 top_p,
@@ -112,8 +119,8 @@ fn rules() -> impl Strategy<Value = Sampling> {
                 frequency_penalty: penalties.1,
                 logit_bias,
                 ..Sampling::greedy()
-            }
-        })
+            },
+        )
 }
 
 proptest! {

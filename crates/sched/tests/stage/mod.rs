@@ -4,7 +4,11 @@
 //! any order, late, twice or never. Never: decides what a worker does.
 //! Invariant: an engine panics when it meets KV that is not the sequence's own, a body when a frame
 //! is not answered once, and every brain is checked after every fact.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses another part of the stage")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses another part of the stage"
+)]
 
 pub mod engine;
 pub mod line;
@@ -155,11 +159,11 @@ impl World {
 
     fn feed_frame(&mut self, machine: usize, input: Input, mut payload: Option<Vec<u64>>) {
         let framed = payload.is_some();
-        self.write(machine, '<', line::input(&input));
+        self.write(machine, '<', &line::input(&input));
         self.machines[machine].brain.handle(self.now, input);
         let mut answers = 0;
         while let Some(output) = self.machines[machine].brain.poll() {
-            self.write(machine, '>', line::output(&output));
+            self.write(machine, '>', &line::output(&output));
             answers += u32::from(matches!(
                 output,
                 Output::Import { .. } | Output::Discard { .. }
@@ -170,7 +174,7 @@ impl World {
         self.machines[machine].brain.check();
     }
 
-    fn write(&mut self, machine: usize, way: char, said: String) {
+    fn write(&mut self, machine: usize, way: char, said: &str) {
         if !said.is_empty() {
             let millis = self.now.as_nanos() / 1_000_000;
             let name = self.machines[machine].name;
@@ -257,7 +261,7 @@ impl World {
         self.now = self.now.max(key.0);
         match what {
             Pending::Step(at) => self.perform_step(at, fate),
-            Pending::Export { at, .. } => self.perform_export(at, what, fate),
+            Pending::Export { at, .. } => self.perform_export(at, &what, fate),
             Pending::Import {
                 at,
                 handoff,
@@ -329,7 +333,7 @@ impl World {
     }
 
     /// Two frames for each block; the block is read only now.
-    fn perform_export(&mut self, at: usize, what: Pending, fate: Fate) {
+    fn perform_export(&mut self, at: usize, what: &Pending, fate: Fate) {
         let Pending::Export {
             handoff,
             to,
@@ -337,12 +341,15 @@ impl World {
             ordinal,
             block,
             ..
-        } = what
+        } = *what
         else {
             panic!("an export")
         };
         if fate == Fate::Damaged {
-            let outcome = ExportOutcome::Dropped;
+            let outcome = match ordinal % 2 {
+                0 => ExportOutcome::Dropped,
+                _ => ExportOutcome::Broken,
+            };
             return self.feed(
                 at,
                 Input::Exported {
