@@ -7,7 +7,8 @@ mod abacus;
 use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
 use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles};
 use cleave_domain::{
-    Ending, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TokenId, Usage,
+    Ending, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TapeLine, TokenId,
+    Usage,
 };
 use cleave_node::{
     RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, WorkerNode,
@@ -471,6 +472,69 @@ async fn http(address: &str, path: &str) -> String {
         .unwrap()
         .unwrap();
     answer
+}
+
+/// Feeds a tape to a fresh brain of its kind, and demands the same outputs.
+macro_rules! replay {
+    ($path:expr, $kind:path, $sort:ident) => {{
+        use $kind::{Brain, Input, Limits, Output};
+        type Line = TapeLine<Limits, Input, Output>;
+        let text = std::fs::read_to_string($path).unwrap();
+        let (mut brain, mut heard) = (None::<Brain>, 0);
+        for line in text.lines() {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            match serde_json::from_value::<Line>(line[stringify!($sort)].clone()).unwrap() {
+                TapeLine::Born { limits } => brain = Some(Brain::new(limits)),
+                TapeLine::Heard { at, input } => {
+                    let brain = brain.as_mut().unwrap();
+                    assert_eq!(brain.poll(), None, "all was said to the input before");
+                    brain.handle(at, input);
+                    brain.check();
+                    heard += 1;
+                }
+                TapeLine::Said { output } => {
+                    assert_eq!(brain.as_mut().unwrap().poll(), Some(output))
+                }
+            }
+        }
+        heard
+    }};
+}
+
+#[tokio::test]
+async fn what_was_taped_while_serving_replays_equal() {
+    let folder = std::env::temp_dir().join(format!("cleave-tapes-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = |name: &str| folder.join(name);
+    let mut serve = Serve {
+        listen: "127.0.0.1:0".into(),
+        router: RouterOptions::default(),
+        workers: Vec::new(),
+        files: files(),
+    };
+    serve.router.tape = Some(path("router"));
+    for (name, role) in [("prefill", Role::Prefill), ("decode", Role::Decode)] {
+        let mut options = WorkerOptions::new(name, role);
+        options.tape = Some(path(name));
+        serve
+            .workers
+            .push((options, Box::new(Abacus::new(&Gate::new()))));
+    }
+    let running = serve.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    let frontend = running.frontend();
+    let flights = (0..6).map(|salt| {
+        let frontend = Arc::clone(&frontend);
+        async move { check(&frontend, &prompt(salt, 30), 5).await }
+    });
+    futures::future::join_all(flights).await;
+    drop(frontend.submit(request(&prompt(7, 30), 50)));
+    running.drain(PATIENCE).await;
+
+    assert!(replay!(path("router"), cleave_router, Router) > 6 * 5);
+    assert!(replay!(path("prefill"), cleave_sched, Worker) > 6 * 3);
+    assert!(replay!(path("decode"), cleave_sched, Worker) > 6 * 3);
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[tokio::test]
