@@ -42,6 +42,46 @@ checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
 
+/// A Llama with every bias it may have. There is no golden of one, but a Qwen2 is a Llama with
+/// biases on q, k and v, so with the others zero its goldens must come out.
+#[test]
+fn a_llama_with_biases_is_a_qwen2() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = folder("qwen2");
+    for file in ["generation_config.json", "goldens.json"] {
+        std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    let config = std::fs::read(from.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    config["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
+    config["model_type"] = serde_json::json!("llama");
+    config["attention_bias"] = serde_json::json!(true);
+    config["mlp_bias"] = serde_json::json!(true);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let stored = std::fs::read(from.join("model.safetensors")).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&stored).unwrap();
+    let zeros = vec![0u8; 2 * 108];
+    let mut tensors = stored.tensors();
+    for layer in 0..2 {
+        for (part, size) in [
+            ("self_attn.o_proj", 64),
+            ("mlp.gate_proj", 108),
+            ("mlp.up_proj", 108),
+            ("mlp.down_proj", 64),
+        ] {
+            let bias = safetensors::tensor::TensorView::new(
+                safetensors::Dtype::BF16,
+                vec![size],
+                &zeros[..2 * size],
+            );
+            tensors.push((format!("model.layers.{layer}.{part}.bias"), bias.unwrap()));
+        }
+    }
+    let file = dir.path().join("model.safetensors");
+    safetensors::serialize_to_file(tensors, None, &file).unwrap();
+    goldens(dir.path(), &build).unwrap();
+}
+
 #[test]
 fn every_folder_of_testdata_is_compared() {
     let mut found: Vec<String> = std::fs::read_dir(folder(""))
