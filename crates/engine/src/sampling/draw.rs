@@ -1,13 +1,18 @@
 //! From logits to a token.
 
 use super::philox::uniform;
-use super::select::{Candidate, top};
+use super::select::{Candidate, order, top};
 use super::slot::Slot;
 use super::softmax;
 use cleave_domain::{Sampling, Scores, TokenId};
 
-/// How many candidates a nucleus is first looked for in; grows eightfold until it is found.
-const NUCLEUS_FIRST: usize = 128;
+/// Weights are in 0..=1 and fall into one bucket for each of their exponents and of the next three
+/// bits, the largest last.
+const BUCKETS: usize = bucket(1.0) + 1;
+
+const fn bucket(weight: f32) -> usize {
+    (weight.to_bits() >> 20) as usize
+}
 
 /// Scratch space for drawing, shared by all slots.
 #[derive(Debug, Default)]
@@ -16,6 +21,8 @@ pub(crate) struct Sampler {
     candidates: Vec<Candidate>,
     /// `exp((logit − max) / temperature)`, of every token or of every candidate.
     weights: Vec<f32>,
+    /// Sums of weights, `(BUCKETS)`.
+    buckets: Vec<f64>,
 }
 
 /// The logits hold something that is not a finite number.
@@ -113,26 +120,40 @@ impl Sampler {
         self.candidates[draw_index(&self.weights, uniform)].0
     }
 
-    /// Leaves in `candidates` the smallest set of most likely tokens whose weights reach `share`.
-    /// `weights` are those of the whole vocabulary.
+    /// Leaves in `candidates`, by id, the smallest set of most likely tokens whose weights reach
+    /// `share`. `weights` are those of the whole vocabulary. A flat distribution's set has nearly
+    /// every token, so nothing is sorted but the bucket in which the set ends.
     fn nucleus(&mut self, logits: &[f32], share: f64) {
-        let mut count = NUCLEUS_FIRST.min(logits.len());
-        loop {
-            top(logits, count, &mut self.candidates);
-            let mut reached = 0.0;
-            let end = self.candidates.iter().position(|(token, _)| {
-                reached += f64::from(self.weights[*token as usize]);
-                reached >= share
-            });
-            if let Some(last) = end {
-                self.candidates.truncate(last + 1);
-                return;
-            }
-            if count == logits.len() {
-                return;
-            }
-            count = (count * 8).min(logits.len());
+        self.buckets.clear();
+        self.buckets.resize(BUCKETS, 0.0);
+        for weight in &self.weights {
+            self.buckets[bucket(*weight)] += f64::from(*weight);
         }
+        let mut reached = 0.0;
+        let mut last = 0;
+        for (index, sum) in self.buckets.iter().enumerate().rev() {
+            if *sum > 0.0 && reached < share {
+                last = index;
+                reached += sum;
+            }
+        }
+        reached -= self.buckets[last];
+        let weighted = || (0..).zip(logits).zip(&self.weights);
+        let in_last = weighted().filter(|(_, weight)| bucket(**weight) == last);
+        self.candidates.clear();
+        self.candidates
+            .extend(in_last.map(|((id, logit), _)| (id, *logit)));
+        self.candidates.sort_unstable_by(order);
+        let end = self.candidates.iter().position(|(token, _)| {
+            reached += f64::from(self.weights[*token as usize]);
+            reached >= share
+        });
+        self.candidates
+            .truncate(end.map_or(self.candidates.len(), |end| end + 1));
+        let above = weighted().filter(|(_, weight)| bucket(**weight) > last);
+        self.candidates
+            .extend(above.map(|((id, logit), _)| (id, *logit)));
+        self.candidates.sort_unstable_by_key(|(token, _)| *token);
     }
 }
 
