@@ -2,8 +2,9 @@
 
 mod reference;
 
+use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::conformance::{goldens, path_independence};
-use cleave_engine::{Engine, EngineLimits};
+use cleave_engine::{Engine, EngineLimits, Weights};
 use std::path::{Path, PathBuf};
 
 fn folder(name: &str) -> PathBuf {
@@ -80,6 +81,51 @@ fn a_llama_with_biases_is_a_qwen2() {
     let file = dir.path().join("model.safetensors");
     safetensors::serialize_to_file(tensors, None, &file).unwrap();
     goldens(dir.path(), &build).unwrap();
+}
+
+#[test]
+fn loading_counts_every_byte_once() {
+    for name in ["llama2", "llama3", "qwen2", "qwen3"] {
+        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        let mut seen = Vec::new();
+        Weights::load(&reference::Plain, &checkpoint, Some(32), &mut |progress| {
+            seen.push(progress);
+        })
+        .unwrap();
+        assert!(seen.is_sorted_by_key(|progress| progress.bytes_done));
+        let last = seen.last().unwrap();
+        assert_eq!(last.bytes_done, checkpoint.bytes_total(), "{name}");
+        assert_eq!(last.bytes_total, checkpoint.bytes_total(), "{name}");
+    }
+}
+
+/// What the fingerprint must tell apart and what it must not.
+#[test]
+fn lesson_19_a_fingerprint_is_of_weights_and_blocks_alone() {
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 4,
+        slots_count: 2,
+        step_tokens_max: 8,
+    };
+    let print = |name: &str, limits: EngineLimits| {
+        let engine = build(&folder(name), limits).unwrap();
+        engine.describe().fingerprint.clone()
+    };
+    let first = print("qwen3", limits);
+    let larger = EngineLimits {
+        blocks_count: 9,
+        slots_count: 5,
+        step_tokens_max: 32,
+        ..limits
+    };
+    assert_eq!(first, print("qwen3", larger));
+    let other_blocks = EngineLimits {
+        block_tokens: 32,
+        ..limits
+    };
+    assert_ne!(first, print("qwen3", other_blocks));
+    assert_ne!(first, print("qwen2", limits));
 }
 
 #[test]
