@@ -118,11 +118,11 @@ fn each_request_goes_through_prefill_hand_off_and_decode() {
     wait_for("a landed hand-off", || {
         (client.metric("cleave_handoffs_total", &["landed"]) >= before + 1.0).then_some(())
     });
-    assert!(client.metric("cleave_handoff_bytes_total", &[]) > 0.0);
-    assert!(client.metric("cleave_prefill_tokens_total", &["role=\"prefill\""]) > 0.0);
-    assert!(client.metric("cleave_decode_tokens_total", &["role=\"decode\""]) >= 11.0);
+    assert!(client.metric("cleave_handoff_bytes_total", &["received"]) > 0.0);
+    assert!(client.metric("cleave_step_tokens_total", &["role=\"prefill\"", "kind=\"prefill\""]) > 0.0);
+    assert!(client.metric("cleave_step_tokens_total", &["role=\"decode\"", "kind=\"decode\""]) >= 11.0);
     assert_eq!(
-        client.metric("cleave_decode_tokens_total", &["role=\"prefill\""]),
+        client.metric("cleave_step_tokens_total", &["role=\"prefill\"", "kind=\"decode\""]),
         0.0
     );
 }
@@ -130,7 +130,7 @@ fn each_request_goes_through_prefill_hand_off_and_decode() {
 #[test]
 fn lesson_01_a_client_that_leaves_strands_no_block() {
     let (_process, client) = serve(&[]);
-    let idle = || client.metric("cleave_kv_blocks_held", &[]) == 0.0;
+    let idle = || client.metric("cleave_pool_blocks", &["kind=\"held\""]) == 0.0;
     for _ in 0..4 {
         let body = json!({"prompt": "A loop that never ends", "max_tokens": 900, "ignore_eos": true, "stream": true});
         let mut events = client.stream("/v1/completions", &body);

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes nearly as long; a test that reaches it has found a hang.
-pub const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The repository.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest
         .ancestors()
@@ -25,7 +25,7 @@ pub fn root() -> PathBuf {
 }
 
 /// The folders of `testdata/` that hold a checkpoint with goldens.
-pub fn golden_folders() -> Vec<PathBuf> {
+pub(crate) fn golden_folders() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root().join("testdata")).expect("testdata is there");
     let mut folders: Vec<PathBuf> = entries
         .map(|entry| entry.expect("readable folder").path())
@@ -37,7 +37,7 @@ pub fn golden_folders() -> Vec<PathBuf> {
 }
 
 /// `cleave` with these arguments, not started yet.
-pub fn cleave(arguments: &[&str]) -> Command {
+pub(crate) fn cleave(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cleave"));
     command
         .args(arguments)
@@ -47,7 +47,7 @@ pub fn cleave(arguments: &[&str]) -> Command {
 }
 
 /// Runs `cleave` to its end: status, standard output, standard error.
-pub fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
+pub(crate) fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
     let output = cleave(arguments).output().expect("cleave starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
     (output.status, text(output.stdout), text(output.stderr))
@@ -57,7 +57,7 @@ pub fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
 ///
 /// # Panics
 /// With `what` when that takes longer than [`LIMIT`].
-pub fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
         if let Some(found) = probe() {
@@ -69,7 +69,7 @@ pub fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A long-running `cleave` process; killed when dropped.
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
     logs: Arc<Mutex<String>>,
@@ -77,7 +77,7 @@ pub struct Process {
 
 impl Process {
     /// Starts `cleave` with these arguments.
-    pub fn start(arguments: &[&str]) -> Self {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
         let mut child = cleave(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -105,7 +105,7 @@ impl Process {
     }
 
     /// The address it printed.
-    pub fn address(&mut self) -> String {
+    pub(crate) fn address(&mut self) -> String {
         wait_for("line with the address", || {
             let lines = self.lines.lock().expect("no panic holds it");
             let found = lines
@@ -124,17 +124,17 @@ impl Process {
     }
 
     /// Everything it logged so far.
-    pub fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         self.logs.lock().expect("no panic holds it").clone()
     }
 
     /// Its process id.
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Sends a signal by name, such as `TERM`.
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill")
             .args([&format!("-{name}"), &self.id().to_string()])
             .status();
@@ -142,7 +142,7 @@ impl Process {
     }
 
     /// Waits for its end.
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         wait_for("exit", || {
             self.child.try_wait().expect("process can be asked")
         })
@@ -157,14 +157,14 @@ impl Drop for Process {
 }
 
 /// Talks to one server.
-pub struct Client {
+pub(crate) struct Client {
     base: String,
     http: reqwest::blocking::Client,
 }
 
 impl Client {
     /// For a server at `address`, such as `127.0.0.1:8000`.
-    pub fn new(address: &str) -> Self {
+    pub(crate) fn new(address: &str) -> Self {
         let http = reqwest::blocking::Client::builder()
             .timeout(LIMIT)
             .build()
@@ -176,7 +176,7 @@ impl Client {
     }
 
     /// Status and body of a GET.
-    pub fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
         let answer = self
             .http
             .get(format!("{}{path}", self.base))
@@ -189,12 +189,12 @@ impl Client {
     }
 
     /// Waits until `/ready` answers 200.
-    pub fn wait_ready(&self) {
+    pub(crate) fn wait_ready(&self) {
         wait_for("readiness", || (self.get("/ready").0 == 200).then_some(()));
     }
 
     /// Status and body of a POST of JSON.
-    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let answer = self
             .http
             .post(format!("{}{path}", self.base))
@@ -210,7 +210,7 @@ impl Client {
     }
 
     /// Starts a streamed POST; read events from what comes back.
-    pub fn stream(&self, path: &str, body: &Value) -> Events {
+    pub(crate) fn stream(&self, path: &str, body: &Value) -> Events {
         let answer = self
             .http
             .post(format!("{}{path}", self.base))
@@ -224,7 +224,7 @@ impl Client {
     }
 
     /// The text of a greedy completion.
-    pub fn complete(&self, body: &Value) -> String {
+    pub(crate) fn complete(&self, body: &Value) -> String {
         let (status, answer) = self.post("/v1/completions", body);
         assert_eq!(status, 200, "{answer}");
         answer["choices"][0]["text"]
@@ -234,7 +234,7 @@ impl Client {
     }
 
     /// The sum over all series of a metric whose labels contain each of `labels`.
-    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+    pub(crate) fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let (status, text) = self.get("/metrics");
         assert_eq!(status, 200);
         sum_metric(&text, name, labels)
@@ -242,7 +242,7 @@ impl Client {
 }
 
 /// See [`Client::metric`].
-pub fn sum_metric(text: &str, name: &str, labels: &[&str]) -> f64 {
+pub(crate) fn sum_metric(text: &str, name: &str, labels: &[&str]) -> f64 {
     text.lines()
         .filter(|line| {
             let rest = line.strip_prefix(name);
@@ -259,7 +259,7 @@ pub fn sum_metric(text: &str, name: &str, labels: &[&str]) -> f64 {
 }
 
 /// Server-sent events of one answer.
-pub struct Events {
+pub(crate) struct Events {
     lines: BufReader<reqwest::blocking::Response>,
 }
 

@@ -48,6 +48,7 @@ pub struct Brain {
     /// Something happened that may allow a step or alter the load.
     pub(crate) stirred: bool,
     load_told: Load,
+    pool_told: Option<Note>,
     outputs: VecDeque<Output>,
 }
 
@@ -104,6 +105,7 @@ impl Brain {
                 blocks_free: capacity.blocks_count,
                 ..Load::default()
             },
+            pool_told: None,
             outputs: VecDeque::new(),
             limits,
         }
@@ -203,6 +205,17 @@ impl Brain {
         if load != self.load_told {
             self.load_told = load;
             self.tell_all(&Report::Load(load));
+        }
+        let pool = Note::Pool {
+            blocks_held: self.pool.blocks_held(),
+            blocks_free: load.blocks_free,
+            blocks_cached: self.pool.blocks_cached(),
+            sequences_running: load.sequences_running,
+            sequences_waiting: load.sequences_waiting,
+        };
+        if self.pool_told.as_ref() != Some(&pool) {
+            self.pool_told = Some(pool.clone());
+            self.note(pool);
         }
         if self.draining == Draining::Yes && self.sequences.is_empty() {
             self.draining = Draining::Done;

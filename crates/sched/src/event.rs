@@ -298,7 +298,7 @@ pub enum Note {
         /// How long.
         took: Duration,
     },
-    /// How the pool stands, after each step.
+    /// How the pool stands, whenever that has changed.
     Pool {
         /// Held by sequences and reservations.
         blocks_held: u32,

@@ -56,7 +56,6 @@ impl Brain {
             self.settle(placed, drawn, scores);
         }
         self.say_prefix();
-        self.note_pool();
     }
 
     /// The sequences of the step fail; the others go on. What the step was to write was given to
@@ -201,17 +200,6 @@ impl Brain {
             prefill_tokens,
             decode_sequences,
             took,
-        });
-    }
-
-    fn note_pool(&mut self) {
-        let load = self.load();
-        self.note(Note::Pool {
-            blocks_held: self.pool.blocks_held(),
-            blocks_free: load.blocks_free,
-            blocks_cached: self.pool.blocks_cached(),
-            sequences_running: load.sequences_running,
-            sequences_waiting: load.sequences_waiting,
         });
     }
 }
