@@ -52,6 +52,8 @@ pub(crate) struct Wire {
     pub(crate) notice: Duration,
     /// Frames damaged, of a thousand.
     pub(crate) damage: u32,
+    /// Frames that name a block they were never given, of a thousand: a writer of the past.
+    pub(crate) stray: u32,
     /// Packets lost without the link breaking, of a thousand.
     pub(crate) loss: u32,
     /// Packets that come twice, of a thousand.
@@ -144,7 +146,14 @@ impl World {
     }
 
     pub(crate) fn calm(&self) -> bool {
-        self.faults.is_empty() && self.wire.damage + self.wire.loss + self.wire.broken == 0
+        self.faults.is_empty() && self.wire.harm() == 0
+    }
+}
+
+impl Wire {
+    /// Whatever may make a hand-off fail.
+    fn harm(&self) -> u32 {
+        self.damage + self.stray + self.loss + self.broken
     }
 }
 
@@ -329,11 +338,12 @@ fn draw_wire(dice: &mut Dice, calm: bool) -> Wire {
             dice.count(0, most)
         }
     };
-    let (damage, loss, broken) = (rate(20), rate(10), rate(5));
+    let (damage, loss, broken, stray) = (rate(20), rate(10), rate(5), rate(5));
     Wire {
         damage,
         loss,
         broken,
+        stray,
         twice: dice.count(0, 30),
         overtake: dice.count(0, 100),
         latency: dice.micros(10, 2_000),
