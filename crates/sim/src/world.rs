@@ -127,7 +127,8 @@ impl World {
     }
 
     /// How long a cancelled flight's blocks may stay held where nothing is at fault: messages to
-    /// both workers and back, and whatever their engines are in the middle of.
+    /// both workers and back, whatever their engines are in the middle of, and what the links have
+    /// already taken.
     pub(crate) fn cancel_max(&self) -> Duration {
         let capacity = &self.workers[0].capacity;
         let Price {
@@ -142,7 +143,9 @@ impl World {
         let tokens = u64::from(capacity.step_tokens_max) * prefill_token.max(decode_sequence);
         let copies = 2 * u64::from(capacity.blocks_count) * copy;
         let engine = Duration::from_nanos(2 * (step + tokens + context) + copies);
-        4 * (self.wire.latency + self.wire.jitter) + engine
+        let pool_bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes + 128);
+        let link = Duration::from_nanos(pool_bytes * self.wire.nanos_per_byte);
+        4 * (self.wire.latency + self.wire.jitter) + engine + link
     }
 
     pub(crate) fn calm(&self) -> bool {
