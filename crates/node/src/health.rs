@@ -1,69 +1,100 @@
-//! Whether a worker makes progress. Health means forward progress, not a process that answers.
+//! Whether a brain and its body make progress. Health means forward progress, not a process that
+//! answers.
 
+use futures::FutureExt;
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What the engine's thread is doing; read by `/health`.
+/// What a driver and its engine's thread are doing; read by `/health`.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     step_limit: Duration,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    busy_since: Option<Instant>,
-    broken: Option<String>,
+    busy_since: Mutex<Option<Instant>>,
+    broken: watch::Sender<Option<String>>,
 }
 
 impl Pulse {
     pub(crate) fn new(step_limit: Duration) -> Self {
         Self {
             step_limit,
-            state: Mutex::default(),
+            busy_since: Mutex::default(),
+            broken: watch::Sender::new(None),
         }
     }
 
     /// The engine took something on.
     pub(crate) fn begin(&self) {
-        self.with(|state| state.busy_since = Some(Instant::now()));
+        self.set(Some(Instant::now()));
     }
 
     /// The engine is through with it.
     pub(crate) fn end(&self) {
-        self.with(|state| state.busy_since = None);
+        self.set(None);
     }
 
-    /// The engine panicked; nothing makes that good but a new process.
+    /// Something panicked; nothing makes that good but a new process. The first reason stays.
     pub(crate) fn broke(&self, reason: &str) {
-        self.with(|state| state.broken = Some(reason.to_owned()));
+        self.broken.send_if_modified(|broken| {
+            let first = broken.is_none();
+            broken.get_or_insert_with(|| reason.to_owned());
+            first
+        });
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        self.with(|state| state.broken.is_some())
+        self.broken.borrow().is_some()
+    }
+
+    /// Returns when something broke, with the reason.
+    pub(crate) async fn broken(&self) -> String {
+        let mut broken = self.broken.subscribe();
+        let reason = broken.wait_for(Option::is_some).await;
+        let reason = reason.ok().and_then(|reason| reason.clone());
+        reason.expect("the sender lives as long as the pulse")
     }
 
     /// `Err` with the reason when there is no forward progress.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.with(|state| {
-            if let Some(reason) = &state.broken {
-                return Err(format!("the engine broke: {reason}"));
-            }
-            match state.busy_since {
-                Some(since) if since.elapsed() > self.step_limit => Err(format!(
-                    "the engine has been busy with one step for {:?}, more than {:?}",
-                    since.elapsed(),
-                    self.step_limit
-                )),
-                _ => Ok(()),
-            }
-        })
+        if let Some(reason) = self.broken.borrow().as_ref() {
+            return Err(reason.clone());
+        }
+        let busy = *self
+            .busy_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match busy.map(|since| since.elapsed()) {
+            Some(busy) if busy > self.step_limit => Err(format!(
+                "the engine has been busy with one step for {busy:?}, more than {:?}",
+                self.step_limit
+            )),
+            _ => Ok(()),
+        }
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Runs a driver; a panic in it, which is a broken invariant of a brain, is the end of health.
+    pub(crate) async fn watch(&self, driver: impl Future<Output = ()>) {
+        if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
+            self.broke(&format!("a driver panicked: {}", words(panic.as_ref())));
+        }
     }
+
+    fn set(&self, busy: Option<Instant>) {
+        *self
+            .busy_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = busy;
+    }
+}
+
+/// What a panic said.
+pub(crate) fn words(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<&str>().map(ToString::to_string);
+    let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
+    words.unwrap_or_else(|| "without words".into())
 }
 
 #[cfg(test)]
@@ -80,7 +111,17 @@ mod tests {
         assert!(pulse.check().is_err());
         pulse.end();
         assert_eq!(pulse.check(), Ok(()));
-        pulse.broke("index out of bounds");
+    }
+
+    #[tokio::test]
+    async fn lesson_12_a_broken_invariant_is_not_healthy() {
+        let pulse = Pulse::new(Duration::from_secs(60));
+        pulse.watch(async {}).await;
+        assert_eq!(pulse.check(), Ok(()));
+        pulse
+            .watch(async { panic!("block 7 has two owners") })
+            .await;
+        assert!(pulse.broken().await.contains("block 7 has two owners"));
         assert!(pulse.check().is_err());
     }
 }

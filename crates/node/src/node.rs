@@ -73,6 +73,11 @@ impl RunningRouter {
         self.body.frontend()
     }
 
+    /// Returns, with the reason, when something broke that only a new process makes good.
+    pub async fn broken(&self) -> String {
+        self.body.pulse.broken().await
+    }
+
     /// Accepts nothing new, waits until no flight is left or `deadline` has passed, ends the rest
     /// and stops.
     pub async fn drain(self, deadline: Duration) {
@@ -194,6 +199,11 @@ impl RunningWorker {
         let _ = connected.wait_for(|count| *count > 0).await;
     }
 
+    /// Returns, with the reason, when something broke that only a new process makes good.
+    pub async fn broken(&self) -> String {
+        self.body.pulse.broken().await
+    }
+
     /// Accepts nothing new, waits until nothing is left or `deadline` has passed, and stops.
     pub async fn drain(mut self, deadline: Duration) {
         if timeout(deadline, self.body.drain()).await.is_err() {
@@ -300,6 +310,14 @@ impl Running {
     /// The serving side without HTTP.
     pub fn frontend(&self) -> Arc<dyn Frontend> {
         self.router.frontend()
+    }
+
+    /// Returns, with the reason, when something broke that only a new process makes good.
+    pub async fn broken(&self) -> String {
+        let pulses = self.workers.iter().map(|worker| &worker.pulse);
+        let pulses = pulses.chain([&self.router.body.pulse]);
+        let broken = pulses.map(|pulse| Box::pin(pulse.broken()));
+        futures::future::select_all(broken).await.0
     }
 
     /// Accepts nothing new, waits until no flight is left or `deadline` has passed, ends the rest

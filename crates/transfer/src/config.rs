@@ -29,7 +29,7 @@ pub struct LinksConfig {
 }
 
 impl LinksConfig {
-    /// Usual timings and sizes: 32 MiB of credit, frames of 1 MiB, a beat each second and five
+    /// Usual timings and sizes: 32 MiB of credit, frames of 1 MiB, a beat each second and ten
     /// missed ones for a loss.
     pub fn new(me: WorkerRef, fingerprint: Fingerprint, block_bytes: u32) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl LinksConfig {
             credit_bytes: 32 << 20,
             frame_bytes_max: 1 << 20,
             beat: Duration::from_secs(1),
-            silence_max: Duration::from_secs(5),
+            silence_max: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(5),
         }
     }

@@ -182,7 +182,7 @@ impl Shared {
         let task_id = abort.id();
         let _end_with_host = AbortOnDrop(abort.clone());
         self.lock().incoming.insert(peer.worker, (peer, abort));
-        let error = task.await.unwrap_or_else(|_| SocketError::Replaced);
+        let error = task.await.unwrap_or(SocketError::Replaced);
         self.lock().forget_incoming(peer.worker, task_id);
         report(&self.events, peer, &error, "incoming").await;
     }

@@ -307,7 +307,10 @@ fn put_handoff(out: &mut BytesMut, handoff: HandoffId) {
 
 /// Texts are for people, so a long one is cut and never refused.
 fn put_text(out: &mut BytesMut, text: &str) {
-    let cut = text.floor_char_boundary(TEXT_BYTES_MAX);
+    let mut cut = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(cut) {
+        cut -= 1;
+    }
     out.put_u32_le(u32::try_from(cut).expect("the limit is small"));
     out.put_slice(&text.as_bytes()[..cut]);
 }

@@ -1,5 +1,5 @@
 //! Two workers' links over real sockets, with whatever stands between them.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use bytes::Bytes;
 use cleave_domain::{

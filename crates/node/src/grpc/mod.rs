@@ -15,10 +15,13 @@ use std::time::Duration;
 
 /// How often an idle stream says that it is there.
 const BEAT: Duration = Duration::from_secs(1);
-/// Five missed beats.
-const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// How long a worker may take to introduce itself.
-const HELLO_MAX: Duration = Duration::from_secs(10);
+/// Ten missed beats. A process that dies closes its streams at once; this is for machines that
+/// vanish, and long enough for one that is merely overloaded.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// How long connecting and the router's greeting may take, each.
+const DIAL_MAX: Duration = Duration::from_secs(10);
+/// How long a worker may take to introduce itself: its tokenizer crosses the network.
+const HELLO_MAX: Duration = Duration::from_secs(60);
 /// How long a router may take to read a tokenizer before it welcomes.
 const WELCOME_MAX: Duration = Duration::from_secs(120);
 /// Largest message from a worker: its hello, with a tokenizer of up to 64 MiB and templates.

@@ -8,8 +8,9 @@ use tokio::net::{UdpSocket, lookup_host};
 use tokio::sync::watch;
 use tracing::warn;
 
-/// How often a name is looked up.
+/// How often a name is looked up, and how soon again when that failed.
 const LOOK_UP_EVERY: Duration = Duration::from_secs(10);
+const LOOK_UP_AGAIN: Duration = Duration::from_secs(1);
 
 /// Keeps `found` at the addresses of `names` (`host:port` each).
 pub(super) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSet<SocketAddr>>) {
@@ -34,8 +35,12 @@ pub(super) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSe
             *known = addresses;
             changed
         });
+        let pause = match failed {
+            true => LOOK_UP_AGAIN,
+            false => LOOK_UP_EVERY,
+        };
         tokio::select! {
-            () = tokio::time::sleep(LOOK_UP_EVERY) => {}
+            () = tokio::time::sleep(pause) => {}
             () = found.closed() => return,
         }
     }

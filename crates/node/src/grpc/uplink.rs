@@ -3,7 +3,7 @@
 use super::resolve::{local_address, watch_names};
 use super::service::StreamError;
 use super::{
-    BEAT, DOWNWARD_BYTES_MAX, HELLO_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
+    BEAT, DIAL_MAX, DOWNWARD_BYTES_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
     WELCOME_MAX,
 };
 use crate::door::{Call, WorkerDoor};
@@ -84,7 +84,7 @@ async fn stay_connected(
     let (first, longest) = PAUSES;
     let mut pause = first;
     let mut told = String::new();
-    while addresses.borrow().contains(&address) {
+    while addresses.borrow().contains(&address) && !shared.door.inbox.is_closed() {
         let error = match converse(&shared, address).await {
             Ok(()) => {
                 pause = first;
@@ -106,7 +106,7 @@ async fn stay_connected(
 /// One connection, from dial to end. `Ok` if it stood.
 async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(HELLO_MAX)
+        .connect_timeout(DIAL_MAX)
         .tcp_nodelay(true)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20);
@@ -154,14 +154,14 @@ async fn open(
     let mut client = FleetClient::new(channel)
         .max_decoding_message_size(DOWNWARD_BYTES_MAX)
         .max_encoding_message_size(UPWARD_BYTES_MAX);
-    let opened = timeout(HELLO_MAX, client.join(ReceiverStream::new(words))).await;
-    let opened = opened.map_err(|_| UplinkError::Slow(HELLO_MAX))?;
+    let opened = timeout(DIAL_MAX, client.join(ReceiverStream::new(words))).await;
+    let opened = opened.map_err(|_| UplinkError::Slow(DIAL_MAX))?;
     Ok(opened.map_err(StreamError::from)?.into_inner())
 }
 
 async fn greeting(words: &mut Streaming<proto::Downward>) -> Result<RouterId, UplinkError> {
     use proto::downward::Kind;
-    match first(words, HELLO_MAX).await? {
+    match first(words, DIAL_MAX).await? {
         Kind::Greeting(greeting) if greeting.protocol == PROTOCOL => Ok(RouterId(greeting.router)),
         Kind::Greeting(greeting) => Err(StreamError::Rejected(format!(
             "the router speaks protocol {}, this worker {PROTOCOL}: run the same release",

@@ -9,9 +9,7 @@ use crate::line::{Downward, WorkerLine};
 use crate::tape::Recorder;
 use crate::telemetry::RouterMeters;
 use cleave_api::Readiness;
-use cleave_domain::{
-    Ending, FlightId, Order, Refusal, Report, Request, Role, TapeLine, WorkerId, WorkerRef,
-};
+use cleave_domain::{FlightId, Order, Report, Request, Role, TapeLine, WorkerId, WorkerRef};
 use cleave_router::{Brain, Input, Limits, Output};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -95,7 +93,7 @@ impl Driver {
         }
     }
 
-    /// Runs until told to stop. Every flight has ended by then.
+    /// Runs until told to stop. Whoever runs it ends the flights that are left.
     pub(crate) async fn run(mut self) {
         while let Some(event) = self.next_event().await {
             match event {
@@ -103,8 +101,6 @@ impl Driver {
                 event => self.hear_outside(event),
             }
         }
-        let refused = Ending::Refused(Refusal::Draining);
-        self.hands.flights.end_all(&refused);
     }
 
     /// `None` when the deadline came: there is no event, and the brain is woken.

@@ -2,15 +2,15 @@
 
 use super::driver::RouterEvent;
 use super::flights::Flights;
-use crate::telemetry::Telemetry;
 use crate::health::Pulse;
+use crate::telemetry::Telemetry;
 use cleave_api::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
 use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, Usage};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -59,6 +59,9 @@ impl Frontend for RouterFrontend {
     }
 
     fn readiness(&self) -> Readiness {
+        if self.driver.is_closed() {
+            return Readiness::NotReady("the router has stopped".into());
+        }
         self.readiness.borrow().clone()
     }
 

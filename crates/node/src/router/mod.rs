@@ -18,8 +18,9 @@ use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -34,7 +35,13 @@ pub(crate) struct RouterBody {
     driver: mpsc::UnboundedSender<RouterEvent>,
     readiness: watch::Receiver<Readiness>,
     drained: watch::Receiver<bool>,
+    pub(crate) pulse: Arc<Pulse>,
     task: JoinHandle<()>,
+}
+
+/// How flights end that are cut off.
+fn stopping() -> Ending {
+    Ending::Failed(Failure::Engine("the server is shutting down".into()))
 }
 
 impl RouterBody {
@@ -57,7 +64,14 @@ impl RouterBody {
             drained: tell_drained,
         };
         let ears = Ears { workers, clients };
-        let task = tokio::spawn(Driver::new(options.limits.clone(), ears, hands).run());
+        let body = Driver::new(options.limits.clone(), ears, hands);
+        let pulse = Arc::new(Pulse::new(Duration::MAX));
+        let (watched, left) = (Arc::clone(&pulse), Arc::clone(&flights));
+        let task = tokio::spawn(async move {
+            watched.watch(body.run()).await;
+            // After a panic nobody else would.
+            left.end_all(&stopping());
+        });
         let streams_max = options.limits.flights_max as usize + options.limits.queue_max as usize;
         let frontend = RouterFrontend {
             router,
@@ -66,7 +80,7 @@ impl RouterBody {
             driver: driver.clone(),
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),
-            pulses: Mutex::default(),
+            pulses: Mutex::new(vec![Arc::clone(&pulse)]),
             number: AtomicU64::new(0),
         };
         let door = RouterDoor {
@@ -80,6 +94,7 @@ impl RouterBody {
             driver,
             readiness,
             drained,
+            pulse,
             task,
         })
     }
@@ -110,10 +125,9 @@ impl RouterBody {
 
     /// Ends what is left, with the reason, and stops.
     pub(crate) async fn stop(self) {
-        let stopping = Failure::Engine("the server is shutting down".into());
-        self.door.flights.end_all(&Ending::Failed(stopping));
+        self.door.flights.end_all(&stopping());
         let _ = self.driver.send(RouterEvent::Stop);
-        // A driver that panicked has said so; there is nothing to add.
+        // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;
     }
 }

@@ -247,6 +247,9 @@ impl WorkerMeters {
             drop(series.handoff_blocks.get_or_create(&meters.sorted(kind)));
         }
         drop(series.frames_discarded.get_or_create(&meters.worker));
+        drop(series.vllm_running.get_or_create(&meters.model()));
+        drop(series.vllm_waiting.get_or_create(&meters.model()));
+        drop(series.vllm_usage.get_or_create(&meters.model()));
         meters
     }
 

@@ -321,10 +321,10 @@ proptest! {
 
     #[test]
     fn damage_is_an_error_and_never_a_panic(bytes in vec(any::<u8>(), 0..200)) {
-        if let Ok(upward) = proto::Upward::decode(bytes.as_slice()) {
-            if let Some(proto::upward::Kind::Report(report)) = upward.kind {
-                let _ = Report::try_from(report);
-            }
+        if let Ok(upward) = proto::Upward::decode(bytes.as_slice())
+            && let Some(proto::upward::Kind::Report(report)) = upward.kind
+        {
+            let _ = Report::try_from(report);
         }
         if let Ok(order) = proto::Order::decode(bytes.as_slice()) {
             let _ = Order::try_from(order);

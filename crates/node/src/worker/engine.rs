@@ -8,7 +8,7 @@
 //!
 //! Invariant: every piece of work taken is answered once, also when it is dropped or panics.
 
-use crate::health::Pulse;
+use crate::health::{Pulse, words};
 use bytes::{Bytes, BytesMut};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, WorkerRef};
 use cleave_engine::{Engine, EngineError};
@@ -273,9 +273,7 @@ impl Bench {
         let engine = self.engine.as_mut();
         let caught = catch_unwind(AssertUnwindSafe(|| use_it(engine)));
         caught.map_err(|panic| {
-            let words = panic.downcast_ref::<&str>().map(ToString::to_string);
-            let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-            let reason = format!("panic: {}", words.unwrap_or_else(|| "without words".into()));
+            let reason = format!("the engine panicked: {}", words(panic.as_ref()));
             self.pulse.broke(&reason);
             reason
         })

@@ -87,7 +87,9 @@ impl WorkerBody {
             engine: engine_answers,
         };
         let limits = brain_limits(&options, me, &description);
-        let driver = tokio::spawn(Driver::new(limits, ears, hands).run());
+        let driver = Driver::new(limits, ears, hands);
+        let watched = Arc::clone(&pulse);
+        let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
         let (listener, data_address) = data.unzip();
         let introduction = Introduction {
             worker: me,
@@ -125,7 +127,7 @@ impl WorkerBody {
     /// Stops at once.
     pub(crate) async fn stop(self) {
         let _ = self.door.inbox.send(WorkerEvent::Stop).await;
-        // A driver that panicked has said so; there is nothing to add.
+        // It ends by itself when told, and catches its own panics.
         let _ = self.driver.await;
         if let Some(data) = self.data {
             data.abort();

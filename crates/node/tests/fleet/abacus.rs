@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use tokio::sync::watch;
 
-pub const BLOCK_TOKENS: usize = 4;
+pub(crate) const BLOCK_TOKENS: usize = 4;
 /// Large, so that KV traffic stands out from everything else.
 const ENTRY_BYTES: usize = 2048;
-pub const BLOCK_BYTES: usize = BLOCK_TOKENS * ENTRY_BYTES;
-pub const BLOCKS: u32 = 32;
+pub(crate) const BLOCK_BYTES: usize = BLOCK_TOKENS * ENTRY_BYTES;
+pub(crate) const BLOCKS: u32 = 32;
 const VOCABULARY: u32 = 1000;
 
 fn mix(a: u64, b: u64) -> u64 {
@@ -34,7 +34,7 @@ fn token(last: u64) -> TokenId {
 }
 
 /// What any way through the fleet must give for this prompt.
-pub fn expected(prompt: &[TokenId], count: usize) -> Vec<TokenId> {
+pub(crate) fn expected(prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     let mut last = prompt.iter().fold(0, |last, token| entry(last, *token));
     let mut tokens = Vec::new();
     for _ in 0..count {
@@ -46,7 +46,7 @@ pub fn expected(prompt: &[TokenId], count: usize) -> Vec<TokenId> {
 
 /// Stops an engine before a step, from the test.
 #[derive(Clone, Debug)]
-pub struct Gate {
+pub(crate) struct Gate {
     open: Arc<(Mutex<Door>, Condvar)>,
     reached: watch::Sender<u64>,
 }
@@ -58,29 +58,29 @@ struct Door {
 }
 
 impl Gate {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             open: Arc::default(),
             reached: watch::Sender::new(0),
         }
     }
 
-    pub fn shut(&self) {
+    pub(crate) fn shut(&self) {
         self.open.0.lock().unwrap().shut = true;
     }
 
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.open.0.lock().unwrap().shut = false;
         self.open.1.notify_all();
     }
 
     /// The next step panics.
-    pub fn mine(&self) {
+    pub(crate) fn mine(&self) {
         self.open.0.lock().unwrap().panics = true;
     }
 
     /// Returns when the engine has come to a step since the test began.
-    pub async fn reached(&self) {
+    pub(crate) async fn reached(&self) {
         let mut reached = self.reached.subscribe();
         reached.wait_for(|steps| *steps > 0).await.unwrap();
     }
@@ -99,7 +99,7 @@ impl Gate {
 }
 
 #[derive(Debug)]
-pub struct Abacus {
+pub(crate) struct Abacus {
     description: EngineDescription,
     pool: Vec<u8>,
     slots: BTreeMap<SlotIndex, Vec<TokenId>>,
@@ -107,7 +107,7 @@ pub struct Abacus {
 }
 
 impl Abacus {
-    pub fn new(gate: &Gate) -> Self {
+    pub(crate) fn new(gate: &Gate) -> Self {
         let capacity = Capacity {
             block_tokens: BLOCK_TOKENS as u32,
             block_bytes: BLOCK_BYTES as u32,

@@ -1,13 +1,14 @@
 //! A router and workers over real sockets, in one process and apart, with an engine whose tokens
 //! need the KV that was handed over.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod abacus;
 
 use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
 use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles};
 use cleave_domain::{
-    Ending, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TokenId, Usage,
+    Ending, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TapeLine, TokenId,
+    Usage,
 };
 use cleave_node::{
     RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, WorkerNode,
@@ -82,8 +83,13 @@ async fn check(frontend: &Arc<dyn Frontend>, prompt: &[TokenId], count: u32) {
 }
 
 async fn serve(roles: &[Role]) -> Running {
+    let gates: Vec<Gate> = roles.iter().map(|_| Gate::new()).collect();
+    serve_gated(roles, &gates).await
+}
+
+async fn serve_gated(roles: &[Role], gates: &[Gate]) -> Running {
     let worker = |(i, role): (usize, &Role)| {
-        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&gates[i]));
         (WorkerOptions::new(format!("{role}-{i}"), *role), engine)
     };
     let serve = Serve {
@@ -121,6 +127,16 @@ async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, Gate) {
     (running, gate)
 }
 
+/// Lets everything else run until this holds.
+async fn until(holds: impl Fn() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, wait).await.expect("it holds in time");
+}
+
 /// The value of a series, summed over its labels.
 fn metric(text: &str, name: &str, label: &str) -> f64 {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -148,6 +164,32 @@ async fn one_process_serves_through_both_legs() {
     );
     assert!(metric(&text, "cleave_handoff_bytes_total", "received") >= 4.0 * BLOCK_BYTES as f64);
     running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn clients_and_workers_find_the_router_under_one_address() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let before = http(&address, "/ready").await;
+    assert!(before.starts_with("HTTP/1.1 503"), "{before}");
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (decode, _) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let after = http(&address, "/ready").await;
+    assert!(after.starts_with("HTTP/1.1 200"), "{after}");
+    check(&router.frontend(), &prompt(1, 20), 4).await;
+    let text = http(&address, "/metrics").await;
+    assert_eq!(metric(&text, "cleave_workers", "prefill"), 1.0, "{text}");
+    assert_eq!(metric(&text, "cleave_flights_ended_total", "done"), 1.0);
+    assert!(text.trim_end().ends_with("# EOF"));
+    let metrics = decode.metrics_address().unwrap().to_string();
+    let text = http(&metrics, "/metrics").await;
+    assert_eq!(metric(&text, "vllm:num_requests_running", "d0"), 0.0);
+    assert!(text.contains("vllm:kv_cache_usage_perc"), "{text}");
+    assert!(http(&metrics, "/ready").await.starts_with("HTTP/1.1 200"));
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
 }
 
 #[tokio::test]
@@ -296,18 +338,32 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
 
 #[tokio::test]
 async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
-    let running = serve(&[Role::Prefill, Role::Decode]).await;
+    let gates = [Gate::new(), Gate::new()];
+    let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
     let frontend = running.frontend();
+    let cancelled = || {
+        metric(
+            &frontend.metrics(),
+            "cleave_flights_ended_total",
+            "cancelled",
+        )
+    };
     // Nearly the whole of each pool: the next one fits only if the one before is gone.
     let tokens = (BLOCKS - 4) * 4;
     for salt in 0..3 {
+        // The first leaves in mid-prefill, the others before the second token.
+        let gate = &gates[usize::from(salt > 0)];
+        gate.shut();
         let prompt = prompt(salt, tokens - 40);
         let mut stream = frontend.submit(request(&prompt, 40));
         if salt > 0 {
             let first = timeout(PATIENCE, stream.next()).await.unwrap();
             assert!(matches!(first, Some(FlightEvent::Token(_))), "{first:?}");
         }
+        gate.reached().await;
         drop(stream);
+        until(|| cancelled() == f64::from(salt + 1)).await;
+        gate.open();
     }
     check(&frontend, &prompt(9, tokens - 40), 40).await;
     let text = frontend.metrics();
@@ -378,7 +434,7 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (broken, gate) = worker("d0", Role::Decode, &address).await;
     timeout(PATIENCE, router.ready()).await.unwrap();
-    assert!(get(&broken, "/health").await.starts_with("HTTP/1.1 200"));
+    assert!(health_of(&broken).await.starts_with("HTTP/1.1 200"));
     gate.mine();
     let stream = router.frontend().submit(request(&prompt(1, 20), 6));
     let (sound, _) = worker("d1", Role::Decode, &address).await;
@@ -390,7 +446,7 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
         Ending::Failed(_) => {}
         other => panic!("{other:?}"),
     }
-    let health = get(&broken, "/health").await;
+    let health = health_of(&broken).await;
     assert!(health.starts_with("HTTP/1.1 503"), "{health}");
     assert!(health.contains("a bead fell off"), "{health}");
     timeout(PATIENCE, router.ready()).await.unwrap();
@@ -401,8 +457,12 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
     router.drain(PATIENCE).await;
 }
 
-async fn get(worker: &RunningWorker, path: &str) -> String {
-    let address = worker.metrics_address().unwrap();
+async fn health_of(worker: &RunningWorker) -> String {
+    let address = worker.metrics_address().unwrap().to_string();
+    http(&address, "/health").await
+}
+
+async fn http(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -412,6 +472,69 @@ async fn get(worker: &RunningWorker, path: &str) -> String {
         .unwrap()
         .unwrap();
     answer
+}
+
+/// Feeds a tape to a fresh brain of its kind, and demands the same outputs.
+macro_rules! replay {
+    ($path:expr, $kind:path, $sort:ident) => {{
+        use $kind::{Brain, Input, Limits, Output};
+        type Line = TapeLine<Limits, Input, Output>;
+        let text = std::fs::read_to_string($path).unwrap();
+        let (mut brain, mut heard) = (None::<Brain>, 0);
+        for line in text.lines() {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            match serde_json::from_value::<Line>(line[stringify!($sort)].clone()).unwrap() {
+                TapeLine::Born { limits } => brain = Some(Brain::new(limits)),
+                TapeLine::Heard { at, input } => {
+                    let brain = brain.as_mut().unwrap();
+                    assert_eq!(brain.poll(), None, "all was said to the input before");
+                    brain.handle(at, input);
+                    brain.check();
+                    heard += 1;
+                }
+                TapeLine::Said { output } => {
+                    assert_eq!(brain.as_mut().unwrap().poll(), Some(output))
+                }
+            }
+        }
+        heard
+    }};
+}
+
+#[tokio::test]
+async fn what_was_taped_while_serving_replays_equal() {
+    let folder = std::env::temp_dir().join(format!("cleave-tapes-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = |name: &str| folder.join(name);
+    let mut serve = Serve {
+        listen: "127.0.0.1:0".into(),
+        router: RouterOptions::default(),
+        workers: Vec::new(),
+        files: files(),
+    };
+    serve.router.tape = Some(path("router"));
+    for (name, role) in [("prefill", Role::Prefill), ("decode", Role::Decode)] {
+        let mut options = WorkerOptions::new(name, role);
+        options.tape = Some(path(name));
+        serve
+            .workers
+            .push((options, Box::new(Abacus::new(&Gate::new()))));
+    }
+    let running = serve.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    let frontend = running.frontend();
+    let flights = (0..6).map(|salt| {
+        let frontend = Arc::clone(&frontend);
+        async move { check(&frontend, &prompt(salt, 30), 5).await }
+    });
+    futures::future::join_all(flights).await;
+    drop(frontend.submit(request(&prompt(7, 30), 50)));
+    running.drain(PATIENCE).await;
+
+    assert!(replay!(path("router"), cleave_router, Router) > 6 * 5);
+    assert!(replay!(path("prefill"), cleave_sched, Worker) > 6 * 3);
+    assert!(replay!(path("decode"), cleave_sched, Worker) > 6 * 3);
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[tokio::test]
