@@ -67,21 +67,50 @@ impl FleetIndex {
 
     /// For each worker that has the first of these blocks: how many of the leading ones it has.
     /// In the order of workers' ids.
+    ///
+    /// Bisects, for all workers together: a fleet in which everybody has a long system prompt costs
+    /// workers × log(blocks). A pool evicts a sequence from its end, so what it has is a beginning;
+    /// where that fails, the answer is too large by the blocks after the gap, and the worker will
+    /// say so when it reserves.
     pub fn longest(&self, hashes: &[BlockHash]) -> Vec<(WorkerRef, u32)> {
         let Some(first) = hashes.first().and_then(|hash| self.holders.get(hash)) else {
             return Vec::new();
         };
-        let leading = |worker: &WorkerId| {
-            let cache = &self.workers[worker];
-            let has = |hash: &&BlockHash| cache.contents.contains(*hash);
-            let blocks = hashes.iter().take_while(has).count();
+        let mut found = Vec::with_capacity(first.len());
+        // Each group has the first `low` blocks and lacks block `high`.
+        let mut groups = vec![(first.iter().copied().collect::<Vec<_>>(), 1, hashes.len())];
+        while let Some((workers, low, high)) = groups.pop() {
+            if workers.is_empty() {
+                continue;
+            }
+            if low == high {
+                let blocks = u32::try_from(low).unwrap_or(u32::MAX);
+                found.extend(workers.into_iter().map(|worker| (worker, blocks)));
+                continue;
+            }
+            let middle = low + (high - low) / 2;
+            let (have, lack) = self.split(workers, &hashes[middle]);
+            groups.push((have, middle + 1, high));
+            groups.push((lack, low, middle));
+        }
+        found.sort_unstable();
+        let life = |(worker, blocks): (WorkerId, u32)| {
+            let incarnation = self.workers[&worker].incarnation;
             let worker = WorkerRef {
-                worker: *worker,
-                incarnation: cache.incarnation,
+                worker,
+                incarnation,
             };
-            (worker, u32::try_from(blocks).unwrap_or(u32::MAX))
+            (worker, blocks)
         };
-        first.iter().map(leading).collect()
+        found.into_iter().map(life).collect()
+    }
+
+    /// Those of `workers` that have the block, and the others.
+    fn split(&self, workers: Vec<WorkerId>, hash: &BlockHash) -> (Vec<WorkerId>, Vec<WorkerId>) {
+        match self.holders.get(hash) {
+            None => (Vec::new(), workers),
+            Some(holders) => workers.into_iter().partition(|w| holders.contains(w)),
+        }
     }
 
     /// Contents believed to be on `worker`.
@@ -147,17 +176,32 @@ mod tests {
     fn leading_blocks_are_counted_per_worker() {
         let mut index = FleetIndex::default();
         index.stored(worker(1, 1), &hashes(&[1, 2, 3]));
-        index.stored(worker(2, 1), &hashes(&[1, 3]));
+        index.stored(worker(2, 1), &hashes(&[1]));
         index.stored(worker(3, 1), &hashes(&[2, 3]));
         index.check();
         assert_eq!(
             index.longest(&hashes(&[1, 2, 3, 4])),
             [(worker(1, 1), 3), (worker(2, 1), 1)]
         );
-        index.evicted(worker(1, 1), &hashes(&[2]));
+        index.evicted(worker(1, 1), &hashes(&[2, 3]));
         index.check();
         assert_eq!(index.longest(&hashes(&[1, 2, 3]))[0], (worker(1, 1), 1));
         assert_eq!(index.longest(&[]), []);
+    }
+
+    #[test]
+    fn bisecting_counts_every_length() {
+        let all: Vec<u8> = (1..=13).collect();
+        let mut index = FleetIndex::default();
+        for length in 1..=13 {
+            index.stored(worker(length, 1), &hashes(&all[..length as usize]));
+        }
+        for asked in 1..=13 {
+            let expected: Vec<_> = (1..=13)
+                .map(|length| (worker(length, 1), length.min(asked) as u32))
+                .collect();
+            assert_eq!(index.longest(&hashes(&all[..asked as usize])), expected);
+        }
     }
 
     #[test]

@@ -105,7 +105,15 @@ impl Run<'_> {
         };
         self.plan(self.now + worker_notices, Event::WorkerHears(me, lost));
         let again = self.now + router_notices.max(worker_notices) + span;
-        self.plan(again, Event::Meets { router, worker });
+        let epoch = self.net.stream(router, worker).epoch;
+        self.plan(
+            again,
+            Event::Meets {
+                router,
+                worker,
+                epoch,
+            },
+        );
     }
 
     fn exit(&mut self, worker: usize, exit: Exit) {

@@ -67,8 +67,13 @@ pub(crate) enum Event {
     Fault(usize),
     /// A process starts.
     Starts(usize),
-    /// A worker and a router find each other again.
-    Meets { router: usize, worker: usize },
+    /// A worker and a router find each other again after the connection that ended in this epoch;
+    /// by then both have noticed its end.
+    Meets {
+        router: usize,
+        worker: usize,
+        epoch: u64,
+    },
     /// Faults are over.
     Heals,
 }
@@ -283,7 +288,16 @@ impl<'a> Run<'a> {
             Event::WakeWorker(who) => self.wake_worker(who),
             Event::Fault(fault) => self.fault(fault).map(Some),
             Event::Starts(worker) => self.start(worker),
-            Event::Meets { router, worker } => self.meet(router, worker),
+            Event::Meets {
+                router,
+                worker,
+                epoch,
+            } => {
+                if self.net.stream(router, worker).epoch != epoch {
+                    return Ok(None);
+                }
+                self.meet(router, worker)
+            }
             Event::Heals => {
                 self.healed = true;
                 Ok(Some("-- heals       faults are over".to_owned()))

@@ -295,6 +295,21 @@ impl Run<'_> {
             parcel.condition = Condition::Damaged;
             parcel.payload.fill(None);
         }
+        if let Packet::Frame { block, .. } = &mut parcel.packet
+            && !self.healed
+            && self.dice.chance(wire.stray)
+        {
+            let blocks_count = self.world.workers[0].capacity.blocks_count;
+            if self.dice.chance(500) {
+                block.generation.0 = block.generation.0.wrapping_sub(1);
+            } else {
+                block.block.0 = (block.block.0 + 1) % blocks_count;
+            }
+            self.counts
+                .entry("frames astray")
+                .and_modify(|n| *n += 1)
+                .or_insert(1);
+        }
         if self.dice.chance(wire.twice) {
             let later = travel.arrives + self.dice.micros(0, 20_000);
             self.plan(later, Event::Packet(Box::new(parcel.clone())));

@@ -52,6 +52,8 @@ pub(crate) struct Wire {
     pub(crate) notice: Duration,
     /// Frames damaged, of a thousand.
     pub(crate) damage: u32,
+    /// Frames that name a block they were never given, of a thousand: a writer of the past.
+    pub(crate) stray: u32,
     /// Packets lost without the link breaking, of a thousand.
     pub(crate) loss: u32,
     /// Packets that come twice, of a thousand.
@@ -125,7 +127,8 @@ impl World {
     }
 
     /// How long a cancelled flight's blocks may stay held where nothing is at fault: messages to
-    /// both workers and back, and whatever their engines are in the middle of.
+    /// both workers and back, whatever their engines are in the middle of, and what the links have
+    /// already taken.
     pub(crate) fn cancel_max(&self) -> Duration {
         let capacity = &self.workers[0].capacity;
         let Price {
@@ -140,11 +143,20 @@ impl World {
         let tokens = u64::from(capacity.step_tokens_max) * prefill_token.max(decode_sequence);
         let copies = 2 * u64::from(capacity.blocks_count) * copy;
         let engine = Duration::from_nanos(2 * (step + tokens + context) + copies);
-        4 * (self.wire.latency + self.wire.jitter) + engine
+        let pool_bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes + 128);
+        let link = Duration::from_nanos(pool_bytes * self.wire.nanos_per_byte);
+        4 * (self.wire.latency + self.wire.jitter) + engine + link
     }
 
     pub(crate) fn calm(&self) -> bool {
-        self.faults.is_empty() && self.wire.damage + self.wire.loss + self.wire.broken == 0
+        self.faults.is_empty() && self.wire.harm() == 0
+    }
+}
+
+impl Wire {
+    /// Whatever may make a hand-off fail.
+    fn harm(&self) -> u32 {
+        self.damage + self.stray + self.loss + self.broken
     }
 }
 
@@ -329,11 +341,12 @@ fn draw_wire(dice: &mut Dice, calm: bool) -> Wire {
             dice.count(0, most)
         }
     };
-    let (damage, loss, broken) = (rate(20), rate(10), rate(5));
+    let (damage, loss, broken, stray) = (rate(20), rate(10), rate(5), rate(5));
     Wire {
         damage,
         loss,
         broken,
+        stray,
         twice: dice.count(0, 30),
         overtake: dice.count(0, 100),
         latency: dice.micros(10, 2_000),
