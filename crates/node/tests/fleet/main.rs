@@ -5,7 +5,7 @@
 mod abacus;
 
 use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
-use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles};
+use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles, Readiness};
 use cleave_domain::{
     Ending, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TapeLine, TokenId,
     Usage,
@@ -350,9 +350,8 @@ async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
     };
     // Nearly the whole of each pool: the next one fits only if the one before is gone.
     let tokens = (BLOCKS - 4) * 4;
-    for salt in 0..3 {
-        // The first leaves in mid-prefill, the others before the second token.
-        let gate = &gates[usize::from(salt > 0)];
+    for (salt, gate) in (0..).zip(&gates) {
+        // The first leaves in mid-prefill, the other before the second token.
         gate.shut();
         let prompt = prompt(salt, tokens - 40);
         let mut stream = frontend.submit(request(&prompt, 40));
@@ -362,14 +361,14 @@ async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
         }
         gate.reached().await;
         drop(stream);
-        until(|| cancelled() == f64::from(salt + 1)).await;
+        until(|| cancelled() == f64::from(salt) + 1.0).await;
         gate.open();
     }
     check(&frontend, &prompt(9, tokens - 40), 40).await;
     let text = frontend.metrics();
     assert_eq!(
         metric(&text, "cleave_flights_ended_total", "cancelled"),
-        3.0,
+        2.0,
         "{text}"
     );
     running.drain(PATIENCE).await;
@@ -538,19 +537,43 @@ async fn what_was_taped_while_serving_replays_equal() {
 }
 
 #[tokio::test]
-async fn drain_lets_flights_finish_and_takes_no_new_ones() {
-    let running = serve(&[Role::Prefill, Role::Decode]).await;
+async fn lesson_27_drain_lets_flights_finish_and_takes_no_new_ones() {
+    let gates = [Gate::new(), Gate::new()];
+    let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
     let frontend = running.frontend();
     let prompt = prompt(1, 30);
+    gates[1].shut();
     let mut stream = frontend.submit(request(&prompt, 30));
     let first = timeout(PATIENCE, stream.next()).await.unwrap();
     assert!(matches!(first, Some(FlightEvent::Token(_))));
     let draining = tokio::spawn(running.drain(PATIENCE));
-    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
-    assert!(matches!(rest.last(), Some(FlightEvent::Ended { ending, .. }) if *ending == DONE));
-    assert_eq!(rest.len(), 30, "29 tokens and the ending");
+    until(|| frontend.readiness() != Readiness::Ready).await;
     let (tokens, ending, _) = collect(frontend.submit(request(&prompt, 3))).await;
     assert!(tokens.is_empty());
     assert_eq!(ending, Ending::Refused(Refusal::Draining));
+    gates[1].open();
+    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    assert!(matches!(rest.last(), Some(FlightEvent::Ended { ending, .. }) if *ending == DONE));
+    assert_eq!(rest.len(), 30, "29 tokens and the ending");
     timeout(PATIENCE, draining).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn lesson_16_a_flight_cut_off_at_the_deadline_says_so() {
+    let gates = [Gate::new(), Gate::new()];
+    let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
+    let frontend = running.frontend();
+    gates[1].shut();
+    let mut stream = frontend.submit(request(&prompt(1, 30), 30));
+    let first = timeout(PATIENCE, stream.next()).await.unwrap();
+    assert!(matches!(first, Some(FlightEvent::Token(_))));
+    timeout(PATIENCE, running.drain(Duration::ZERO))
+        .await
+        .unwrap();
+    let last = timeout(PATIENCE, stream.next()).await.unwrap();
+    let Some(FlightEvent::Ended { ending, .. }) = last else {
+        panic!("{last:?}");
+    };
+    assert!(matches!(ending, Ending::Failed(_)), "{ending:?}");
+    gates[1].open();
 }
