@@ -121,14 +121,13 @@ impl App {
 
     /// The model, as soon as there is one.
     pub(crate) async fn wait_for_model(&self) -> Result<Arc<ModelText>, ApiError> {
+        if let Some(served) = self.served() {
+            return Ok(served.model);
+        }
         let mut watched = self.shared.model.subscribe();
-        let wait =
-            tokio::time::timeout_at(self.shared.grace_ends, watched.wait_for(Option::is_some));
-        // Looking first: the grace may be over.
-        let served = match self.served() {
-            Some(served) => Some(served),
-            None => wait.await.ok().and_then(|served| served.ok()?.clone()),
-        };
+        let wait = watched.wait_for(Option::is_some);
+        let served = tokio::time::timeout_at(self.shared.grace_ends, wait).await;
+        let served = served.ok().and_then(|served| served.ok()?.clone());
         let none = || ApiError::unavailable("no_worker", "No worker has brought a model yet.");
         served.map(|served| served.model).ok_or_else(none)
     }

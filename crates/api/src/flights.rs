@@ -101,12 +101,15 @@ impl Flights {
                 }
             }
             Ok(_) => {}
-            Err(error) => {
-                self.events.clear();
-                self.meter.failed(error);
-            }
+            Err(error) => self.fail(error),
         }
         Some(result)
+    }
+
+    /// The answer is over: cancels what still flies.
+    pub(crate) fn fail(&mut self, error: &ApiError) {
+        self.events = SelectAll::new();
+        self.meter.failed(error);
     }
 
     fn take(&mut self, index: usize, event: FlightEvent) -> Result<Delta, ApiError> {

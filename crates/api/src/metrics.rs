@@ -211,6 +211,10 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        self.end("cancelled");
+        self.end(if std::thread::panicking() {
+            "failed"
+        } else {
+            "cancelled"
+        });
     }
 }

@@ -23,6 +23,8 @@ use tile::{Brain, Single};
 pub(crate) struct Kernels {
     /// Register tiles are at most this high.
     pub rows_max: usize,
+    /// See [`product::interleave`].
+    pub interleave: unsafe fn(&[u32], usize, &mut [u32]),
     /// See [`rows::norm`].
     pub norm: unsafe fn(&mut [f32], &[f32], f32),
     /// See [`rows::add`].
@@ -122,6 +124,11 @@ macro_rules! format_kernels {
 macro_rules! kernels {
     ($token:expr, $simd:ty $(, $features:literal)?) => {{
         $(#[target_feature(enable = $features)])?
+        unsafe fn interleave(columns: &[u32], stride: usize, panel: &mut [u32]) {
+            // SAFETY: as in `norm`.
+            product::interleave(unsafe { $token }, columns, stride, panel);
+        }
+        $(#[target_feature(enable = $features)])?
         unsafe fn norm(x: &mut [f32], weight: &[f32], epsilon: f32) {
             // SAFETY: this function is called only where the processor has its instructions.
             rows::norm(unsafe { $token }, x, weight, epsilon);
@@ -143,6 +150,7 @@ macro_rules! kernels {
         }
         static KERNELS: Kernels = Kernels {
             rows_max: <$simd as Simd>::ROWS,
+            interleave,
             norm,
             add,
             rotate,
@@ -158,6 +166,11 @@ impl Kernels {
     /// The kernels of an instruction set; `None` if this processor does not have it.
     pub(crate) fn of(isa: Isa) -> Option<&'static Self> {
         isa.available().then(|| table(isa))?
+    }
+
+    /// The kernels of the best instruction set there is.
+    pub(crate) fn best() -> &'static Self {
+        Self::of(Isa::detect()).expect("what is detected is available")
     }
 }
 

@@ -4,11 +4,12 @@
 //! Never: keeps a second copy of an embedding table: its rows are read where the file is mapped.
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
+use crate::kernel::Kernels;
 use crate::kernel::product::PANEL;
 use crate::memory::{Memory, Parts};
 use crate::options::CpuOptions;
 use cleave_engine::EngineError;
-use cleave_engine::checkpoint::StoredTensor;
+use cleave_engine::checkpoint::{StoredTensor, StoredType};
 use cleave_engine::ops::{Pack, Precision, RotaryTable};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -84,15 +85,33 @@ fn brain(x: f32) -> u32 {
     bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16
 }
 
-fn column_words(precision: Precision, x: &[f32], to: &mut [u32]) {
+/// One column's words: the bytes as they are where the file has them so, else by way of f32.
+fn column_words(
+    precision: Precision,
+    (tensor, index): (&StoredTensor, usize),
+    row: &mut [f32],
+    to: &mut [u32],
+) {
+    let as_stored = matches!(
+        (precision, tensor.stored()),
+        (Precision::F32, StoredType::F32) | (Precision::Bf16, StoredType::Bf16)
+    );
+    let bytes = tensor.row_bytes(index);
+    if as_stored && bytes.len() == size_of_val(to) {
+        for (to, bytes) in to.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *to = u32::from_le_bytes(*bytes);
+        }
+        return;
+    }
+    tensor.read_row(index, row);
     match precision {
         Precision::F32 => {
-            for (to, x) in to.iter_mut().zip(x) {
+            for (to, x) in to.iter_mut().zip(row) {
                 *to = x.to_bits();
             }
         }
         Precision::Bf16 => {
-            let (pairs, odd) = x.as_chunks::<2>();
+            let (pairs, odd) = row.as_chunks::<2>();
             for (to, [low, high]) in to.iter_mut().zip(pairs) {
                 *to = brain(*low) | brain(*high) << 16;
             }
@@ -103,24 +122,34 @@ fn column_words(precision: Precision, x: &[f32], to: &mut [u32]) {
     }
 }
 
-/// Puts one panel together: `columns[i]` is where column `i` of the panel comes from.
-fn pack_panel(
-    precision: Precision,
-    columns: &[(&StoredTensor, usize)],
-    (row, words): (&mut [f32], &mut [u32]),
-    panel: &mut [u32],
-) {
-    let steps = panel.len() / PANEL;
-    let stride = column_stride(steps);
-    words.fill(0);
-    for (column, (tensor, index)) in columns.iter().enumerate() {
-        tensor.read_row(*index, row);
-        column_words(precision, row, &mut words[column * stride..][..steps]);
-    }
-    for (step, to) in panel.chunks_exact_mut(PANEL).enumerate() {
-        for (column, to) in to.iter_mut().enumerate() {
-            *to = words[column * stride + step];
+/// One thread's space to put panels together.
+struct Bench {
+    row: Vec<f32>,
+    /// `(PANEL, stride)`.
+    words: Vec<u32>,
+    stride: usize,
+}
+
+impl Bench {
+    fn new(width: usize, steps: usize) -> Self {
+        let stride = column_stride(steps);
+        Self {
+            row: vec![0.0; width],
+            words: vec![0; PANEL * stride],
+            stride,
         }
+    }
+
+    /// `columns[i]` is where column `i` of the panel comes from; the columns after those are zero.
+    fn pack(&mut self, precision: Precision, columns: &[(&StoredTensor, usize)], to: &mut [u32]) {
+        let steps = to.len() / PANEL;
+        let used = columns.len() * self.stride;
+        for (&column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
+            column_words(precision, column, &mut self.row, &mut words[..steps]);
+        }
+        self.words[used..].fill(0);
+        // SAFETY: `Kernels::best` checked the instructions.
+        unsafe { (Kernels::best().interleave)(&self.words, self.stride, to) };
     }
 }
 
@@ -154,8 +183,7 @@ impl Pack for CpuPack {
         std::thread::scope(|scope| {
             for _ in 0..self.threads.min(panels) {
                 scope.spawn(|| {
-                    let mut row = vec![0.0; width];
-                    let mut scratch = vec![0; PANEL * column_stride(steps)];
+                    let mut bench = Bench::new(width, steps);
                     loop {
                         let panel = next.fetch_add(1, Ordering::Relaxed);
                         if panel >= panels {
@@ -166,7 +194,7 @@ impl Pack for CpuPack {
                         let size = steps * PANEL;
                         // SAFETY: every panel is taken by one thread.
                         let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
-                        pack_panel(self.precision, columns, (&mut row, &mut scratch), to);
+                        bench.pack(self.precision, columns, to);
                     }
                 });
             }

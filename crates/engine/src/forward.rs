@@ -11,9 +11,6 @@ use crate::ops::{
 };
 use crate::weights::{Layer, Weights};
 
-/// Rows whose logits are on the host at once; bounds that memory for prompts that are scored.
-pub(crate) const LOGIT_ROWS_MAX: usize = 32;
-
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct Buffers<O: Ops> {
     residual: O::Rows,
@@ -27,8 +24,10 @@ pub(crate) struct Buffers<O: Ops> {
     /// The rows whose logits are wanted: in the last layer, what follows attention is for them only.
     residual_wanted: O::Rows,
     attended_wanted: O::Rows,
-    /// `(LOGIT_ROWS_MAX, hidden)`.
+    /// `(logit_rows_max, hidden)`.
     head_input: O::Rows,
+    /// Scratch for gathering.
+    indices: Vec<u32>,
 }
 
 /// One pass: what it reads and where its KV goes.
@@ -43,7 +42,7 @@ impl<O: Ops> Buffers<O> {
     pub(crate) fn new(
         ops: &O,
         weights: &Weights<O::Pack>,
-        rows_max: usize,
+        (rows_max, logit_rows_max): (usize, usize),
     ) -> Result<Self, EngineError> {
         let config = &weights.config;
         let (hidden, gate) = (config.hidden_size, config.intermediate_size);
@@ -58,7 +57,8 @@ impl<O: Ops> Buffers<O> {
             gated: ops.rows(rows_max, gate)?,
             residual_wanted: ops.rows(rows_max, hidden)?,
             attended_wanted: ops.rows(rows_max, query)?,
-            head_input: ops.rows(LOGIT_ROWS_MAX, hidden)?,
+            head_input: ops.rows(logit_rows_max, hidden)?,
+            indices: Vec::with_capacity(logit_rows_max),
         })
     }
 }
@@ -92,10 +92,13 @@ impl<O: Ops> Pass<'_, O> {
     /// Logits of the wanted rows from number `first`, as many as `out` `(rows, vocab)` holds.
     pub(crate) fn logits(&mut self, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
         let rows = out.len() / self.weights.config.vocab_size;
-        let indices: [u32; LOGIT_ROWS_MAX] = std::array::from_fn(|row| (first + row) as u32);
         let buffers = &mut *self.buffers;
+        buffers.indices.clear();
+        buffers
+            .indices
+            .extend((first..first + rows).map(|row| row as u32));
         self.ops
-            .gather(&indices[..rows], &buffers.normed, &mut buffers.head_input)?;
+            .gather(&buffers.indices, &buffers.normed, &mut buffers.head_input)?;
         self.ops
             .logits(&self.weights.head, rows, &buffers.head_input, out)
     }

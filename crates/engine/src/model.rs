@@ -4,7 +4,7 @@
 //! Never: decides what to run.
 //! Invariant: a refused plan changes nothing.
 
-use crate::forward::{Buffers, LOGIT_ROWS_MAX, Pass};
+use crate::forward::{Buffers, Pass};
 use crate::ops::{Batch, BatchSegment, Ops, PoolShape};
 use crate::plan::{PlanCheck, out_of_range};
 use crate::sampling::{Sampler, Slot};
@@ -29,6 +29,11 @@ pub struct EngineLimits {
     pub step_tokens_max: u32,
 }
 
+/// Bounds on the rows whose logits are on the host at once. As many as there are slots, so that a
+/// decode step reads the head's weights once; not so many that a large vocabulary fills the memory;
+/// and some even for a single slot, whose prompt may be scored.
+const LOGIT_ROWS: std::ops::RangeInclusive<usize> = 16..=128;
+
 /// A model on a device.
 pub struct ModelEngine<O: Ops> {
     ops: O,
@@ -45,7 +50,8 @@ pub struct ModelEngine<O: Ops> {
     wanted: Vec<u32>,
     /// What each of them is wanted for, in the same order.
     purposes: Vec<Purpose>,
-    /// `(LOGIT_ROWS_MAX, vocab)`.
+    logit_rows_max: usize,
+    /// `(logit_rows_max, vocab)`.
     logits: Vec<f32>,
 }
 
@@ -77,16 +83,14 @@ impl<O: Ops> ModelEngine<O> {
         if [block_tokens, blocks_count, slots_count, step_tokens_max].contains(&0) {
             return Err(EngineError::Plan(format!("a limit is 0: {limits:?}")));
         }
-        let config = weights.config();
-        let shape = PoolShape {
-            blocks_count: blocks_count as usize,
-            layers_count: config.layers_count(),
-            heads: config.heads,
-            block_tokens: block_tokens as usize,
-            precision: weights.precision,
-        };
+        let vocab_size = weights.config().vocab_size;
+        let shape = weights.pool_shape(block_tokens as usize, blocks_count as usize);
         let block_bytes = u32::try_from(shape.block_bytes())
             .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
+        let rows_max = step_tokens_max as usize;
+        let logit_rows_max = (slots_count as usize)
+            .clamp(*LOGIT_ROWS.start(), *LOGIT_ROWS.end())
+            .min(rows_max);
         let description = EngineDescription {
             model: weights.name.clone(),
             device: ops.device(),
@@ -99,18 +103,19 @@ impl<O: Ops> ModelEngine<O> {
                 step_tokens_max,
                 context_tokens_max: weights.context_tokens_max() as u32,
             },
-            vocab_size: config.vocab_size as u32,
+            vocab_size: vocab_size as u32,
         };
         Ok(Self {
             pool: ops.pool(shape)?,
-            buffers: Buffers::new(&ops, &weights, step_tokens_max as usize)?,
+            buffers: Buffers::new(&ops, &weights, (rows_max, logit_rows_max))?,
             check: PlanCheck::new(blocks_count as usize, slots_count as usize),
             slots: (0..slots_count).map(|_| None).collect(),
             sampler: Sampler::default(),
             batch: Batch::default(),
             wanted: Vec::new(),
             purposes: Vec::new(),
-            logits: vec![0.0; LOGIT_ROWS_MAX * config.vocab_size],
+            logit_rows_max,
+            logits: vec![0.0; logit_rows_max * vocab_size],
             ops,
             weights,
             description,
@@ -160,7 +165,7 @@ impl<O: Ops> ModelEngine<O> {
         let vocab = self.weights.config().vocab_size;
         let mut first = 0;
         while first < self.wanted.len() {
-            let rows = (self.wanted.len() - first).min(LOGIT_ROWS_MAX);
+            let rows = (self.wanted.len() - first).min(self.logit_rows_max);
             let mut pass = Pass {
                 ops: &mut self.ops,
                 weights: &self.weights,

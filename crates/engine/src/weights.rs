@@ -7,7 +7,7 @@
 use crate::EngineError;
 use crate::checkpoint::layout::{LAST_NORM, in_layer};
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredTensor};
-use crate::ops::{Pack, RotaryTable};
+use crate::ops::{Pack, PoolShape, Precision, RotaryTable};
 
 /// How far a long piece of work on a checkpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Weights<P: Pack> {
     pub(crate) name: String,
     /// The context in tokens: the model's own, or less where the caller asked for less.
     pub(crate) context_tokens_max: usize,
-    pub(crate) precision: crate::ops::Precision,
+    pub(crate) precision: Precision,
     pub(crate) table: P::Table,
     pub(crate) layers: Vec<Layer<P>>,
     pub(crate) norm: P::Vector,
@@ -105,9 +105,25 @@ impl<P: Pack> Weights<P> {
         })
     }
 
+    /// Architecture and size, for people: `qwen3 0.6B`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The KV pool of an engine over these weights; says what a block takes before one is built.
+    pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize) -> PoolShape {
+        PoolShape {
+            blocks_count,
+            layers_count: self.config.layers_count(),
+            heads: self.config.heads,
+            block_tokens,
+            precision: self.precision,
+        }
     }
 
     /// The longest sequence in tokens.

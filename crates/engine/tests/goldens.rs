@@ -2,8 +2,9 @@
 
 mod reference;
 
+use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::conformance::{goldens, path_independence};
-use cleave_engine::{Engine, EngineLimits};
+use cleave_engine::{Engine, EngineLimits, Weights};
 use std::path::{Path, PathBuf};
 
 fn folder(name: &str) -> PathBuf {
@@ -41,6 +42,91 @@ checkpoint!(mistral, "mistral");
 checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
+
+/// A Llama with every bias it may have. There is no golden of one, but a Qwen2 is a Llama with
+/// biases on q, k and v, so with the others zero its goldens must come out.
+#[test]
+fn a_llama_with_biases_is_a_qwen2() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = folder("qwen2");
+    for file in ["generation_config.json", "goldens.json"] {
+        std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    let config = std::fs::read(from.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    config["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
+    config["model_type"] = serde_json::json!("llama");
+    config["attention_bias"] = serde_json::json!(true);
+    config["mlp_bias"] = serde_json::json!(true);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let stored = std::fs::read(from.join("model.safetensors")).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&stored).unwrap();
+    let zeros = vec![0u8; 2 * 108];
+    let mut tensors = stored.tensors();
+    for layer in 0..2 {
+        for (part, size) in [
+            ("self_attn.o_proj", 64),
+            ("mlp.gate_proj", 108),
+            ("mlp.up_proj", 108),
+            ("mlp.down_proj", 64),
+        ] {
+            let bias = safetensors::tensor::TensorView::new(
+                safetensors::Dtype::BF16,
+                vec![size],
+                &zeros[..2 * size],
+            );
+            tensors.push((format!("model.layers.{layer}.{part}.bias"), bias.unwrap()));
+        }
+    }
+    let file = dir.path().join("model.safetensors");
+    safetensors::serialize_to_file(tensors, None, &file).unwrap();
+    goldens(dir.path(), &build).unwrap();
+}
+
+#[test]
+fn loading_counts_every_byte_once() {
+    for name in ["llama2", "llama3", "qwen2", "qwen3"] {
+        let checkpoint = Checkpoint::open(&folder(name)).unwrap();
+        let mut seen = Vec::new();
+        Weights::load(&reference::Plain, &checkpoint, Some(32), &mut |progress| {
+            seen.push(progress);
+        })
+        .unwrap();
+        assert!(seen.is_sorted_by_key(|progress| progress.bytes_done));
+        let last = seen.last().unwrap();
+        assert_eq!(last.bytes_done, checkpoint.bytes_total(), "{name}");
+        assert_eq!(last.bytes_total, checkpoint.bytes_total(), "{name}");
+    }
+}
+
+/// What the fingerprint must tell apart and what it must not.
+#[test]
+fn lesson_19_a_fingerprint_is_of_weights_and_blocks_alone() {
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 4,
+        slots_count: 2,
+        step_tokens_max: 8,
+    };
+    let print = |name: &str, limits: EngineLimits| {
+        let engine = build(&folder(name), limits).unwrap();
+        engine.describe().fingerprint.clone()
+    };
+    let first = print("qwen3", limits);
+    let larger = EngineLimits {
+        blocks_count: 9,
+        slots_count: 5,
+        step_tokens_max: 32,
+        ..limits
+    };
+    assert_eq!(first, print("qwen3", larger));
+    let other_blocks = EngineLimits {
+        block_tokens: 32,
+        ..limits
+    };
+    assert_ne!(first, print("qwen3", other_blocks));
+    assert_ne!(first, print("qwen2", limits));
+}
 
 #[test]
 fn every_folder_of_testdata_is_compared() {

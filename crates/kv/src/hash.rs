@@ -49,6 +49,19 @@ pub fn extend_hashes(
 #[cfg(test)]
 mod tests {
     use super::{block_hash, block_hashes, extend_hashes};
+    use cleave_domain::BlockHash;
+
+    /// From the `blake3` package for Python:
+    /// `blake3(previous + tokens, key=b"cleave kv block, 1st ed." + salt).digest()[:16]`.
+    #[test]
+    fn the_hash_is_what_another_program_computes() {
+        let hashes = block_hashes(7, &[1, 2, 3, 4, 5, 6, 7, u32::MAX], 4);
+        let known = [
+            0x0bbe_7c51_fa7c_a065_cefc_4023_5f9b_d124_u128,
+            0x3ad3_33ab_335d_c258_0e82_e718_74e0_ee83,
+        ];
+        assert_eq!(hashes, known.map(|hash| BlockHash(hash.to_be_bytes())));
+    }
 
     #[test]
     fn a_part_of_a_block_has_no_hash() {

@@ -2,6 +2,9 @@
 //! `>`, and below each the outputs; `UPDATE=1 cargo test` writes them anew. The brain checks itself
 //! after each line.
 
+// A script that cannot be read is the script's mistake, and says where.
+#![allow(clippy::unwrap_used)]
+
 use cleave_domain::{
     BlockIndex, BlockRef, Capacity, Failure, Fingerprint, FinishReason, FlightId, Generation,
     HandoffId, Incarnation, Load, Order, Refusal, Report, Request, Role, Sampling, Slo, StopRules,

@@ -14,6 +14,10 @@ use cleave_kv::{Packet, Pool};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+/// Prefixes in one report to a router that joins: a quarter of a megabyte, far below what one
+/// message may hold on any stream.
+const PREFIXES_MAX: usize = 16 * 1024;
+
 /// A worker's brain. See the crate for how to drive it.
 #[derive(Clone, Debug)]
 pub struct Brain {
@@ -171,9 +175,9 @@ impl Brain {
     fn router_joined(&mut self, router: RouterId) {
         self.say_prefix();
         self.routers.insert(router);
-        let stored: Vec<_> = self.pool.contents().collect();
-        if !stored.is_empty() {
-            let evicted = Vec::new();
+        let contents: Vec<_> = self.pool.contents().collect();
+        for stored in contents.chunks(PREFIXES_MAX) {
+            let (stored, evicted) = (stored.to_vec(), Vec::new());
             self.tell(router, Report::Prefix { stored, evicted });
         }
         self.tell(router, Report::Load(self.load_told));

@@ -209,10 +209,12 @@ impl Sequence {
             && self.outgoing.as_ref().is_none_or(Sender::settled)
     }
 
-    /// Whether nothing is left but that the peer, or the link to it, moves on.
+    /// Whether nothing is left but that the peer, or the link to it, moves on: no own copy, which
+    /// may have to queue behind others, and is always answered.
     pub(crate) fn waits_for_peer(&self) -> bool {
-        self.incoming.as_ref().is_some_and(Receiver::sealed)
-            || self.outgoing.as_ref().is_some_and(Sender::waiting)
+        let lacks_bytes = |receiver: &Receiver| receiver.sealed() && receiver.settled();
+        self.incoming.as_ref().is_some_and(lacks_bytes)
+            || self.outgoing.as_ref().is_some_and(Sender::sealed)
     }
 
     /// Whether the prompt's tokens are to be scored: then all of them must be run.

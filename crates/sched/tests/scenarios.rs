@@ -15,6 +15,21 @@ macro_rules! scenarios {
     };
 }
 
+#[test]
+fn a_router_that_joins_hears_of_a_large_cache_in_pieces() {
+    let said = play(
+        "worker b both blocks=17000 step=70000 context=70000
+        reserve 1 on b from b prompt=66000 max=1
+        prefill 1 on b to b
+        run 20
+        router joined b
+        empty",
+    );
+    let joined = said.rsplit("router joined b").next().expect("a last part");
+    assert!(joined.contains("tell prefix +16384 -0"));
+    assert!(joined.contains("tell prefix +116 -0"));
+}
+
 scenarios! {
     a_prompt_is_chunked_and_handed_on_while_the_next_chunk_computes: "
         worker p prefill
@@ -150,6 +165,16 @@ scenarios! {
         cancel 1 on p
         cancel 1 on d
         deliver p d
+        run 100
+        empty"
+    cancelled_while_a_block_is_read_frees_it_once_it_was_read: "
+        worker p prefill
+        worker d decode
+        reserve 1 on d from p prompt=4
+        prefill 1 on p to d
+        step p
+        cancel 1 on p
+        copies p
         run 100
         empty"
     lesson_03_a_decode_worker_that_lost_its_reservation_tells_the_sender: "
@@ -372,6 +397,16 @@ scenarios! {
         run 50
         reserve 3 on b from b prompt=2 max=1
         run 500
+        empty"
+    a_small_preempted_sequence_does_not_overtake_a_large_one: "
+        worker b both blocks=6 cache=off step=24
+        reserve 1 on b from b prompt=8 max=9 expect=1
+        reserve 2 on b from b prompt=12 max=3 expect=1
+        reserve 3 on b from b prompt=4 max=3 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        prefill 3 on b to b
+        run 400
         empty"
     a_sequence_that_outgrows_the_pool_fails_and_says_so: "
         worker b both blocks=3

@@ -232,6 +232,9 @@ impl Run<'_> {
             }
         }
         for (router, seat) in self.routers.iter().enumerate() {
+            if seat.workers as usize != self.seats.len() {
+                return Err(format!("r{:x} knows {} workers", router + 1, seat.workers));
+            }
             let open = seat.brain.legs_open();
             if open > 0 {
                 return Err(format!("r{:x} still counts {open} legs", router + 1));

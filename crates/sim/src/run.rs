@@ -106,6 +106,8 @@ pub(crate) struct RouterSeat {
     pub(crate) brain: cleave_router::Brain,
     pub(crate) wake: Option<Time>,
     pub(crate) drained: bool,
+    /// Workers that the router last said it is connected with.
+    pub(crate) workers: u32,
     tape: Option<Vec<String>>,
 }
 
@@ -135,6 +137,7 @@ impl<'a> Run<'a> {
             brain: cleave_router::Brain::new(world.router.clone()),
             wake: None,
             drained: false,
+            workers: 0,
             tape: options.tape.then(|| {
                 let limits = world.router.clone();
                 vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]
@@ -369,14 +372,14 @@ impl<'a> Run<'a> {
         let at = self.now;
         if seat.tape.is_some() {
             let input = input.clone();
-            seat.record(Tape::Router(TapeLine::Heard { at, input }));
+            seat.record(&Tape::Router(TapeLine::Heard { at, input }));
         }
         seat.brain.handle(at, input);
         let mut outputs = Vec::new();
         while let Some(output) = seat.brain.poll() {
             if seat.tape.is_some() {
                 let output = output.clone();
-                seat.record(Tape::Router(TapeLine::Said { output }));
+                seat.record(&Tape::Router(TapeLine::Said { output }));
             }
             outputs.push(output);
         }
@@ -399,13 +402,23 @@ impl<'a> Run<'a> {
             }
             cleave_router::Output::End { flight, ending } => self.clients.end(flight, ending)?,
             cleave_router::Output::Drained => self.routers[router].drained = true,
+            cleave_router::Output::Note(cleave_router::Note::CancelFreed { flight, took })
+                if self.world.calm() && took > self.world.cancel_max() =>
+            {
+                return Err(format!(
+                    "{flight} was cancelled and held blocks for {took:?}"
+                ));
+            }
             cleave_router::Output::Note(note) => self.count(match note {
                 cleave_router::Note::Placed { .. } => "placed",
                 cleave_router::Note::PassedOver { .. } => "passed over",
                 cleave_router::Note::Stale { .. } => "stale",
                 cleave_router::Note::Retried { .. } => "retried",
                 cleave_router::Note::CancelFreed { .. } => "cancel freed",
-                cleave_router::Note::Fleet { .. } => return Ok(()),
+                cleave_router::Note::Fleet { workers, .. } => {
+                    self.routers[router].workers = workers;
+                    return Ok(());
+                }
             }),
         }
         Ok(())
@@ -465,9 +478,9 @@ impl<'a> Run<'a> {
 }
 
 impl RouterSeat {
-    fn record(&mut self, line: Line) {
+    fn record(&mut self, line: &Line) {
         if let Some(tape) = &mut self.tape {
-            tape.push(tape::write(&line));
+            tape.push(tape::write(line));
         }
     }
 }

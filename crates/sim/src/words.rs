@@ -24,13 +24,13 @@ pub(crate) fn report(report: &Report) -> String {
             present,
             blocks,
         } => format!("reserved {handoff} {present}+{}", blocks.len()),
-        Report::Refused { handoff, refusal } => short(format!("refused {handoff} {refusal:?}")),
+        Report::Refused { handoff, refusal } => short(&format!("refused {handoff} {refusal:?}")),
         Report::Prefilled { handoff } => format!("prefilled {handoff}"),
         Report::Landed { handoff } => format!("landed {handoff}"),
         Report::Finished {
             handoff, reason, ..
         } => format!("finished {handoff} {reason:?}"),
-        Report::LegFailed { handoff, failure } => short(format!("failed {handoff} {failure:?}")),
+        Report::LegFailed { handoff, failure } => short(&format!("failed {handoff} {failure:?}")),
         Report::Released { handoff } => format!("released {handoff}"),
         Report::Load(load) => format!(
             "load q{} w{} r{} f{}",
@@ -51,7 +51,7 @@ pub(crate) fn packet(packet: &Packet) -> String {
         }
         Packet::Seal(seal) => format!("seal {} of {}", seal.handoff, seal.blocks_count),
         Packet::Landed { handoff } => format!("landed {handoff}"),
-        Packet::Abandoned { handoff, cause } => short(format!("abandoned {handoff} {cause:?}")),
+        Packet::Abandoned { handoff, cause } => short(&format!("abandoned {handoff} {cause:?}")),
     }
 }
 
@@ -67,14 +67,14 @@ pub(crate) fn input(input: &Input) -> String {
             handoff,
             part,
             outcome,
-        } => short(format!(
+        } => short(&format!(
             "imported {handoff} {}:{} {outcome:?}",
             part.ordinal, part.offset
         )),
         Input::StepFailed { step, damage, .. } => format!("{step} failed, {damage:?}"),
         Input::RouterJoined { router } => format!("{router} joined"),
         Input::RouterLost { router } => format!("{router} lost"),
-        other => short(format!("{other:?}")),
+        other => short(&format!("{other:?}")),
     }
 }
 
@@ -82,10 +82,10 @@ pub(crate) fn router_input(input: &cleave_router::Input) -> String {
     match input {
         cleave_router::Input::WorkerLost { worker } => format!("{worker} lost"),
         cleave_router::Input::WorkerJoined { worker, .. } => format!("{worker} joined"),
-        other => short(format!("{other:?}")),
+        other => short(&format!("{other:?}")),
     }
 }
 
-pub(crate) fn short(text: String) -> String {
+pub(crate) fn short(text: &str) -> String {
     text.chars().take(WIDTH).collect()
 }

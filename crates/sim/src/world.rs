@@ -101,7 +101,8 @@ impl World {
         } else {
             draw_faults(dice, (workers.len(), routers_count), window)
         };
-        let lease = dice.micros(300_000, 3_000_000);
+        let lease_max = *dice.pick(&[60_000, 500_000, 3_000_000]);
+        let lease = dice.micros(30_000, lease_max);
         let ends = faults.iter().map(|(at, fault)| *at + fault.span());
         let heal_at = ends
             .chain(requests.iter().map(|r| r.at))
@@ -121,6 +122,25 @@ impl World {
             requests,
             faults,
         }
+    }
+
+    /// How long a cancelled flight's blocks may stay held where nothing is at fault: messages to
+    /// both workers and back, and whatever their engines are in the middle of.
+    pub(crate) fn cancel_max(&self) -> Duration {
+        let capacity = &self.workers[0].capacity;
+        let Price {
+            step,
+            prefill_token,
+            decode_sequence,
+            context_token,
+            copy,
+        } = self.price;
+        let slots = u64::from(capacity.slots_count);
+        let context = slots * u64::from(capacity.context_tokens_max) * context_token;
+        let tokens = u64::from(capacity.step_tokens_max) * prefill_token.max(decode_sequence);
+        let copies = 2 * u64::from(capacity.blocks_count) * copy;
+        let engine = Duration::from_nanos(2 * (step + tokens + context) + copies);
+        4 * (self.wire.latency + self.wire.jitter) + engine
     }
 
     pub(crate) fn calm(&self) -> bool {

@@ -89,19 +89,3 @@ fn changed_tape_does_not_replay() {
     let error = tape::replay(["{}"].into_iter()).expect_err("no tape");
     assert!(error.to_string().contains("not a tape line"), "{error}");
 }
-
-#[test]
-#[ignore]
-fn dump() {
-    let report = chaos(
-        variable("SEED", 3),
-        &Options {
-            log: true,
-            tape: false,
-        },
-    );
-    match report {
-        Ok(r) => println!("{}{}{}", r.world, cleave_sim::LEGEND, r.log),
-        Err(v) => println!("{v}"),
-    }
-}

@@ -39,15 +39,10 @@ pub(crate) fn stream(live: Live, first: (usize, Delta)) -> Response {
     sender.open();
     sender.add(first);
     let chunks = streams::unfold(sender, |mut sender| async {
-        let chunk = AssertUnwindSafe(sender.next())
-            .catch_unwind()
-            .await
-            .unwrap_or_else(|_| {
-                sender.over = true;
-                Some(event(
-                    &ApiError::internal("panicked", "The server failed here.").object(),
-                ))
-            });
+        let chunk = match AssertUnwindSafe(sender.next()).catch_unwind().await {
+            Ok(chunk) => chunk,
+            Err(_) => Some(sender.panicked()),
+        };
         chunk.map(|chunk| (chunk, sender))
     });
     let mut response = Response::new(Body::from_stream(
@@ -110,6 +105,14 @@ impl Sender {
                 None => self.close(),
             }
         }
+    }
+
+    fn panicked(&mut self) -> Bytes {
+        let error = ApiError::internal("panicked", "The server failed on this request.");
+        self.live.flights.fail(&error);
+        self.ready.clear();
+        self.over = true;
+        event(&error.object())
     }
 
     fn add(&mut self, (index, delta): (usize, Delta)) {

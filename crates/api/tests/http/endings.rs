@@ -3,8 +3,10 @@
 use crate::stage::{Script, Set, done, ended, files, options, plain, post, set, set_with};
 use cleave_api::{ApiOptions, App, ModelText};
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
+use http_body_util::BodyExt;
 use serde_json::json;
 use std::time::Duration;
+use tower::ServiceExt;
 
 const TEXT: &str = "/v1/completions";
 
@@ -91,21 +93,16 @@ async fn lesson_16_a_flight_without_an_end_passed_for_a_whole_answer() {
     set.post(TEXT, json!({"prompt": "a"}))
         .await
         .is_error(500, "stream_broken", None);
-    // A token is missing.
-    let sender = set.live();
-    sender.unbounded_send(plain(0, tokens[0])).unwrap();
-    sender.unbounded_send(plain(2, tokens[1])).unwrap();
-    set.post(TEXT, json!({"prompt": "a"}))
-        .await
-        .is_error(500, "stream_broken", None);
-    drop(sender);
-    // A token is repeated.
-    let sender = set.live();
-    sender.unbounded_send(plain(0, tokens[0])).unwrap();
-    sender.unbounded_send(plain(0, tokens[0])).unwrap();
-    set.post(TEXT, json!({"prompt": "a"}))
-        .await
-        .is_error(500, "stream_broken", None);
+    // A token is missing, or comes twice.
+    for second in [2, 0] {
+        let sender = set.live();
+        sender.unbounded_send(plain(0, tokens[0])).unwrap();
+        sender.unbounded_send(plain(second, tokens[1])).unwrap();
+        let end = ended(done(FinishReason::Length));
+        sender.unbounded_send(end).unwrap();
+        let answer = set.post(TEXT, json!({"prompt": "a"})).await;
+        answer.is_error(500, "stream_broken", None);
+    }
 }
 
 #[tokio::test]
@@ -174,12 +171,59 @@ async fn lesson_13_a_client_that_left_before_the_first_token_was_ignored() {
 #[tokio::test]
 async fn a_panic_took_more_than_its_own_request() {
     let set = set("llama3");
-    set.stage.scripts.lock().unwrap().push_back(Script::Panic);
+    let panics = |count| {
+        set.stage
+            .scripts
+            .lock()
+            .unwrap()
+            .push_back(Script::Panic(count))
+    };
+    panics(0);
     set.post(TEXT, json!({"prompt": "a"}))
         .await
         .is_error(500, "panicked", None);
+    // In the middle of a stream.
+    panics(3);
+    let answer = set.post(TEXT, json!({"prompt": "a", "stream": true})).await;
+    let events = answer.events();
+    assert_eq!(events.len(), 4, "{events:?}");
+    assert_eq!(events[3]["error"]["code"], "panicked");
     set.says("x");
     assert_eq!(set.post(TEXT, json!({"prompt": "a"})).await.status, 200);
+    let metrics = set.get("/metrics").await.body;
+    assert!(
+        metrics.contains("cleave_request_endings_total{reason=\"failed\"} 2"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn one_failed_choice_left_the_others_running_while_the_client_read_on() {
+    let set = set("llama3");
+    let (one, two) = (set.live(), set.live());
+    one.unbounded_send(plain(0, 5)).unwrap();
+    two.unbounded_send(plain(0, 5)).unwrap();
+    two.unbounded_send(ended(Ending::Failed(Failure::LinkLost)))
+        .unwrap();
+    let request = post(
+        TEXT,
+        json!({"prompt": "a", "n": 2, "stream": true}).to_string(),
+    );
+    let mut body = set
+        .router
+        .clone()
+        .oneshot(request)
+        .await
+        .unwrap()
+        .into_body();
+    loop {
+        let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        if chunk.starts_with(b"data: {\"error\"") {
+            break;
+        }
+    }
+    assert!(one.is_closed() && two.is_closed());
+    assert!(body.frame().await.is_none());
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use crate::stage::{Set, files, options, post, set, set_with};
 use axum::body::Body;
 use axum::http::Request;
 use cleave_api::ApiOptions;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -438,4 +439,106 @@ async fn garbage_in_the_slo_headers_was_no_slo() {
     set.says("x");
     set.send(with("x-slo-class", "batch")).await;
     assert_eq!(set.asked().slo.class, "batch");
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (-5i64..200).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "\\PC{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        let key = prop_oneof![
+            "[a-z]{1,6}",
+            "[0-9]{1,4}",
+            Just("role".to_owned()),
+            Just("type".to_owned())
+        ];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::hash_map(key, inner, 0..4).prop_map(|map| json!(map)),
+        ]
+    })
+}
+
+/// Every field that is read somewhere.
+const FIELDS: &[&str] = &[
+    "model",
+    "messages",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "n",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "min_tokens",
+    "ignore_eos",
+    "priority",
+    "cache_salt",
+    "echo",
+    "best_of",
+    "suffix",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "documents",
+    "modalities",
+    "tokens",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn strange_values_were_the_servers_fault(
+        fields in prop::collection::vec((prop::sample::select(FIELDS), any_json()), 1..4),
+        path in prop::sample::select(&[CHAT, TEXT, "/tokenize", "/detokenize"][..]),
+    ) {
+        thread_local! {
+            static SET: Set = set("qwen3");
+        }
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "tokens": [1]});
+        if path == TEXT || path == "/tokenize" {
+            body["messages"] = Value::Null;
+        }
+        for (field, value) in fields {
+            body[field] = value;
+        }
+        SET.with(|set| {
+            let scripts_count = set.stage.scripts.lock().unwrap().len();
+            for _ in scripts_count..1100 {
+                set.says_later();
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let answer = runtime.block_on(set.post(path, body.clone()));
+            prop_assert!(answer.status.as_u16() < 500, "{body}: {}", answer.body);
+            if answer.status != 200 {
+                prop_assert!(answer.json()["error"]["message"].is_string());
+            }
+            Ok(())
+        })?;
+    }
 }

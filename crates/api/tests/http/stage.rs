@@ -25,8 +25,8 @@ pub(crate) enum Script {
     Play(Vec<TokenId>, Ending),
     /// Whatever the test sends.
     Live(UnboundedReceiver<FlightEvent>),
-    /// Panics when it is polled.
-    Panic,
+    /// This many tokens, then a panic.
+    Panic(u32),
 }
 
 /// Plays scripts in the order of submission and remembers what was asked.
@@ -53,7 +53,11 @@ impl Frontend for Stage {
                 futures::stream::iter(events).boxed()
             }
             Script::Live(events) => events.boxed(),
-            Script::Panic => futures::stream::poll_fn(|_| panic!("a worker's bug")).boxed(),
+            Script::Panic(count) => {
+                let tokens: Vec<_> = (0..count).map(|index| event(&request, index, 5)).collect();
+                let bug = futures::stream::poll_fn(|_| panic!("a bug in the serving side"));
+                futures::stream::iter(tokens).chain(bug).boxed()
+            }
         };
         self.submitted.lock().unwrap().push(request);
         stream
@@ -188,6 +192,11 @@ impl Set {
             .lock()
             .unwrap()
             .push_back(Script::Play(tokens, ending));
+    }
+
+    /// Lets a later flight answer whatever is asked.
+    pub(crate) fn says_later(&self) {
+        self.plays(vec![64, 65, 66], done(FinishReason::Length));
     }
 
     /// Lets the next flight say what is sent.

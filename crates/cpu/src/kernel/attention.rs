@@ -110,10 +110,12 @@ impl State {
 pub(crate) struct Scratch {
     /// Each register tile's `[step][phase][row]`.
     queries: Memory<u32>,
-    /// `[step][TILE]`: keys across, the head's elements down.
-    keys: Memory<u32>,
-    /// `[step][width]`: the head's elements across, keys down.
-    values: Memory<u32>,
+    /// Where each key of a tile lies in a layer, in elements from the pool's start.
+    places: [usize; TILE],
+    /// `[step][TILE]` words: keys across, the head's elements down.
+    keys: Memory<f32>,
+    /// `[step][width]` words: the head's elements across, keys down.
+    values: Memory<f32>,
     /// `(rows of a register tile, TILE)`.
     scores: Memory<f32>,
     /// A register tile's `[step][phase][row]`.
@@ -161,6 +163,7 @@ impl Scratch {
         // Sized for the format with the most words, one step per element and two phases.
         Ok(Self {
             queries: Memory::zeroed(2 * (rows + LANES) * width)?,
+            places: [0; TILE],
             keys: Memory::zeroed(width * TILE)?,
             values: Memory::zeroed(TILE * width)?,
             scores: Memory::zeroed(LANES * TILE)?,
@@ -195,6 +198,26 @@ macro_rules! with_filled {
                 $body
             })+
             rows => unreachable!("a register tile of {rows} rows"),
+        }
+    };
+}
+
+/// Runs a body with the number of vectors across a register tile of R rows as a constant: 4, 2 or 1,
+/// as many as the registers and the columns left allow. Gives the columns done.
+macro_rules! wide {
+    ($simd:ty, $rows:ident, $left:expr, $c:ident => $body:expr) => {
+        if 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS && $left >= 4 * LANES {
+            const $c: usize = 4;
+            $body;
+            4 * LANES
+        } else if 2 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS && $left >= 2 * LANES {
+            const $c: usize = 2;
+            $body;
+            2 * LANES
+        } else {
+            const $c: usize = 1;
+            $body;
+            LANES
         }
     };
 }
@@ -382,8 +405,12 @@ fn attend_span<S: Simd, F: Format<S>>(
         if keys.end <= task.first_seen(position) {
             continue;
         }
-        load_keys::<S, F>(s, task, keys.clone(), scratch);
-        load_values::<S, F>(s, task, keys.clone(), scratch);
+        find_keys(task, keys.clone(), &mut scratch.places);
+        load_keys::<S, F>(s, task, keys.len(), scratch);
+        load_values::<S, F>(s, task, keys.len(), scratch);
+        if keys.end < end {
+            expect_keys::<S, F>(s, task, keys.end);
+        }
         for tile in 0..task.cut.count() {
             let rows = task.cut.start(tile)..task.cut.start(tile + 1);
             let last = position + (rows.end - 1) / task.group;
@@ -407,9 +434,8 @@ impl<T> Task<'_, T> {
         (position + 1).saturating_sub(self.attend.window)
     }
 
-    /// A key's or value's elements in the pool.
-    #[inline(always)]
-    fn stored(&self, layer_offset: usize, position: usize) -> &[T] {
+    /// Where a key lies in a layer, and how many keys its block still has from there.
+    fn place(&self, position: usize) -> (usize, usize) {
         let Attend {
             heads,
             block_tokens,
@@ -417,9 +443,53 @@ impl<T> Task<'_, T> {
             ..
         } = *self.attend;
         let block = self.queries.table[position / block_tokens].0 as usize;
-        let within = self.queries.kv_head * block_tokens + position % block_tokens;
-        let start = block * block_elements + layer_offset + within * heads.head_dim;
-        &self.attend.pool[start..start + heads.head_dim]
+        let token = position % block_tokens;
+        let within = self.queries.kv_head * block_tokens + token;
+        (
+            block * block_elements + within * heads.head_dim,
+            block_tokens - token,
+        )
+    }
+
+    /// A key's or value's elements in the pool.
+    #[inline(always)]
+    fn stored(&self, layer_offset: usize, place: usize) -> &[T] {
+        let start = place + layer_offset;
+        &self.attend.pool[start..start + self.attend.heads.head_dim]
+    }
+}
+
+/// Looks up the blocks of a tile's keys, once for keys and values.
+fn find_keys<T>(task: &Task<'_, T>, keys: Range<usize>, places: &mut [usize; TILE]) {
+    let mut position = keys.start;
+    while position < keys.end {
+        let (place, rest) = task.place(position);
+        let count = rest.min(keys.end - position);
+        for i in 0..count {
+            places[position - keys.start + i] = place + i * task.attend.heads.head_dim;
+        }
+        position += count;
+    }
+}
+
+/// Asks for the first keys and values of the next tile, while this one is computed. Blocks lie
+/// anywhere, so the processor cannot guess.
+#[inline(always)]
+fn expect_keys<S: Simd, F: Format<S>>(s: S, task: &Task<'_, F::Stored>, first: usize) {
+    let end = (first + TILE).min(task.queries.keys());
+    let line = 64 / size_of::<F::Stored>();
+    let mut position = first;
+    while position < end {
+        let (place, rest) = task.place(position);
+        let count = rest.min(end - position);
+        let (keys, values) = task.attend.layer_offsets;
+        for element in (0..count * task.attend.heads.head_dim).step_by(line) {
+            for layer_offset in [keys, values] {
+                let start = task.attend.pool.as_ptr();
+                s.prefetch_far(start.wrapping_add(place + layer_offset + element).cast());
+            }
+        }
+        position += count;
     }
 }
 
@@ -428,37 +498,34 @@ impl<T> Task<'_, T> {
 fn load_keys<S: Simd, F: Format<S>>(
     s: S,
     task: &Task<'_, F::Stored>,
-    keys: Range<usize>,
+    count: usize,
     scratch: &mut Scratch,
 ) {
     let steps = task.attend.heads.head_dim.div_ceil(F::PER_STEP);
     let nothing = scratch.nothing.as_ptr();
     let to = &mut scratch.keys[..steps * TILE];
-    for first in (keys.start..keys.end).step_by(LANES) {
+    for column in (0..count).step_by(LANES) {
         let mut from = [nothing; LANES];
-        for (i, from) in from.iter_mut().enumerate() {
-            if first + i < keys.end {
-                let key = task.stored(task.attend.layer_offsets.0, first + i);
-                *from = key.as_ptr().cast();
-            }
+        for i in 0..LANES.min(count - column) {
+            let key = task.stored(task.attend.layer_offsets.0, scratch.places[column + i]);
+            from[i] = key.as_ptr().cast();
         }
-        let column = first - keys.start;
         let whole = steps / LANES * LANES;
         for step in (0..whole).step_by(LANES) {
-            let mut at = from;
-            for at in &mut at {
-                *at = at.wrapping_add(step);
-            }
             // SAFETY: a head has `steps` words from each of `from`, and `to` has TILE columns.
             unsafe {
                 let to = to.as_mut_ptr().add(step * TILE + column);
-                s.transpose(&at, to, TILE);
+                s.transpose(&from, to.cast(), TILE);
+            }
+            for at in &mut from {
+                *at = at.wrapping_add(LANES);
             }
         }
         for step in whole..steps {
             for i in 0..LANES {
                 // SAFETY: as above; head_dim is even, so a head is whole words.
-                to[step * TILE + column + i] = unsafe { from[i].add(step).read_unaligned() };
+                let word = unsafe { from[i].add(step - whole).read_unaligned() };
+                to[step * TILE + column + i] = f32::from_bits(word);
             }
         }
     }
@@ -469,21 +536,23 @@ fn load_keys<S: Simd, F: Format<S>>(
 fn load_values<S: Simd, F: Format<S>>(
     s: S,
     task: &Task<'_, F::Stored>,
-    keys: Range<usize>,
+    count: usize,
     scratch: &mut Scratch,
 ) {
     let dim = task.attend.heads.head_dim;
-    let keys_padded = keys.len().next_multiple_of(LANES);
     let Scratch {
-        values, nothing, ..
+        values,
+        nothing,
+        places,
+        ..
     } = scratch;
     let nothing = as_stored::<F::Stored>(nothing, dim);
-    for step in 0..keys_padded / F::PER_STEP {
+    for step in 0..count.next_multiple_of(LANES) / F::PER_STEP {
         let mut rows = [nothing; 2];
         for (i, row) in rows.iter_mut().take(F::PER_STEP).enumerate() {
-            let position = keys.start + step * F::PER_STEP + i;
-            if position < keys.end {
-                *row = task.stored(task.attend.layer_offsets.1, position);
+            let key = step * F::PER_STEP + i;
+            if key < count {
+                *row = task.stored(task.attend.layer_offsets.1, places[key]);
             }
         }
         let to = &mut values[step * task.width..(step + 1) * task.width];
@@ -494,9 +563,7 @@ fn load_values<S: Simd, F: Format<S>>(
                 [Some(a), Some(b)] => F::gather(s, [a, b]),
                 _ => gather_tail::<S, F>(s, parts),
             };
-            let mut lanes = [0.0; LANES];
-            s.store(v, &mut lanes);
-            *to = lanes.map(f32::to_bits);
+            s.store(v, to);
         }
     }
 }
@@ -534,44 +601,55 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
     let columns = keys.len().next_multiple_of(LANES);
     let (row, end) = (task.cut.start(tile), task.cut.start(tile + 1));
     let queries = &scratch.queries[tile * S::ROWS * steps * F::PHASES..];
-    for column in (0..columns).step_by(LANES) {
-        let sides = Sides {
-            left: queries.as_ptr(),
-            right: scratch.keys[column..].as_ptr(),
-            right_stride: TILE,
-            steps,
-        };
-        // SAFETY: R rows of queries and a vector of keys are packed there.
-        let acc = unsafe { accumulate::<S, F, R, 1>(s, sides, [[s.splat(0.0); 1]; R]) };
-        for r in 0..R {
-            let to = &mut scratch.scores[r * TILE + column..];
-            if let Some(to) = to.first_chunk_mut() {
-                s.store(acc[r][0], to);
+    let mut column = 0;
+    while column < columns {
+        // SAFETY: R rows of queries and the columns of the tile are packed there.
+        column += wide!(S, R, columns - column, C => unsafe {
+            let sides = Sides {
+                left: queries.as_ptr(),
+                right: scratch.keys[column..].as_ptr().cast(),
+                right_stride: TILE,
+                steps,
+            };
+            let acc = accumulate::<S, F, R, C>(s, sides, [[s.splat(0.0); C]; R]);
+            for r in 0..R {
+                let to = &mut scratch.scores[r * TILE + column..][..LANES * C];
+                for (to, acc) in to.as_chunks_mut().0.iter_mut().zip(acc[r]) {
+                    s.store(acc, to);
+                }
             }
-        }
+        });
     }
-    for r in 0..end - row {
+    let rows = R.min(end - row);
+    for r in 0..rows {
         weigh::<S, F, R>(s, task, (row, r, keys.clone()), scratch);
     }
-    for column in (0..task.width).step_by(LANES) {
-        let sides = Sides {
-            left: scratch.weights.as_ptr(),
-            right: scratch.values[column..].as_ptr(),
-            right_stride: task.width,
-            steps: columns / F::PER_STEP,
-        };
-        let mut acc = [[s.splat(0.0); 1]; R];
-        let at = |r: usize| (row + r) * task.width + column;
-        for r in 0..R.min(end - row) {
-            acc[r][0] = s.load_part(&scratch.span.out[at(r)..at(r) + LANES]);
-        }
-        // SAFETY: R rows of weights and a vector of values are packed there.
-        let acc = unsafe { accumulate::<S, F, R, 1>(s, sides, acc) };
-        for r in 0..R.min(end - row) {
-            if let Some(to) = scratch.span.out[at(r)..].first_chunk_mut() {
-                s.store(acc[r][0], to);
+    let mut column = 0;
+    while column < task.width {
+        // SAFETY: R rows of weights and the columns of the values are packed there.
+        column += wide!(S, R, task.width - column, C => unsafe {
+            let sides = Sides {
+                left: scratch.weights.as_ptr(),
+                right: scratch.values[column..].as_ptr().cast(),
+                right_stride: task.width,
+                steps: columns / F::PER_STEP,
+            };
+            let mut acc = [[s.splat(0.0); C]; R];
+            let out = &mut scratch.span.out[row * task.width..];
+            for r in 0..rows {
+                let out = &out[r * task.width + column..][..LANES * C];
+                for (acc, out) in acc[r].iter_mut().zip(out.as_chunks().0) {
+                    *acc = s.load(out);
+                }
             }
-        }
+            let acc = accumulate::<S, F, R, C>(s, sides, acc);
+            for r in 0..rows {
+                let out = &mut out[r * task.width + column..][..LANES * C];
+                for (out, acc) in out.as_chunks_mut().0.iter_mut().zip(acc[r]) {
+                    s.store(acc, out);
+                }
+            }
+        });
     }
 }
 

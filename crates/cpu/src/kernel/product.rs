@@ -64,6 +64,32 @@ pub(crate) fn pack<S: Simd, F: Format<S>>(s: S, left: &Left<'_>, tiles: Range<us
     }
 }
 
+/// Puts a panel of weights together from its columns: `[PANEL][stride]` words to `[step][PANEL]`.
+#[inline(always)]
+pub(crate) fn interleave<S: Simd>(s: S, columns: &[u32], stride: usize, panel: &mut [u32]) {
+    let steps = panel.len() / PANEL;
+    assert!(steps <= stride && columns.len() >= PANEL * stride);
+    let whole = steps / LANES * LANES;
+    for step in (0..whole).step_by(LANES) {
+        for first in [0, LANES] {
+            let mut from = [columns.as_ptr(); LANES];
+            for i in 0..LANES {
+                from[i] = from[i].wrapping_add((first + i) * stride + step);
+            }
+            // SAFETY: sixteen steps of sixteen columns are there on both sides.
+            unsafe {
+                let to = panel.as_mut_ptr().add(step * PANEL + first);
+                s.transpose(&from, to, PANEL);
+            }
+        }
+    }
+    for step in whole..steps {
+        for column in 0..PANEL {
+            panel[step * PANEL + column] = columns[column * stride + step];
+        }
+    }
+}
+
 /// Computes one piece.
 #[inline(always)]
 pub(crate) fn multiply<S: Simd, F: Format<S>>(s: S, product: &Product<'_>, piece: &Piece) {

@@ -97,6 +97,11 @@ impl Checkpoint {
         &self.generation
     }
 
+    /// How the embedding is stored, and nearly always the other matrices with it.
+    pub fn stored_type(&self) -> StoredType {
+        self.embedding().stored()
+    }
+
     /// Tokens that end a text: generation_config.json's, or else config.json's.
     pub fn eos(&self) -> &[TokenId] {
         self.generation.eos.as_ref().unwrap_or(&self.config.eos)

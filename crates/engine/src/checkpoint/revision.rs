@@ -16,7 +16,7 @@ use std::fmt;
 const WHOLE_BYTES_MAX: usize = 1 << 16;
 /// Samples taken of a large tensor, and bytes of each. A finetune or a merged adapter changes
 /// nearly every element of the tensors it touches, so that any of these would show it.
-const SAMPLES: usize = 64;
+const SAMPLES: usize = 16;
 const SAMPLE_BYTES: usize = 256;
 
 /// The identity of a checkpoint's weights and of the constants they are run with.

@@ -1,13 +1,18 @@
 //! From logits to a token.
 
 use super::philox::uniform;
-use super::select::{Candidate, top};
+use super::select::{Candidate, order, top};
 use super::slot::Slot;
 use super::softmax;
 use cleave_domain::{Sampling, Scores, TokenId};
 
-/// How many candidates a nucleus is first looked for in; grows eightfold until it is found.
-const NUCLEUS_FIRST: usize = 128;
+/// Weights are in 0..=1 and fall into one bucket for each of their exponents and of the next three
+/// bits, the largest last.
+const BUCKETS: usize = bucket(1.0) + 1;
+
+const fn bucket(weight: f32) -> usize {
+    (weight.to_bits() >> 20) as usize
+}
 
 /// Scratch space for drawing, shared by all slots.
 #[derive(Debug, Default)]
@@ -16,6 +21,8 @@ pub(crate) struct Sampler {
     candidates: Vec<Candidate>,
     /// `exp((logit − max) / temperature)`, of every token or of every candidate.
     weights: Vec<f32>,
+    /// Sums of weights, `(BUCKETS)`.
+    buckets: Vec<f64>,
 }
 
 /// The logits hold something that is not a finite number.
@@ -97,7 +104,7 @@ impl Sampler {
                 return draw_index(&self.weights, uniform) as TokenId;
             }
             let total = sum(&self.weights);
-            self.nucleus(logits, f64::from(sampling.top_p) * total);
+            self.nucleus(logits, total, f64::from(sampling.top_p) * total);
         } else {
             top(logits, top_k, &mut self.candidates);
         }
@@ -113,31 +120,71 @@ impl Sampler {
         self.candidates[draw_index(&self.weights, uniform)].0
     }
 
-    /// Leaves in `candidates` the smallest set of most likely tokens whose weights reach `share`.
-    /// `weights` are those of the whole vocabulary.
-    fn nucleus(&mut self, logits: &[f32], share: f64) {
-        let mut count = NUCLEUS_FIRST.min(logits.len());
-        loop {
-            top(logits, count, &mut self.candidates);
-            let mut reached = 0.0;
-            let end = self.candidates.iter().position(|(token, _)| {
-                reached += f64::from(self.weights[*token as usize]);
-                reached >= share
-            });
-            if let Some(last) = end {
-                self.candidates.truncate(last + 1);
-                return;
-            }
-            if count == logits.len() {
-                return;
-            }
-            count = (count * 8).min(logits.len());
+    /// Leaves in `candidates`, by id, the smallest set of most likely tokens whose weights reach
+    /// `share` of `total`. `weights` are those of the whole vocabulary. A flat distribution's set
+    /// has nearly every token, so nothing is sorted but the bucket in which the set ends.
+    fn nucleus(&mut self, logits: &[f32], total: f64, share: f64) {
+        // All tokens below this together weigh less than what the set may leave out, so none of
+        // them is in it. (Somewhat less, for the rounding of the sums.)
+        let least = ((total - share) / logits.len() as f64 * 0.999) as f32;
+        let weights = &self.weights;
+        let candidates = &mut self.candidates;
+        let likely = (0..).zip(logits).zip(weights);
+        candidates.clear();
+        candidates.extend(
+            likely
+                .filter(|(_, weight)| **weight >= least)
+                .map(|((token, logit), _)| (token, *logit)),
+        );
+        let weight_of = |candidate: &Candidate| weights[candidate.0 as usize];
+        self.buckets.clear();
+        self.buckets.resize(BUCKETS, 0.0);
+        for candidate in &*candidates {
+            let weight = weight_of(candidate);
+            self.buckets[bucket(weight)] += f64::from(weight);
         }
+        let mut reached = 0.0;
+        let mut last = 0;
+        for (index, sum) in self.buckets.iter().enumerate().rev() {
+            if *sum > 0.0 && reached < share {
+                last = index;
+                reached += sum;
+            }
+        }
+        reached -= self.buckets[last];
+        let is_in_last = |candidate: &Candidate| bucket(weight_of(candidate)) == last;
+        let mut border: Vec<Candidate> = candidates.iter().copied().filter(is_in_last).collect();
+        border.sort_unstable_by(order);
+        let end = border.iter().position(|candidate| {
+            reached += f64::from(weight_of(candidate));
+            reached >= share
+        });
+        let bar = border[end.unwrap_or(border.len() - 1)];
+        candidates.retain(|candidate| {
+            let in_bucket = bucket(weight_of(candidate));
+            in_bucket > last || (in_bucket == last && order(candidate, &bar).is_le())
+        });
     }
 }
 
+/// The sum of weights, in an order that depends on nothing but their number.
 fn sum(weights: &[f32]) -> f64 {
-    weights.iter().map(|weight| f64::from(*weight)).sum()
+    weights.chunks(CHUNK).map(chunk_sum).sum()
+}
+
+/// Weights whose sum is made at once.
+const CHUNK: usize = 1024;
+
+fn chunk_sum(chunk: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; 8];
+    let (eights, rest) = chunk.as_chunks::<8>();
+    for eight in eights {
+        for (lane, weight) in lanes.iter_mut().zip(eight) {
+            *lane += f64::from(*weight);
+        }
+    }
+    let rest: f64 = rest.iter().map(|weight| f64::from(*weight)).sum();
+    lanes.into_iter().sum::<f64>() + rest
 }
 
 /// How many leading weights reach `share`.
@@ -165,15 +212,25 @@ fn drop_unlikely(weights: &mut [f32], min_p: f32) {
 fn draw_index(weights: &[f32], uniform: f64) -> usize {
     let goal = uniform * sum(weights);
     let mut reached = 0.0;
-    let mut last = 0;
-    for (index, weight) in weights.iter().enumerate() {
-        if *weight > 0.0 {
-            last = index;
-            reached += f64::from(*weight);
-            if reached > goal {
-                return index;
-            }
+    for (index, chunk) in weights.chunks(CHUNK).enumerate() {
+        let after = reached + chunk_sum(chunk);
+        if after > goal {
+            let passing = chunk.iter().position(|weight| {
+                reached += f64::from(*weight);
+                reached > goal
+            });
+            // One by one the chunk may sum to a little less than at once.
+            let within = passing.unwrap_or_else(|| last_with_weight(chunk));
+            return index * CHUNK + within;
         }
+        reached = after;
     }
-    last
+    last_with_weight(weights)
+}
+
+fn last_with_weight(weights: &[f32]) -> usize {
+    weights
+        .iter()
+        .rposition(|weight| *weight > 0.0)
+        .unwrap_or(0)
 }

@@ -10,7 +10,8 @@ use std::cmp::Ordering;
 /// A token with its logit.
 pub(crate) type Candidate = (TokenId, f32);
 
-fn order(a: &Candidate, b: &Candidate) -> Ordering {
+/// Larger logit first, then smaller id.
+pub(crate) fn order(a: &Candidate, b: &Candidate) -> Ordering {
     b.1.partial_cmp(&a.1)
         .expect("logits were checked to be numbers")
         .then(a.0.cmp(&b.0))

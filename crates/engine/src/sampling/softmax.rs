@@ -12,9 +12,11 @@ const LANES: usize = 8;
 pub(crate) fn exp(x: f32) -> f32 {
     // Range reduction to |r| <= ln 2 / 2 with ln 2 in two parts, then a polynomial of degree 5 for
     // (exp(r) − 1 − r) / r², as in Moshier's Cephes.
-    const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23: adding it rounds to a whole number
+    // 1.5 · 2^23: adding it rounds to a whole number, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
     let clamped = if x > -87.0 { x } else { -87.0 };
-    let whole = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let rounded = clamped * std::f32::consts::LOG2_E + ROUND;
+    let whole = rounded - ROUND;
     let r = clamped - whole * 0.693_359_4 - whole * -2.121_944_4e-4;
     let mut p = 1.987_569_1e-4_f32;
     for coefficient in [
@@ -27,7 +29,8 @@ pub(crate) fn exp(x: f32) -> f32 {
         p = p * r + coefficient;
     }
     let value = p * r * r + r + 1.0;
-    let scale = f32::from_bits((((whole as i32) + 127) << 23) as u32);
+    let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits());
+    let scale = f32::from_bits(exponent.wrapping_add(127) << 23);
     if x > -87.0 { value * scale } else { 0.0 }
 }
 

@@ -272,3 +272,14 @@ fn a_wide_nucleus_is_found() {
     let (support, _) = probabilities(&sampling, &values);
     assert!(support.contains_key(&last) && support.len() > 4000);
 }
+
+/// More tokens than are summed at once.
+#[test]
+fn the_pick_from_a_flat_vocabulary_is_the_token_at_that_share() {
+    let logits = vec![1.5f32; 4096];
+    let mut sampler = Sampler::default();
+    for token in 0..4096u32 {
+        let uniform = (f64::from(token) + 0.5) / 4096.0;
+        assert_eq!(sampler.pick(&seeded(1.0), &logits, uniform), token);
+    }
+}

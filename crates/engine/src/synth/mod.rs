@@ -18,6 +18,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// A shard holds at most this, as Hugging Face cuts them. In bytes.
+const SHARD_BYTES_MAX: u64 = 5_000_000_000;
+
 /// Why a checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
@@ -78,7 +81,12 @@ pub fn synth(
     let config = shape.config();
     let model = ModelConfig::from_object(&config_file, config.clone())?;
     let tensors = layout::expected(&model, shape.tied);
-    weights::write(out, &tensors, seed, progress)?;
+    let writing = weights::Writing {
+        tensors: &tensors,
+        seed,
+        shard_bytes_max: SHARD_BYTES_MAX,
+    };
+    writing.run(out, progress)?;
     write_json(
         &out.join("tokenizer.json"),
         &tokenizer::tokenizer(shape.vocab),
@@ -108,4 +116,58 @@ fn write_json(file: &Path, value: &Value) -> Result<(), SynthError> {
     }
     text.and_then(|text| fs::write(file, text))
         .map_err(SynthError::at(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+
+    fn write_sharded(out: &Path, shard_bytes_max: u64) {
+        let shape = shape::find("tiny-mistral").unwrap();
+        let file = out.join("config.json");
+        let model = ModelConfig::from_object(&file, shape.config()).unwrap();
+        let writing = weights::Writing {
+            tensors: &layout::expected(&model, shape.tied),
+            seed: 3,
+            shard_bytes_max,
+        };
+        writing.run(out, &mut |_| {}).unwrap();
+        write_json(&file, &Value::Object(shape.config())).unwrap();
+    }
+
+    #[test]
+    fn shards_hold_the_same_weights_as_one_file() {
+        let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_sharded(one.path(), SHARD_BYTES_MAX);
+        write_sharded(many.path(), 100_000);
+        let shards = fs::read_dir(many.path()).unwrap().filter(|entry| {
+            let name = entry.as_ref().unwrap().file_name();
+            name.to_string_lossy().ends_with(".safetensors")
+        });
+        assert!(shards.count() > 3);
+        let revision = |dir: &Path| Checkpoint::open(dir).unwrap().revision();
+        assert_eq!(revision(one.path()), revision(many.path()));
+    }
+
+    #[test]
+    fn every_shape_is_loadable_and_cut_into_shards_within_the_limit() {
+        for summary in shapes() {
+            let shape = shape::find(summary.name).unwrap();
+            let model = ModelConfig::from_object(Path::new(summary.name), shape.config()).unwrap();
+            let tensors = layout::expected(&model, shape.tied);
+            let bytes = weights::shard_bytes(&tensors, SHARD_BYTES_MAX);
+            assert!(bytes.iter().all(|bytes| *bytes <= SHARD_BYTES_MAX));
+            assert_eq!(bytes.len() > 1, summary.name == "llama-3.1-8b");
+            // The parameter counts that the makers publish.
+            let parameters = bytes.iter().sum::<u64>() / 2;
+            let published = match summary.name {
+                "llama-3.2-1b" => 1_235_814_400,
+                "llama-3.1-8b" => 8_030_261_248,
+                "qwen3-0.6b" => 596_049_920,
+                _ => parameters,
+            };
+            assert_eq!(parameters, published, "{}", summary.name);
+        }
+    }
 }

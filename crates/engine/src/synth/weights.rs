@@ -14,8 +14,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::thread;
 
-/// A shard holds at most this, as Hugging Face cuts them. In bytes.
-const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 /// Drawn and written at once. In elements; a multiple of what one draw gives.
 const PIECE_ELEMENTS: usize = 1 << 23;
 /// Elements of one draw: 64 random bits, 16 for each.
@@ -24,47 +22,58 @@ const DRAW_ELEMENTS: usize = 4;
 const DRAWS_TOGETHER: usize = 16;
 const ELEMENT_BYTES: u64 = 2;
 
-/// Writes every tensor, in one file or in shards with an index.
-pub(super) fn write(
-    out: &Path,
-    tensors: &[Expected],
-    seed: u64,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<(), SynthError> {
-    let shards = cut(tensors);
-    let mut done = Progress {
-        bytes_done: 0,
-        bytes_total: tensors.iter().map(bytes_of).sum(),
-    };
-    let mut weight_map = Map::new();
-    for (index, shard) in shards.iter().enumerate() {
-        let name = match shards.len() {
-            1 => "model.safetensors".to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+/// What is to be written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Writing<'a> {
+    pub(super) tensors: &'a [Expected],
+    pub(super) seed: u64,
+    /// In bytes; a tensor larger than this gets a shard of its own.
+    pub(super) shard_bytes_max: u64,
+}
+
+impl Writing<'_> {
+    /// Writes every tensor, in one file or in shards with an index.
+    pub(super) fn run(
+        self,
+        out: &Path,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), SynthError> {
+        let Self { tensors, seed, .. } = self;
+        let shards = cut(tensors, self.shard_bytes_max);
+        let mut done = Progress {
+            bytes_done: 0,
+            bytes_total: tensors.iter().map(bytes_of).sum(),
         };
-        let path = out.join(&name);
-        let mut file = File::create(&path).map_err(SynthError::at(&path))?;
-        let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(SynthError::at(&path));
-        put(&header(&tensors[shard.clone()]))?;
-        for ordinal in shard.clone() {
-            let tensor = &tensors[ordinal];
-            weight_map.insert(tensor.name.clone(), json!(name));
-            draw_tensor(tensor, (seed, ordinal as u32), &mut |piece| {
-                put(piece)?;
-                done.bytes_done += piece.len() as u64;
-                progress(done);
-                Ok(())
-            })?;
+        let mut weight_map = Map::new();
+        for (index, shard) in shards.iter().enumerate() {
+            let name = match shards.len() {
+                1 => "model.safetensors".to_owned(),
+                count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+            };
+            let path = out.join(&name);
+            let mut file = File::create(&path).map_err(SynthError::at(&path))?;
+            let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(SynthError::at(&path));
+            put(&header(&tensors[shard.clone()]))?;
+            for ordinal in shard.clone() {
+                let tensor = &tensors[ordinal];
+                weight_map.insert(tensor.name.clone(), json!(name));
+                draw_tensor(tensor, (seed, ordinal as u32), &mut |piece| {
+                    put(piece)?;
+                    done.bytes_done += piece.len() as u64;
+                    progress(done);
+                    Ok(())
+                })?;
+            }
         }
+        if shards.len() > 1 {
+            let index = json!({
+                "metadata": {"total_size": done.bytes_total},
+                "weight_map": weight_map,
+            });
+            super::write_json(&out.join("model.safetensors.index.json"), &index)?;
+        }
+        Ok(())
     }
-    if shards.len() > 1 {
-        let index = json!({
-            "metadata": {"total_size": done.bytes_total},
-            "weight_map": weight_map,
-        });
-        super::write_json(&out.join("model.safetensors.index.json"), &index)?;
-    }
-    Ok(())
 }
 
 fn bytes_of(tensor: &Expected) -> u64 {
@@ -72,11 +81,11 @@ fn bytes_of(tensor: &Expected) -> u64 {
 }
 
 /// Ranges of tensors that go into one file each.
-fn cut(tensors: &[Expected]) -> Vec<Range<usize>> {
+fn cut(tensors: &[Expected], shard_bytes_max: u64) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut first, mut bytes) = (0, 0);
     for (ordinal, tensor) in tensors.iter().enumerate() {
-        if bytes + bytes_of(tensor) > SHARD_BYTES_MAX && ordinal > first {
+        if bytes + bytes_of(tensor) > shard_bytes_max && ordinal > first {
             shards.push(first..ordinal);
             (first, bytes) = (ordinal, 0);
         }
@@ -84,6 +93,15 @@ fn cut(tensors: &[Expected]) -> Vec<Range<usize>> {
     }
     shards.push(first..tensors.len());
     shards
+}
+
+/// Bytes of tensors in each shard.
+#[cfg(test)]
+pub(super) fn shard_bytes(tensors: &[Expected], shard_bytes_max: u64) -> Vec<u64> {
+    let shards = cut(tensors, shard_bytes_max).into_iter();
+    shards
+        .map(|shard| tensors[shard].iter().map(bytes_of).sum())
+        .collect()
 }
 
 /// Length and JSON, padded so that the data begin at a multiple of eight.

@@ -132,9 +132,9 @@ impl Sender {
         self.blocks_count
     }
 
-    /// Whether nothing is left to compute and the verdict is still out.
-    pub fn waiting(&self) -> bool {
-        matches!(self.state, State::Leaving { .. } | State::Sealed)
+    /// Whether the seal was sent and the verdict is still out.
+    pub fn sealed(&self) -> bool {
+        self.state == State::Sealed
     }
 
     /// Whether the verdict is still out.

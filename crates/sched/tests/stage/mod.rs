@@ -49,6 +49,8 @@ pub enum Pending {
         from: BlockIndex,
         ordinal: u32,
         block: BlockRef,
+        /// What is to be read; nobody may write to it before it was.
+        content: Vec<u64>,
     },
     Import {
         at: usize,
@@ -94,6 +96,15 @@ pub struct World {
     pub heard: Vec<(usize, Heard)>,
     pub log: Vec<String>,
     made: u64,
+}
+
+/// All bytes of a block.
+fn whole(ordinal: u32) -> BlockPart {
+    BlockPart {
+        ordinal,
+        offset: 0,
+        len: BLOCK_TOKENS * 8,
+    }
 }
 
 pub fn limits(worker: u64, role: Role) -> Limits {
@@ -205,17 +216,21 @@ impl World {
                 from,
                 ordinal,
                 block,
-            } => self.later(
-                Duration::from_millis(1),
-                Pending::Export {
-                    at,
-                    handoff,
-                    to,
-                    from,
-                    ordinal,
-                    block,
-                },
-            ),
+            } => {
+                let content = self.machines[at].engine.read(from, whole(ordinal));
+                self.later(
+                    Duration::from_millis(1),
+                    Pending::Export {
+                        at,
+                        handoff,
+                        to,
+                        from,
+                        ordinal,
+                        block,
+                        content,
+                    },
+                );
+            }
             Output::Send { to, packet } => self.ship(at, to, packet, Vec::new()),
             Output::Import {
                 handoff,
@@ -340,11 +355,17 @@ impl World {
             from,
             ordinal,
             block,
+            ref content,
             ..
         } = *what
         else {
             panic!("an export")
         };
+        let now = self.machines[at].engine.read(from, whole(ordinal));
+        assert_eq!(
+            now, *content,
+            "{from} was given away while it was to be read"
+        );
         if fate == Fate::Damaged {
             let outcome = match ordinal % 2 {
                 0 => ExportOutcome::Dropped,

@@ -1,0 +1,398 @@
+//! The command line: every flag with its unit, its default and an example.
+//!
+//! Owns: what a user may type. Never: acts on it, reads a file, or holds a default that another
+//! place holds too.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use cleave_domain::Role;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Serves large language models with prefill and decode split apart.
+///
+/// Prefill workers run prompts, decode workers generate, a router assigns each request to one of
+/// each and KV blocks travel between them. One binary, one OpenAI-compatible HTTP API.
+#[derive(Debug, Parser)]
+#[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  cleave serve                                  everything on this machine, bundled checkpoint
+  cleave serve --model ./Llama-3.2-1B --port 8080 --prefill 1 --decode 2
+  cleave generate --prompt 'A slice is'         one prompt, no server
+  curl localhost:8000/v1/completions -H 'content-type: application/json' \\
+       -d '{\"prompt\": \"A vector is\", \"max_tokens\": 40, \"stream\": true}'
+
+`cleave COMMAND --help` explains each command.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run router, prefill and decode workers in this one process.
+    Serve(ServeArgs),
+    /// Run the router alone: HTTP API for clients, gRPC for workers, both on one port.
+    Router(RouterArgs),
+    /// Run one worker that dials one or several routers.
+    Worker(WorkerArgs),
+    /// Continue one prompt and exit; no server.
+    Generate(GenerateArgs),
+    /// Write a checkpoint of a named shape with random weights.
+    Synth(SynthArgs),
+    /// Run the decision code in a simulated fleet.
+    Sim(SimArgs),
+    /// Feed a recorded tape to a fresh brain and compare what it decides.
+    Replay(ReplayArgs),
+    /// Measure.
+    Bench(BenchArgs),
+}
+
+/// Which model, and how it is held in memory.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ModelArgs {
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors); the bundled demo if absent.
+    #[arg(long, value_name = "DIR", env = "CLEAVE_MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// Name under which the API serves the model; the folder's name if absent.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
+    /// Number format of weights and KV cache; `auto` takes the checkpoint's (f16 runs as bf16).
+    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
+    pub(crate) dtype: Dtype,
+    /// Shorten the model's context to this many tokens (prompt and output).
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_model_len: Option<u32>,
+}
+
+/// How an engine runs.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EngineArgs {
+    /// Where to compute. `cpu` is the only device of this build.
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub(crate) device: Device,
+    /// Processor threads, all workers of this process together; the machine's cores if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// Instruction set; the best that the processor has if absent.
+    #[arg(long, value_name = "ISA")]
+    pub(crate) isa: Option<String>,
+    /// KV cache of each worker, such as `512MiB` or `4GiB`; sized from free memory if absent.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(crate) kv_cache: Option<u64>,
+    /// Tokens per KV block.
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub(crate) block_size: u32,
+    /// Sequences that one worker runs at once.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) max_num_seqs: u32,
+    /// Tokens in one step; bounds the prefill chunk.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) max_num_batched_tokens: u32,
+    /// Requests a worker queues before it refuses.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_queue: u32,
+    /// Do not keep blocks of finished sequences for reuse.
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cleave serve
+  cleave serve --model ./Qwen2.5-0.5B --prefill 1 --decode 3 --threads 8
+  cleave serve --port 0          picks a free port and prints it")]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Prefill workers; with `--prefill 0 --decode 0 --both N` serving is aggregated.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub(crate) prefill: u32,
+    /// Decode workers.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub(crate) decode: u32,
+    /// Workers that serve both legs.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub(crate) both: u32,
+    /// Address to listen on.
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    pub(crate) host: std::net::IpAddr,
+    /// Port to listen on; 0 picks a free one.
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
+    pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "The router needs no model: it learns tokenizer and limits from the first worker.
+It prints its address as soon as clients and workers may connect; /ready answers 200 once a
+prefill and a decode worker have joined.
+
+Example (five processes on one machine):
+  cleave router --listen 127.0.0.1:8000 &
+  cleave worker --leg prefill --router 127.0.0.1:8000 &
+  cleave worker --leg prefill --router 127.0.0.1:8000 &
+  cleave worker --leg decode  --router 127.0.0.1:8000 &
+  cleave worker --leg decode  --router 127.0.0.1:8000 &"
+)]
+pub(crate) struct RouterArgs {
+    /// Address for clients (HTTP) and workers (gRPC); port 0 picks a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    pub(crate) listen: SocketAddr,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cleave worker --leg prefill --router 127.0.0.1:8000
+  cleave worker --leg decode --router router-0:8000,router-1:8000 --model /models/llama --threads 16
+  cleave worker --leg both --router cleave-router.default.svc:8000   every address of the name")]
+pub(crate) struct WorkerArgs {
+    /// Which half of a request this worker serves.
+    #[arg(long, value_enum)]
+    pub(crate) leg: LegArg,
+    /// Routers to serve: host:port, several with commas; a name stands for all its addresses.
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true)]
+    pub(crate) router: Vec<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Where other workers send KV blocks to; port 0 picks a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) data_listen: SocketAddr,
+    /// The address that other workers reach `--data-listen` by, when it differs (NAT, 0.0.0.0).
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) data_advertise: Option<String>,
+    /// Where /metrics, /health and /ready of this worker are served; not at all if absent.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics_listen: Option<SocketAddr>,
+    /// Name of this worker in logs and metrics; stays the same over restarts.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
+}
+
+/// What every long-running command shares.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ProcessArgs {
+    /// How long running requests may go on after Ctrl-C or SIGTERM, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) drain_timeout: u64,
+    /// Record what every brain is told, one file per brain, for `cleave replay`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tape: Option<PathBuf>,
+    /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cleave generate --prompt 'Ownership is'
+  cleave generate --model ./Qwen3-0.6B --prompt 'Hello' --temperature 0.8 --seed 7 --max-tokens 64
+  cleave generate --json --dtype f32 --prompt-tokens 1,2,3 --max-tokens 32
+
+With --json one object is printed: prompt_tokens, tokens, text, finish_reason and
+first_top_logits, the 20 largest logits [id, logit] at the last prompt position.
+No special token is added to the prompt.")]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// The text to continue.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        required_unless_present = "prompt_tokens",
+        conflicts_with = "prompt_tokens"
+    )]
+    pub(crate) prompt: Option<String>,
+    /// The token ids to continue, with commas.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub(crate) prompt_tokens: Option<Vec<u32>>,
+    /// Tokens to produce at most; as many as the context holds, if that is fewer.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// 0 always takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// Draw from the N most likely tokens; 0 from all.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) top_k: u32,
+    /// Draw from the most likely tokens that together reach this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub(crate) top_p: f32,
+    /// Same seed, same tokens.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Go on past the end token.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cleave synth --shape llama-3.2-1b --out /tmp/llama-1b && cleave serve --model /tmp/llama-1b")]
+pub(crate) struct SynthArgs {
+    /// Which shape; an unknown one lists all.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) shape: String,
+    /// Folder to write; must not exist or be empty.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Same seed, same weights.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SimArgs {
+    #[command(subcommand)]
+    pub(crate) command: SimCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SimCommand {
+    /// Draw whole worlds from seeds, inject faults, check safety, then liveness.
+    #[command(after_help = "Examples:
+  cleave sim chaos --seeds 1000
+  cleave sim chaos --seeds 1 --from 4711 --log     one world, a line per event
+
+A violation prints its seed and makes the exit status 1.")]
+    Chaos {
+        /// How many worlds.
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        seeds: u64,
+        /// The first seed.
+        #[arg(long, value_name = "K", default_value_t = 0)]
+        from: u64,
+        /// Print a line of state per event.
+        #[arg(long)]
+        log: bool,
+    },
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cleave serve --tape ./tapes …; cleave replay ./tapes/router.jsonl")]
+pub(crate) struct ReplayArgs {
+    /// Tapes written by `--tape`.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) tapes: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Prefill and decode speed of the engine alone, without a server.
+    #[command(after_help = "Example:
+  cleave synth --shape llama-160m --out /tmp/m && cleave bench engine --model /tmp/m --rounds 5")]
+    Engine {
+        #[command(flatten)]
+        model: ModelArgs,
+        #[command(flatten)]
+        engine: EngineArgs,
+        /// Rounds of each measurement; medians and bests are printed.
+        #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+        /// Print one JSON object instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// See [`ModelArgs::dtype`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    Auto,
+    F32,
+    Bf16,
+}
+
+/// See [`EngineArgs::device`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    Cpu,
+}
+
+/// See [`WorkerArgs::leg`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LegArg {
+    Prefill,
+    Decode,
+    Both,
+}
+
+impl From<LegArg> for Role {
+    fn from(leg: LegArg) -> Self {
+        match leg {
+            LegArg::Prefill => Self::Prefill,
+            LegArg::Decode => Self::Decode,
+            LegArg::Both => Self::Both,
+        }
+    }
+}
+
+/// Bytes from `1048576`, `512MiB`, `4GiB`, `2G` (a bare letter is binary, as in Kubernetes' `Gi`).
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let number: u64 = text[..digits]
+        .parse()
+        .map_err(|_| "expected a size such as 512MiB or 4GiB".to_owned())?;
+    let unit = match text[digits..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" | "ki" => 1 << 10,
+        "m" | "mib" | "mi" => 1 << 20,
+        "g" | "gib" | "gi" => 1 << 30,
+        "t" | "tib" | "ti" => 1 << 40,
+        other => return Err(format!("unknown unit `{other}`; use KiB, MiB or GiB")),
+    };
+    number
+        .checked_mul(unit)
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| "size out of range".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("512MiB"), Ok(512 << 20));
+        assert_eq!(parse_bytes("4G"), Ok(4 << 30));
+        assert_eq!(parse_bytes("100"), Ok(100));
+        for bad in [
+            "",
+            "GiB",
+            "4 parsecs",
+            "0",
+            "99999999999999999999",
+            "17179869184GiB",
+        ] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+}

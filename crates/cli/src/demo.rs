@@ -1,0 +1,55 @@
+//! The bundled checkpoint, carried in the binary so that it works wherever the binary is.
+//!
+//! Owns: unpacking it into the user's cache. Never: trusts a file that is there already without
+//! comparing it. Invariant: what is loaded is what was built in.
+
+use anyhow::{Context, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The name it is served under.
+pub(crate) const NAME: &str = "cleave-demo";
+
+const FILES: [(&str, &[u8]); 5] = [
+    ("config.json", include_bytes!("../../../assets/demo/config.json")),
+    ("generation_config.json", include_bytes!("../../../assets/demo/generation_config.json")),
+    ("tokenizer.json", include_bytes!("../../../assets/demo/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../../../assets/demo/tokenizer_config.json")),
+    ("model.safetensors", include_bytes!("../../../assets/demo/model.safetensors")),
+];
+
+/// The folder with the bundled checkpoint, unpacked if need be.
+///
+/// # Errors
+/// If no place can be written to.
+pub(crate) fn folder() -> anyhow::Result<PathBuf> {
+    let mut tried = Vec::new();
+    for cache in caches() {
+        match unpack(&cache.join("cleave")) {
+            Ok(folder) => return Ok(folder),
+            Err(error) => tried.push(format!("{error:#}")),
+        }
+    }
+    bail!("{}", tried.join("; "))
+}
+
+/// Where it may go, in order of preference.
+fn caches() -> impl Iterator<Item = PathBuf> {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    [set("XDG_CACHE_HOME"), set("HOME").map(|home| home.join(".cache")), Some(std::env::temp_dir())].into_iter().flatten()
+}
+
+fn unpack(cache: &Path) -> anyhow::Result<PathBuf> {
+    let folder = cache.join(NAME);
+    if FILES.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|there| there == *bytes)) {
+        return Ok(folder);
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
+    for (name, bytes) in FILES {
+        // Written aside and renamed, so that two starting at once never see half a file.
+        let aside = folder.join(format!(".{name}.{}", std::process::id()));
+        let written = fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, folder.join(name)));
+        written.with_context(|| format!("{}", folder.join(name).display()))?;
+    }
+    Ok(folder)
+}

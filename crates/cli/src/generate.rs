@@ -1,0 +1,136 @@
+//! `cleave generate`: one prompt, no server.
+//!
+//! Owns: what is printed. Never: adds a special token to the prompt.
+
+use crate::args::GenerateArgs;
+use crate::{model, solo};
+use anyhow::bail;
+use cleave_api::{ModelText, Special, Start, TextStream};
+use cleave_domain::{Emission, FinishReason, Request, Sampling, Slo, StopRules, TokenId};
+use serde::Serialize;
+use std::io::Write;
+use std::sync::Arc;
+
+/// Logits reported with `--json`.
+const TOP_LOGITS: u32 = 20;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Answer {
+    prompt_tokens: Vec<TokenId>,
+    tokens: Vec<TokenId>,
+    text: String,
+    finish_reason: &'static str,
+    /// `[[id, logit]]`, descending, at the last prompt position.
+    first_top_logits: Vec<(TokenId, f32)>,
+    /// Of each token, natural logarithm.
+    logprobs: Vec<f32>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
+    let loaded = model::load(&args.model, &args.engine)?;
+    let text = Arc::new(ModelText::new(loaded.files.clone())?);
+    let prompt = prompt(args, &text)?;
+    let context = loaded.context_tokens_max();
+    if prompt.len() as u64 >= u64::from(context) {
+        bail!("the prompt has {} tokens, and the model's context of {context} leaves no room for output", prompt.len());
+    }
+    let room = context - prompt.len() as u32;
+    let mut engine = loaded.sole_engine(&args.engine, prompt.len() as u32 + args.max_tokens.min(room))?;
+    let mut printer = Printer { stream: (!args.json).then(|| TextStream::new(text.clone(), Special::Skipped, Start::Fresh)) };
+    let mut emissions: Vec<Emission> = Vec::new();
+    let request = request(args, &prompt, &text, room);
+    let reason = solo::run(engine.as_mut(), request, &mut |emission| {
+        printer.print(emission.sampled.token);
+        emissions.push(emission.clone());
+    })?;
+    printer.end();
+    if args.json {
+        print_json(prompt, &emissions, reason, &text)?;
+    }
+    Ok(())
+}
+
+fn prompt(args: &GenerateArgs, text: &ModelText) -> anyhow::Result<Vec<TokenId>> {
+    let prompt = match (&args.prompt, &args.prompt_tokens) {
+        (Some(prompt), _) => text.encode(prompt, Special::Skipped)?,
+        (None, Some(tokens)) => tokens.clone(),
+        (None, None) => Vec::new(),
+    };
+    if prompt.is_empty() {
+        bail!("the prompt is empty; give some text with --prompt");
+    }
+    let vocabulary = text.vocabulary_count();
+    if let Some(unknown) = prompt.iter().find(|token| **token >= vocabulary) {
+        bail!("--prompt-tokens: {unknown} is no token of a vocabulary of {vocabulary}");
+    }
+    Ok(prompt)
+}
+
+fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, room: u32) -> Request {
+    let stop_tokens = if args.ignore_eos { Arc::from([]) } else { text.eos().clone() };
+    Request {
+        prompt: prompt.into(),
+        generated: Arc::from([]),
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            seed: args.seed,
+            logprobs: args.json.then_some(TOP_LOGITS),
+            ..Sampling::greedy()
+        },
+        stop: StopRules { max_tokens: args.max_tokens.min(room), min_tokens: 0, stop_tokens },
+        priority: 0,
+        cache_salt: 0,
+        slo: Slo::default(),
+    }
+}
+
+/// Prints text as it comes, unless JSON was asked for.
+struct Printer {
+    stream: Option<TextStream>,
+}
+
+impl Printer {
+    fn print(&mut self, token: TokenId) {
+        if let Some(stream) = &mut self.stream {
+            write_out(&stream.push(token));
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            write_out(&stream.finish());
+            write_out("\n");
+        }
+    }
+}
+
+/// A closed pipe is a reader who has seen enough.
+fn write_out(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+fn print_json(prompt_tokens: Vec<TokenId>, emissions: &[Emission], reason: FinishReason, text: &ModelText) -> anyhow::Result<()> {
+    let tokens: Vec<TokenId> = emissions.iter().map(|emission| emission.sampled.token).collect();
+    let scores = |emission: &Emission| emission.sampled.scores.clone();
+    let answer = Answer {
+        text: text.decode(&tokens, Special::Skipped),
+        finish_reason: match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        },
+        first_top_logits: emissions.first().and_then(scores).map(|scores| scores.top).unwrap_or_default(),
+        logprobs: emissions.iter().filter_map(scores).map(|scores| scores.chosen - scores.normalizer).collect(),
+        prompt_tokens,
+        tokens,
+    };
+    write_out(&serde_json::to_string(&answer)?);
+    write_out("\n");
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! The binary `cleave`.
+//!
+//! Owns: arguments, configuration, the choice of the device, and what is printed.
+//! Never: decides anything about a request.
+//! Invariant: everything a user gave is checked before a port is bound.
+
+mod args;
+mod bench;
+mod demo;
+mod generate;
+mod model;
+mod replay;
+mod serve;
+mod sim;
+mod solo;
+mod synth;
+
+use bench::Form;
+use args::{BenchCommand, Cli, Command, SimCommand};
+use clap::Parser;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    let done = match cli.command {
+        Command::Serve(args) => serve::serve(&args),
+        Command::Router(args) => serve::router(&args),
+        Command::Worker(args) => serve::worker(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Synth(args) => synth::run(&args),
+        Command::Sim(args) => match args.command {
+            SimCommand::Chaos { seeds, from, log } => sim::chaos(seeds, from, log),
+        },
+        Command::Replay(args) => replay::run(&args),
+        Command::Bench(args) => match args.command {
+            BenchCommand::Engine { model, engine, rounds, json } => bench::engine(&model, &engine, rounds, if json { Form::Json } else { Form::Table }),
+        },
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cleave: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

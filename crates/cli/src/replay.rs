@@ -1,0 +1,17 @@
+//! `cleave replay`: a recorded brain decides the same again.
+
+use crate::args::ReplayArgs;
+use anyhow::Context;
+use cleave_sim::tape;
+use std::io::Write;
+
+/// Runs the command.
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for path in &args.tapes {
+        let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+        let replayed = tape::replay(text.lines()).with_context(|| format!("{}", path.display()))?;
+        writeln!(out, "{}: {} inputs, {} outputs, all equal", path.display(), replayed.inputs, replayed.outputs)?;
+    }
+    Ok(())
+}

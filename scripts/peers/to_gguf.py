@@ -1,0 +1,96 @@
+"""Writes a Llama-architecture Hugging Face folder as a bf16 GGUF file for llama-bench.
+
+usage: to_gguf.py HF_FOLDER OUT.gguf
+
+Only what speed needs: shapes, weights and rope; the vocabulary is left out (llama-bench draws token
+ids). Query and key rows are reordered from the half-split rotary layout of Hugging Face checkpoints
+to the interleaved one that GGUF's `llama` architecture expects.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+from safetensors import safe_open
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if stem.startswith("model.layers."):
+        _, _, layer, rest = stem.split(".", 3)
+        return f"blk.{layer}.{NAMES[rest]}.weight"
+    return f"{NAMES[stem]}.weight"
+
+
+def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
+    out, width = rows.shape
+    return rows.reshape(heads, 2, out // heads // 2, width).swapaxes(1, 2).reshape(out, width)
+
+
+def bf16_rows(handle, name: str) -> np.ndarray:
+    """The tensor's bf16 bit patterns, `(rows, width)` or `(width)`, as uint16."""
+    tensor = handle.get_tensor(name)
+    import torch  # safetensors gives bf16 only as torch tensors
+
+    return tensor.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+
+
+def main() -> None:
+    folder, out = Path(sys.argv[1]), sys.argv[2]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == "llama", "only the Llama architecture"
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer = gguf.GGUFWriter(out, "llama")
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    writer.add_rope_freq_base(theta)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as handle:
+            for name in handle.keys():
+                bits = bf16_rows(handle, name)
+                if bits.ndim == 1:
+                    values = (bits.astype(np.uint32) << 16).view(np.float32)
+                    writer.add_tensor(gguf_name(name), values)
+                    continue
+                if ".q_proj." in name or ".k_proj." in name:
+                    bits = interleave(bits, heads if ".q_proj." in name else kv_heads)
+                raw = np.ascontiguousarray(bits).view(np.uint8)
+                writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file(progress=False)
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+//! `cleave generate --json` against what transformers makes of the same checkpoints.
+
+mod harness;
+
+use serde_json::Value;
+
+fn ids(value: &Value) -> String {
+    let ids = value.as_array().expect("an array of ids");
+    ids.iter()
+        .map(Value::to_string)
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+/// The largest difference between two lists of `[id, logit]`, compared by id: an id that only one
+/// of them has must be within the bound of the other's smallest logit, since near ties may trade
+/// places at the list's end.
+fn logits_apart(ours: &Value, theirs: &Value) -> f64 {
+    let read = |list: &Value| -> Vec<(u64, f64)> {
+        let pairs = list.as_array().expect("a list of pairs");
+        pairs
+            .iter()
+            .map(|pair| {
+                (
+                    pair[0].as_u64().expect("an id"),
+                    pair[1].as_f64().expect("a logit"),
+                )
+            })
+            .collect()
+    };
+    let (ours, theirs) = (read(ours), read(theirs));
+    assert_eq!((ours.len(), theirs.len()), (20, 20));
+    let last = theirs.last().expect("twenty of them").1;
+    let apart = theirs.iter().map(|(id, logit)| {
+        let found = ours.iter().find(|(our_id, _)| our_id == id);
+        (found.map_or(last, |(_, our_logit)| *our_logit) - logit).abs()
+    });
+    apart.fold(0.0, f64::max)
+}
+
+#[test]
+fn tokens_and_logits_are_those_of_transformers() {
+    for folder in harness::golden_folders() {
+        let name = folder
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        let text = std::fs::read_to_string(folder.join("goldens.json")).expect("readable goldens");
+        let goldens: Value = serde_json::from_str(&text).expect("goldens are JSON");
+        let prompts = goldens["prompts"].as_array().expect("a list of prompts");
+        assert_eq!(prompts.len(), 20, "{name}");
+        // Every prompt is tested in the engine's crate; here three go all the way.
+        for golden in [&prompts[0], &prompts[9], &prompts[19]] {
+            let prompt = ids(&golden["prompt_tokens"]);
+            let model = folder.to_str().expect("a readable path");
+            let (status, out, err) = harness::run(&[
+                "generate",
+                "--json",
+                "--dtype",
+                "f32",
+                "--ignore-eos",
+                "--model",
+                model,
+                "--max-tokens",
+                "32",
+                "--prompt-tokens",
+                &prompt,
+            ]);
+            assert!(status.success(), "{name}: {err}");
+            let answer: Value = serde_json::from_str(&out).expect("one JSON object");
+            assert_eq!(
+                answer["tokens"], golden["tokens"],
+                "{name}: greedy tokens after {prompt}"
+            );
+            assert_eq!(answer["prompt_tokens"], golden["prompt_tokens"]);
+            assert_eq!(answer["finish_reason"], "length");
+            let apart = logits_apart(&answer["first_top_logits"], &golden["first_top_logits"]);
+            assert!(apart <= 1e-3, "{name}: logits {apart} apart after {prompt}");
+        }
+    }
+}
+
+#[test]
+fn a_text_prompt_is_tokenized_as_transformers_does() {
+    for folder in harness::golden_folders() {
+        let text = std::fs::read_to_string(folder.join("goldens.json")).expect("readable goldens");
+        let goldens: Value = serde_json::from_str(&text).expect("goldens are JSON");
+        let prompts = goldens["prompts"].as_array().expect("a list of prompts");
+        let Some(golden) = prompts.iter().find(|golden| golden["text"].is_string()) else {
+            continue;
+        };
+        let model = folder.to_str().expect("a readable path");
+        let prompt = golden["text"].as_str().expect("a text");
+        let (status, out, err) = harness::run(&[
+            "generate",
+            "--json",
+            "--model",
+            model,
+            "--max-tokens",
+            "1",
+            "--prompt",
+            prompt,
+        ]);
+        assert!(status.success(), "{err}");
+        let answer: Value = serde_json::from_str(&out).expect("one JSON object");
+        assert_eq!(
+            answer["prompt_tokens"], golden["prompt_tokens"],
+            "{model}: {prompt}"
+        );
+    }
+}
+
+#[test]
+fn the_bundled_checkpoint_writes_english() {
+    let (status, out, err) = harness::run(&[
+        "generate",
+        "--prompt",
+        "The Rust compiler",
+        "--max-tokens",
+        "48",
+    ]);
+    assert!(status.success(), "{err}");
+    let words: Vec<&str> = out.split_whitespace().collect();
+    assert!(words.len() >= 20, "{out}");
+    let common = [
+        "the", "a", "to", "of", "is", "that", "and", "in", "for", "it",
+    ];
+    let known = words
+        .iter()
+        .filter(|word| common.contains(&word.to_lowercase().as_str()))
+        .count();
+    assert!(
+        known * 8 >= words.len(),
+        "too few common words for English: {out}"
+    );
+}
+
+#[test]
+fn a_damaged_checkpoint_is_one_clear_error() {
+    let whole = harness::golden_folders()
+        .into_iter()
+        .find(|path| path.ends_with("llama2"))
+        .expect("a golden checkpoint");
+    let spoil = |what: &str, spoil: &dyn Fn(&std::path::Path)| -> String {
+        let folder =
+            std::env::temp_dir().join(format!("cleave-damaged-{}-{what}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder of our own");
+        for entry in std::fs::read_dir(&whole).expect("readable folder") {
+            let from = entry.expect("readable folder").path();
+            std::fs::copy(&from, folder.join(from.file_name().expect("a name"))).expect("copied");
+        }
+        spoil(&folder);
+        let (status, _, err) = harness::run(&[
+            "serve",
+            "--port",
+            "0",
+            "--model",
+            folder.to_str().expect("a readable path"),
+        ]);
+        std::fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(status.code(), Some(1), "{what}: {err}");
+        assert!(!err.contains("panicked"), "{what}: {err}");
+        err
+    };
+    let absent = spoil("tokenizer", &|folder| {
+        std::fs::remove_file(folder.join("tokenizer.json")).expect("removed")
+    });
+    assert!(absent.contains("tokenizer.json"), "{absent}");
+    let truncated = spoil("truncated", &|folder| {
+        let path = folder.join("model.safetensors");
+        let bytes = std::fs::read(&path).expect("readable");
+        std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("written");
+    });
+    assert!(truncated.contains("model.safetensors"), "{truncated}");
+    let unknown = spoil("architecture", &|folder| {
+        let path = folder.join("config.json");
+        let text = std::fs::read_to_string(&path).expect("readable");
+        std::fs::write(
+            &path,
+            text.replace("LlamaForCausalLM", "MambaForCausalLM")
+                .replace("\"llama\"", "\"mamba\""),
+        )
+        .expect("written");
+    });
+    assert!(
+        unknown.contains("config.json") && unknown.contains("Mamba"),
+        "{unknown}"
+    );
+}

@@ -1,0 +1,282 @@
+//! Real `cleave` processes for the whole-system tests.
+//!
+//! Owns: starting, waiting for and ending processes, and a small HTTP client.
+//! Never: waits for a time; it waits for a line, an answer or an exit, each with a limit.
+#![allow(dead_code)] // each test binary uses its part
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes nearly as long; a test that reaches it has found a hang.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// The repository.
+pub fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest
+        .ancestors()
+        .nth(2)
+        .expect("crates/cli is two levels down")
+        .to_path_buf()
+}
+
+/// The folders of `testdata/` that hold a checkpoint with goldens.
+pub fn golden_folders() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root().join("testdata")).expect("testdata is there");
+    let mut folders: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("readable folder").path())
+        .filter(|path| path.join("goldens.json").is_file())
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 6, "goldens of every architecture");
+    folders
+}
+
+/// `cleave` with these arguments, not started yet.
+pub fn cleave(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cleave"));
+    command
+        .args(arguments)
+        .env_remove("CLEAVE_MODEL")
+        .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
+    command
+}
+
+/// Runs `cleave` to its end: status, standard output, standard error.
+pub fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
+    let output = cleave(arguments).output().expect("cleave starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
+    (output.status, text(output.stdout), text(output.stderr))
+}
+
+/// Calls `probe` until it gives something.
+///
+/// # Panics
+/// With `what` when that takes longer than [`LIMIT`].
+pub fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(started.elapsed() < LIMIT, "no {what} within {LIMIT:?}");
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+}
+
+/// A long-running `cleave` process; killed when dropped.
+pub struct Process {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+    logs: Arc<Mutex<String>>,
+}
+
+impl Process {
+    /// Starts `cleave` with these arguments.
+    pub fn start(arguments: &[&str]) -> Self {
+        let mut child = cleave(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("cleave starts");
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let logs = Arc::new(Mutex::new(String::new()));
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let (kept_lines, kept_logs) = (lines.clone(), logs.clone());
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                kept_lines.lock().expect("no panic holds it").push(line);
+            }
+        });
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                let mut logs = kept_logs.lock().expect("no panic holds it");
+                logs.push_str(&line);
+                logs.push('\n');
+            }
+        });
+        Self { child, lines, logs }
+    }
+
+    /// The address it printed.
+    pub fn address(&mut self) -> String {
+        wait_for("line with the address", || {
+            let lines = self.lines.lock().expect("no panic holds it");
+            let found = lines
+                .iter()
+                .find_map(|line| line.strip_prefix("listening on http://").map(str::to_owned));
+            if found.is_none() {
+                let ended = self.child.try_wait().expect("process can be asked");
+                assert!(
+                    ended.is_none(),
+                    "cleave ended early: {}",
+                    self.logs.lock().expect("no panic holds it")
+                );
+            }
+            found
+        })
+    }
+
+    /// Everything it logged so far.
+    pub fn logs(&self) -> String {
+        self.logs.lock().expect("no panic holds it").clone()
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal by name, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([&format!("-{name}"), &self.id().to_string()])
+            .status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        wait_for("exit", || {
+            self.child.try_wait().expect("process can be asked")
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Talks to one server.
+pub struct Client {
+    base: String,
+    http: reqwest::blocking::Client,
+}
+
+impl Client {
+    /// For a server at `address`, such as `127.0.0.1:8000`.
+    pub fn new(address: &str) -> Self {
+        let http = reqwest::blocking::Client::builder()
+            .timeout(LIMIT)
+            .build()
+            .expect("client builds");
+        Self {
+            base: format!("http://{address}"),
+            http,
+        }
+    }
+
+    /// Status and body of a GET.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let answer = self
+            .http
+            .get(format!("{}{path}", self.base))
+            .send()
+            .expect("server answers");
+        (
+            answer.status().as_u16(),
+            answer.text().expect("body is text"),
+        )
+    }
+
+    /// Waits until `/ready` answers 200.
+    pub fn wait_ready(&self) {
+        wait_for("readiness", || (self.get("/ready").0 == 200).then_some(()));
+    }
+
+    /// Status and body of a POST of JSON.
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let answer = self
+            .http
+            .post(format!("{}{path}", self.base))
+            .json(body)
+            .send()
+            .expect("server answers");
+        let status = answer.status().as_u16();
+        let text = answer.text().expect("body is text");
+        (
+            status,
+            serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        )
+    }
+
+    /// Starts a streamed POST; read events from what comes back.
+    pub fn stream(&self, path: &str, body: &Value) -> Events {
+        let answer = self
+            .http
+            .post(format!("{}{path}", self.base))
+            .json(body)
+            .send()
+            .expect("server answers");
+        assert_eq!(answer.status().as_u16(), 200, "stream begins");
+        Events {
+            lines: BufReader::new(answer),
+        }
+    }
+
+    /// The text of a greedy completion.
+    pub fn complete(&self, body: &Value) -> String {
+        let (status, answer) = self.post("/v1/completions", body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["text"]
+            .as_str()
+            .expect("a text")
+            .to_owned()
+    }
+
+    /// The sum over all series of a metric whose labels contain each of `labels`.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let (status, text) = self.get("/metrics");
+        assert_eq!(status, 200);
+        sum_metric(&text, name, labels)
+    }
+}
+
+/// See [`Client::metric`].
+pub fn sum_metric(text: &str, name: &str, labels: &[&str]) -> f64 {
+    text.lines()
+        .filter(|line| {
+            let rest = line.strip_prefix(name);
+            rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+                && labels.iter().all(|label| line.contains(label))
+        })
+        .map(|line| {
+            line.rsplit(' ')
+                .next()
+                .and_then(|number| number.parse::<f64>().ok())
+                .expect("a number")
+        })
+        .sum()
+}
+
+/// Server-sent events of one answer.
+pub struct Events {
+    lines: BufReader<reqwest::blocking::Response>,
+}
+
+impl Iterator for Events {
+    type Item = String;
+
+    /// The next event's data.
+    fn next(&mut self) -> Option<String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.lines.by_ref().read_line(&mut line).ok()? == 0 {
+                return None;
+            }
+            if let Some(data) = line.strip_prefix("data: ") {
+                return Some(data.trim_end().to_owned());
+            }
+        }
+    }
+}
