@@ -113,18 +113,22 @@ async fn router(listen: &str) -> RunningRouter {
 
 async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, Gate) {
     let gate = Gate::new();
-    let node = WorkerNode {
+    let node = worker_node(name, role, router, &gate);
+    let running = node.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    (running, gate)
+}
+
+fn worker_node(name: &str, role: Role, router: &str, gate: &Gate) -> WorkerNode {
+    WorkerNode {
         options: WorkerOptions::new(name, role),
-        engine: Box::new(Abacus::new(&gate)),
+        engine: Box::new(Abacus::new(gate)),
         files: files(),
         routers: vec![router.to_owned()],
         data_listen: "127.0.0.1:0".into(),
         data_address: None,
         metrics_listen: Some("127.0.0.1:0".into()),
-    };
-    let running = node.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
-    (running, gate)
+    }
 }
 
 /// Lets everything else run until this holds.
@@ -334,6 +338,96 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
     rest.drain(PATIENCE).await;
     decode.drain(PATIENCE).await;
     router.drain(PATIENCE).await;
+}
+
+/// What a bad network does to the first connection that passes it, in the midst of its KV: past
+/// the probe of 1 MiB.
+#[derive(Clone, Copy)]
+enum Harm {
+    FlipAByte,
+    Cut,
+}
+
+const HARM_AT: usize = (1 << 20) + 20_000;
+
+/// A decode worker behind a bad network, and a flight that has to survive it.
+async fn survives(harm: Harm) -> String {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let bad = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let data = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let behind = data.local_addr().unwrap().to_string();
+    drop(data);
+    let mut node = worker_node("d0", Role::Decode, &address, &Gate::new());
+    node.data_listen = behind.clone();
+    node.data_address = Some(bad.local_addr().unwrap().to_string());
+    tokio::spawn(async move {
+        let mut harm = Some(harm);
+        while let Ok((near, _)) = bad.accept().await {
+            let far = TcpStream::connect(&behind).await.unwrap();
+            let (near_read, near_write) = near.into_split();
+            let (far_read, far_write) = far.into_split();
+            let idle = Arc::new(AtomicU64::new(0));
+            tokio::spawn(relay(far_read, near_write, idle));
+            tokio::spawn(harmed(near_read, far_write, harm.take()));
+        }
+    });
+    let decode = node.start().await.unwrap();
+    let (prefill, gate) = worker("p0", Role::Prefill, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    // One block, so that the link stands and is not harmed yet.
+    check(&router.frontend(), &prompt(3, 3), 2).await;
+    // The first chunk's blocks leave while the second is held: the harm comes before any token.
+    gate.shut_after(1);
+    let stream = router.frontend().submit(request(&prompt(1, 40), 6));
+    until(|| metric(&decode.metrics(), "cleave_handoffs_total", "failed") >= 1.0).await;
+    gate.open();
+    let (tokens, ending, _) = collect(stream).await;
+    assert_eq!((tokens, ending), (expected(&prompt(1, 40), 6), DONE));
+    check(&router.frontend(), &prompt(2, 40), 6).await;
+    let landed = metric(&decode.metrics(), "cleave_handoffs_total", "landed");
+    assert_eq!(landed, 3.0);
+    let text = router.frontend().metrics();
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+    text
+}
+
+async fn harmed(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    harm: Option<Harm>,
+) {
+    let (mut passed, mut buffer) = (0, vec![0; 1 << 12]);
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        let here = (passed..passed + read).contains(&HARM_AT);
+        match harm {
+            Some(Harm::Cut) if here => return,
+            Some(Harm::FlipAByte) if here => buffer[HARM_AT - passed] ^= 1,
+            _ => {}
+        }
+        passed += read;
+        if to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn lesson_02_lesson_16_kv_damaged_on_the_way_changes_no_token() {
+    let text = survives(Harm::FlipAByte).await;
+    assert_eq!(
+        metric(&text, "cleave_retries_total", "corrupt"),
+        1.0,
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn lesson_08_a_link_cut_in_the_midst_of_a_hand_off_hangs_nobody() {
+    let text = survives(Harm::Cut).await;
+    assert!(metric(&text, "cleave_retries_total", "") >= 1.0, "{text}");
 }
 
 #[tokio::test]
