@@ -38,14 +38,7 @@ pub(crate) fn completion(body: &Value, model: &ModelText) -> Result<Ask, ApiErro
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = logprobs.filter(|_| echo);
     let stop = StopFields::read(&fields, model)?;
-    let wanted = match stop.max_tokens() {
-        Some((_, 0)) if echo => Wanted::PromptOnly,
-        Some((name, 0)) => {
-            let message = format!("`{name}` must be at least 1; 0 is allowed with `echo` only.");
-            return Err(ApiError::invalid(name, message));
-        }
-        _ => Wanted::Output,
-    };
+    let wanted = wanted(&stop, echo)?;
     let special = match fields.flag("add_special_tokens")? {
         Some(false) => Special::Skipped,
         Some(true) | None => Special::Kept,
@@ -93,6 +86,18 @@ pub(crate) fn completion(body: &Value, model: &ModelText) -> Result<Ask, ApiErro
         priority,
         cache_salt,
     })
+}
+
+/// No output at all makes sense only for the scores of a repeated prompt.
+fn wanted(stop: &StopFields, echo: bool) -> Result<Wanted, ApiError> {
+    match stop.max_tokens() {
+        Some((_, 0)) if echo => Ok(Wanted::PromptOnly),
+        Some((name, 0)) => Err(ApiError::invalid(
+            name,
+            format!("`{name}` must be at least 1; 0 is allowed with `echo` only."),
+        )),
+        _ => Ok(Wanted::Output),
+    }
 }
 
 /// Best-of needs the scores of whole answers; with `best_of` equal to `n` there is nothing to do.

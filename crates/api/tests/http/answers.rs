@@ -2,7 +2,9 @@
 
 use crate::stage::{done, files, options, plain, set, set_with};
 use cleave_domain::FinishReason;
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use tower::ServiceExt;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -140,6 +142,31 @@ async fn a_stop_string_across_tokens_did_not_end_the_flight() {
         (&json!("stop"), &json!("END"))
     );
     assert!(sender.is_closed(), "the flight goes on");
+}
+
+#[tokio::test]
+async fn a_stopped_choice_flew_on_beside_the_others() {
+    let set = set("llama3");
+    let (stopped, other) = (set.live(), set.live());
+    for (index, token) in set.tokens("x END").into_iter().enumerate() {
+        stopped.unbounded_send(plain(index as u32, token)).unwrap();
+    }
+    let body = json!({"prompt": "a", "n": 2, "stop": "END", "stream": true});
+    let request = crate::stage::post(TEXT, body.to_string());
+    let mut body = set
+        .router
+        .clone()
+        .oneshot(request)
+        .await
+        .unwrap()
+        .into_body();
+    let mut chunk = bytes::Bytes::new();
+    while !String::from_utf8_lossy(&chunk).contains("\"stop_reason\":\"END\"") {
+        chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    }
+    other.unbounded_send(plain(0, 64)).unwrap();
+    assert!(body.frame().await.unwrap().is_ok());
+    assert!(stopped.is_closed() && !other.is_closed());
 }
 
 #[tokio::test]
@@ -422,8 +449,6 @@ async fn a_long_prompt_was_read_wrongly_on_the_other_thread() {
 
 #[tokio::test]
 async fn half_of_the_answer_waited_for_the_whole() {
-    use http_body_util::BodyExt;
-    use tower::ServiceExt;
     let set = set("llama3");
     let sender = set.live();
     let tokens = set.tokens("one two three");

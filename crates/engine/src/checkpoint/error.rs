@@ -1,4 +1,8 @@
 //! Why a checkpoint could not be loaded.
+//!
+//! Owns: the wording: file, place, problem, and what to do.
+//! Never: wraps another crate's error as a type; its text is enough here.
+//! Invariant: one error is one line.
 
 use crate::EngineError;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,8 @@
 //! What generation_config.json says.
+//!
+//! Owns: the file's fields.
+//! Never: applies them; whoever takes requests does.
+//! Invariant: an absent file says nothing, a damaged one is an error.
 
 use super::CheckpointError;
 use super::fields::Fields;

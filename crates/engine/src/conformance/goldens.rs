@@ -1,4 +1,8 @@
 //! Agreement with a reference implementation.
+//!
+//! Owns: reading `goldens.json`, and the tolerance.
+//! Never: accepts another token: the goldens' paths have no near ties.
+//! Invariant: every prompt of the file is compared.
 
 use super::Build;
 use super::sequence::{BLOCK_TOKENS, Sequence};

@@ -1,4 +1,9 @@
 //! The answer does not depend on the path, to the bit.
+//!
+//! Owns: the ways a sequence can take through engines.
+//! Never: tolerates a difference.
+//! Invariant: every way is taken by greedy and by seeded sequences, and compared with the same
+//! sequence run alone and whole.
 
 use super::Build;
 use super::goldens::read;

@@ -1,4 +1,8 @@
 //! A sequence driven through an engine by hand, without a scheduler.
+//!
+//! Owns: the smallest plans that run a sequence, whole or in chunks, here or there.
+//! Never: compares.
+//! Invariant: as many tokens have their KV in its blocks as it says.
 
 use crate::Engine;
 use cleave_domain::{

@@ -1,4 +1,8 @@
 //! From logits to a token.
+//!
+//! Owns: temperature, top-k, top-p, min-p, the draw itself, and log-probabilities.
+//! Never: sorts the vocabulary.
+//! Invariant: sums are made in an order that depends on the number of tokens alone.
 
 use super::philox::uniform;
 use super::select::{Candidate, order, top};

@@ -1,4 +1,8 @@
 //! A sequence's slot: what the sampler must know of it.
+//!
+//! Owns: the history, and how often each token is in it.
+//! Never: draws.
+//! Invariant: a slot that grew token by token equals one opened with the whole history.
 
 use cleave_domain::{OpenSlot, Sampling, TokenId};
 use std::collections::BTreeMap;

@@ -51,7 +51,7 @@ fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
 }
 
 /// Probabilities after temperature and the three cuts, by sorting everything. Also how near the
-/// nearest decision of top-p or min-p was, relative: closer than rounding, either way is right.
+/// nearest decision of a cut was: closer than rounding, either way is right.
 fn probabilities(sampling: &Sampling, adjusted: &[f64]) -> (BTreeMap<TokenId, f64>, f64) {
     let mut order: Vec<(TokenId, f64)> = adjusted
         .iter()
@@ -59,11 +59,13 @@ fn probabilities(sampling: &Sampling, adjusted: &[f64]) -> (BTreeMap<TokenId, f6
         .map(|(id, l)| (id as u32, *l))
         .collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    if sampling.top_k > 0 {
-        order.truncate(sampling.top_k as usize);
+    let mut closest = f64::INFINITY;
+    let top_k = sampling.top_k as usize;
+    if (1..order.len()).contains(&top_k) {
+        closest = order[top_k - 1].1 - order[top_k].1;
+        order.truncate(top_k);
     }
     let most = order[0].1;
-    let mut closest = f64::INFINITY;
     for (_, logit) in &mut order {
         *logit = ((*logit - most) / f64::from(sampling.temperature)).exp();
     }

@@ -1,4 +1,8 @@
 //! The named shapes, as their makers published them.
+//!
+//! Owns: sizes and constants, and their config.json.
+//! Never: draws a weight.
+//! Invariant: every shape loads; the real ones have the published number of parameters.
 
 use super::SynthError;
 use super::tokenizer::Special;
