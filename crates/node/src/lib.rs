@@ -17,6 +17,7 @@ mod options;
 mod router;
 mod tape;
 mod telemetry;
+mod trace;
 mod wire;
 mod worker;
 
@@ -38,6 +39,9 @@ pub enum NodeError {
     /// The system gives no thread for the engine.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[source] io::Error),
+    /// The collector's address is of no use.
+    #[error("cannot send traces to {0}: {1}")]
+    Traces(String, String),
     /// The model's text side cannot be used.
     #[error("{0}")]
     Model(String),

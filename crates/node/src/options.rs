@@ -65,6 +65,9 @@ pub struct RouterOptions {
     pub api: ApiOptions,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
+    /// Where traces go: an OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`.
+    /// Default nowhere.
+    pub otlp_endpoint: Option<String>,
 }
 
 impl Default for RouterOptions {
@@ -81,6 +84,7 @@ impl Default for RouterOptions {
             },
             api: ApiOptions::default(),
             tape: None,
+            otlp_endpoint: None,
         }
     }
 }

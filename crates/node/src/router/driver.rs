@@ -10,7 +10,7 @@ use crate::tape::Recorder;
 use crate::telemetry::RouterMeters;
 use cleave_api::Readiness;
 use cleave_domain::{FlightId, Order, Report, Request, Role, TapeLine, WorkerId, WorkerRef};
-use cleave_router::{Brain, Input, Limits, Output};
+use cleave_router::{Brain, Input, Limits, Note, Output};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -218,7 +218,21 @@ impl Driver {
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
-            Output::Note(note) => self.hands.meters.count(&note),
+            Output::Note(note) => self.note(&note),
+        }
+    }
+
+    fn note(&self, note: &Note) {
+        self.hands.meters.count(note);
+        if let Note::Placed {
+            handoff,
+            prefill,
+            decode,
+            ..
+        } = note
+        {
+            let flights = &self.hands.flights;
+            flights.placed(handoff.flight, *prefill, *decode);
         }
     }
 

@@ -7,8 +7,9 @@
 //! to be done while a token is missing ends as failed, never as a shorter text.
 
 use crate::telemetry::RouterMeters;
+use crate::trace::{Story, Traces};
 use cleave_api::FlightEvent;
-use cleave_domain::{Emission, Ending, Failure, FlightId, HandoffId, Request, Usage};
+use cleave_domain::{Emission, Ending, Failure, FlightId, HandoffId, Request, Usage, WorkerRef};
 use cleave_router::TokenStream;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -20,6 +21,7 @@ use tracing::error;
 pub(crate) struct Flights {
     open: DashMap<FlightId, Flight>,
     meters: RouterMeters,
+    traces: Traces,
 }
 
 #[derive(Debug)]
@@ -30,13 +32,15 @@ struct Flight {
     tokens: TokenStream<Emission>,
     prompt_tokens: u32,
     cached_tokens: u32,
+    story: Story,
 }
 
 impl Flights {
-    pub(crate) fn new(meters: RouterMeters) -> Self {
+    pub(crate) fn new(meters: RouterMeters, traces: Traces) -> Self {
         Self {
             open: DashMap::new(),
             meters,
+            traces,
         }
     }
 
@@ -58,9 +62,17 @@ impl Flights {
             tokens: TokenStream::default(),
             prompt_tokens: count(&request.prompt),
             cached_tokens: 0,
+            story: Story::begin(),
         };
         self.open.insert(flight, opened);
         stream
+    }
+
+    /// Both legs of an attempt have a worker.
+    pub(crate) fn placed(&self, flight: FlightId, prefill: WorkerRef, decode: WorkerRef) {
+        if let Some(mut open) = self.open.get_mut(&flight) {
+            open.story.placed(prefill, decode);
+        }
     }
 
     /// Takes a token from a worker. Past attempts, doubled tokens and ended flights are silence: a
@@ -74,8 +86,10 @@ impl Flights {
     /// Ends a flight, after the last token.
     pub(crate) fn end(&self, flight: FlightId, ending: Ending) {
         if let Some((_, open)) = self.open.remove(&flight) {
-            let ending = open.close(flight, ending);
+            let story = open.story.clone();
+            let (ending, usage) = open.close(flight, ending);
             self.meters.ended(&ending);
+            self.traces.tell(flight, &story, (&ending, usage));
         }
     }
 
@@ -102,13 +116,14 @@ impl Flight {
             if let Some(facts) = &emission.prompt {
                 self.cached_tokens = facts.cached_tokens;
             }
+            self.story.token();
             // A client that has left is cancelled by its stream's drop.
             let _ = self.client.send(FlightEvent::Token(emission));
         }
     }
 
     /// Says the ending; the one that is said comes back.
-    fn close(self, flight: FlightId, ending: Ending) -> Ending {
+    fn close(self, flight: FlightId, ending: Ending) -> (Ending, Usage) {
         let ending = match ending {
             Ending::Done { .. } if self.tokens.has_gap() => {
                 error!(%flight, missing = self.tokens.count(), "a flight is done and lacks a token");
@@ -126,7 +141,7 @@ impl Flight {
             usage,
         };
         let _ = self.client.send(event);
-        ending
+        (ending, usage)
     }
 }
 
@@ -139,7 +154,8 @@ mod tests {
     const FLIGHT: FlightId = FlightId(7);
 
     fn flights() -> Flights {
-        Flights::new(RouterMeters::new(&Telemetry::default().router))
+        let meters = RouterMeters::new(&Telemetry::default().router);
+        Flights::new(meters, Traces::default())
     }
 
     fn request() -> Request {

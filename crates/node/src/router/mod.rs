@@ -13,6 +13,7 @@ use crate::door::RouterDoor;
 use crate::health::Pulse;
 use crate::tape::Recorder;
 use crate::telemetry::{RouterMeters, Telemetry};
+use crate::trace::Traces;
 use crate::{NodeError, RouterOptions};
 use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId};
@@ -36,6 +37,7 @@ pub(crate) struct RouterBody {
     readiness: watch::Receiver<Readiness>,
     drained: watch::Receiver<bool>,
     pub(crate) pulse: Arc<Pulse>,
+    traces: Traces,
     task: JoinHandle<()>,
 }
 
@@ -50,7 +52,8 @@ impl RouterBody {
         // Drawn anew at each start, so that a late word about an old life harms nothing.
         let router = RouterId(rand::random_range(0..1 << 24));
         let meters = RouterMeters::new(&telemetry.router);
-        let flights = Arc::new(Flights::new(meters.clone()));
+        let traces = Traces::to(options.otlp_endpoint.as_deref())?;
+        let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
         let nobody = Readiness::NotReady("no worker is connected".into());
@@ -95,6 +98,7 @@ impl RouterBody {
             readiness,
             drained,
             pulse,
+            traces,
             task,
         })
     }
@@ -129,5 +133,6 @@ impl RouterBody {
         let _ = self.driver.send(RouterEvent::Stop);
         // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;
+        self.traces.close().await;
     }
 }

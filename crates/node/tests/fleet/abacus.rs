@@ -54,6 +54,7 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct Door {
     shut: bool,
+    steps_left: u64,
     panics: bool,
 }
 
@@ -67,6 +68,13 @@ impl Gate {
 
     pub(crate) fn shut(&self) {
         self.open.0.lock().unwrap().shut = true;
+    }
+
+    /// Lets some more steps pass, then shuts.
+    pub(crate) fn shut_after(&self, steps: u64) {
+        let mut door = self.open.0.lock().unwrap();
+        door.shut = true;
+        door.steps_left = steps;
     }
 
     pub(crate) fn open(&self) {
@@ -88,9 +96,10 @@ impl Gate {
     fn pass(&self) {
         self.reached.send_modify(|steps| *steps += 1);
         let mut door = self.open.0.lock().unwrap();
-        while door.shut {
+        while door.shut && door.steps_left == 0 {
             door = self.open.1.wait(door).unwrap();
         }
+        door.steps_left = door.steps_left.saturating_sub(1);
         if std::mem::take(&mut door.panics) {
             drop(door);
             panic!("a bead fell off");

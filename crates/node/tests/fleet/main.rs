@@ -5,7 +5,7 @@
 mod abacus;
 
 use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
-use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles};
+use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles, Readiness};
 use cleave_domain::{
     Ending, FinishReason, Refusal, Request, Role, Sampling, Slo, StopRules, TapeLine, TokenId,
     Usage,
@@ -113,18 +113,22 @@ async fn router(listen: &str) -> RunningRouter {
 
 async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, Gate) {
     let gate = Gate::new();
-    let node = WorkerNode {
+    let node = worker_node(name, role, router, &gate);
+    let running = node.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    (running, gate)
+}
+
+fn worker_node(name: &str, role: Role, router: &str, gate: &Gate) -> WorkerNode {
+    WorkerNode {
         options: WorkerOptions::new(name, role),
-        engine: Box::new(Abacus::new(&gate)),
+        engine: Box::new(Abacus::new(gate)),
         files: files(),
         routers: vec![router.to_owned()],
         data_listen: "127.0.0.1:0".into(),
         data_address: None,
         metrics_listen: Some("127.0.0.1:0".into()),
-    };
-    let running = node.start().await.unwrap();
-    timeout(PATIENCE, running.ready()).await.unwrap();
-    (running, gate)
+    }
 }
 
 /// Lets everything else run until this holds.
@@ -336,6 +340,96 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
     router.drain(PATIENCE).await;
 }
 
+/// What a bad network does to the first connection that passes it, in the midst of its KV: past
+/// the probe of 1 MiB.
+#[derive(Clone, Copy)]
+enum Harm {
+    FlipAByte,
+    Cut,
+}
+
+const HARM_AT: usize = (1 << 20) + 20_000;
+
+/// A decode worker behind a bad network, and a flight that has to survive it.
+async fn survives(harm: Harm) -> String {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let bad = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let data = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let behind = data.local_addr().unwrap().to_string();
+    drop(data);
+    let mut node = worker_node("d0", Role::Decode, &address, &Gate::new());
+    node.data_listen = behind.clone();
+    node.data_address = Some(bad.local_addr().unwrap().to_string());
+    tokio::spawn(async move {
+        let mut harm = Some(harm);
+        while let Ok((near, _)) = bad.accept().await {
+            let far = TcpStream::connect(&behind).await.unwrap();
+            let (near_read, near_write) = near.into_split();
+            let (far_read, far_write) = far.into_split();
+            let idle = Arc::new(AtomicU64::new(0));
+            tokio::spawn(relay(far_read, near_write, idle));
+            tokio::spawn(harmed(near_read, far_write, harm.take()));
+        }
+    });
+    let decode = node.start().await.unwrap();
+    let (prefill, gate) = worker("p0", Role::Prefill, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    // One block, so that the link stands and is not harmed yet.
+    check(&router.frontend(), &prompt(3, 3), 2).await;
+    // The first chunk's blocks leave while the second is held: the harm comes before any token.
+    gate.shut_after(1);
+    let stream = router.frontend().submit(request(&prompt(1, 40), 6));
+    until(|| metric(&decode.metrics(), "cleave_handoffs_total", "failed") >= 1.0).await;
+    gate.open();
+    let (tokens, ending, _) = collect(stream).await;
+    assert_eq!((tokens, ending), (expected(&prompt(1, 40), 6), DONE));
+    check(&router.frontend(), &prompt(2, 40), 6).await;
+    let landed = metric(&decode.metrics(), "cleave_handoffs_total", "landed");
+    assert_eq!(landed, 3.0);
+    let text = router.frontend().metrics();
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+    text
+}
+
+async fn harmed(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    harm: Option<Harm>,
+) {
+    let (mut passed, mut buffer) = (0, vec![0; 1 << 12]);
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        let here = (passed..passed + read).contains(&HARM_AT);
+        match harm {
+            Some(Harm::Cut) if here => return,
+            Some(Harm::FlipAByte) if here => buffer[HARM_AT - passed] ^= 1,
+            _ => {}
+        }
+        passed += read;
+        if to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn lesson_02_lesson_16_kv_damaged_on_the_way_changes_no_token() {
+    let text = survives(Harm::FlipAByte).await;
+    assert_eq!(
+        metric(&text, "cleave_retries_total", "corrupt"),
+        1.0,
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn lesson_08_a_link_cut_in_the_midst_of_a_hand_off_hangs_nobody() {
+    let text = survives(Harm::Cut).await;
+    assert!(metric(&text, "cleave_retries_total", "") >= 1.0, "{text}");
+}
+
 #[tokio::test]
 async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
     let gates = [Gate::new(), Gate::new()];
@@ -350,9 +444,8 @@ async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
     };
     // Nearly the whole of each pool: the next one fits only if the one before is gone.
     let tokens = (BLOCKS - 4) * 4;
-    for salt in 0..3 {
-        // The first leaves in mid-prefill, the others before the second token.
-        let gate = &gates[usize::from(salt > 0)];
+    for (salt, gate) in (0..).zip(&gates) {
+        // The first leaves in mid-prefill, the other before the second token.
         gate.shut();
         let prompt = prompt(salt, tokens - 40);
         let mut stream = frontend.submit(request(&prompt, 40));
@@ -362,14 +455,14 @@ async fn lesson_01_lesson_13_a_client_that_leaves_frees_both_pools() {
         }
         gate.reached().await;
         drop(stream);
-        until(|| cancelled() == f64::from(salt + 1)).await;
+        until(|| cancelled() == f64::from(salt) + 1.0).await;
         gate.open();
     }
     check(&frontend, &prompt(9, tokens - 40), 40).await;
     let text = frontend.metrics();
     assert_eq!(
         metric(&text, "cleave_flights_ended_total", "cancelled"),
-        3.0,
+        2.0,
         "{text}"
     );
     running.drain(PATIENCE).await;
@@ -538,19 +631,43 @@ async fn what_was_taped_while_serving_replays_equal() {
 }
 
 #[tokio::test]
-async fn drain_lets_flights_finish_and_takes_no_new_ones() {
-    let running = serve(&[Role::Prefill, Role::Decode]).await;
+async fn lesson_27_drain_lets_flights_finish_and_takes_no_new_ones() {
+    let gates = [Gate::new(), Gate::new()];
+    let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
     let frontend = running.frontend();
     let prompt = prompt(1, 30);
+    gates[1].shut();
     let mut stream = frontend.submit(request(&prompt, 30));
     let first = timeout(PATIENCE, stream.next()).await.unwrap();
     assert!(matches!(first, Some(FlightEvent::Token(_))));
     let draining = tokio::spawn(running.drain(PATIENCE));
-    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
-    assert!(matches!(rest.last(), Some(FlightEvent::Ended { ending, .. }) if *ending == DONE));
-    assert_eq!(rest.len(), 30, "29 tokens and the ending");
+    until(|| frontend.readiness() != Readiness::Ready).await;
     let (tokens, ending, _) = collect(frontend.submit(request(&prompt, 3))).await;
     assert!(tokens.is_empty());
     assert_eq!(ending, Ending::Refused(Refusal::Draining));
+    gates[1].open();
+    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    assert!(matches!(rest.last(), Some(FlightEvent::Ended { ending, .. }) if *ending == DONE));
+    assert_eq!(rest.len(), 30, "29 tokens and the ending");
     timeout(PATIENCE, draining).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn lesson_16_a_flight_cut_off_at_the_deadline_says_so() {
+    let gates = [Gate::new(), Gate::new()];
+    let running = serve_gated(&[Role::Prefill, Role::Decode], &gates).await;
+    let frontend = running.frontend();
+    gates[1].shut();
+    let mut stream = frontend.submit(request(&prompt(1, 30), 30));
+    let first = timeout(PATIENCE, stream.next()).await.unwrap();
+    assert!(matches!(first, Some(FlightEvent::Token(_))));
+    timeout(PATIENCE, running.drain(Duration::ZERO))
+        .await
+        .unwrap();
+    let last = timeout(PATIENCE, stream.next()).await.unwrap();
+    let Some(FlightEvent::Ended { ending, .. }) = last else {
+        panic!("{last:?}");
+    };
+    assert!(matches!(ending, Ending::Failed(_)), "{ending:?}");
+    gates[1].open();
 }
