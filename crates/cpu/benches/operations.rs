@@ -64,7 +64,12 @@ fn attention(criterion: &mut Criterion) {
     let options = CpuOptions::new(Precision::Bf16);
     let mut ops = CpuOps::new(&options).expect("the best instruction set");
     // Tokens per sequence, tokens before them, sequences.
-    for (tokens, position, sequences) in [(1, 1000, 1), (1, 1000, 16), (1, 16000, 1), (512, 0, 1)] {
+    for (tokens, position, sequences) in [
+        (1_usize, 1000_usize, 1),
+        (1, 1000, 16),
+        (1, 16000, 1),
+        (512, 0, 1),
+    ] {
         let blocks = (position + tokens).div_ceil(16);
         let shape = PoolShape {
             blocks_count: blocks * sequences,

@@ -189,7 +189,7 @@ const fn filled(rows: usize, rows_max: usize) -> usize {
 /// Runs a body with a size that [`filled`] gives as a constant.
 macro_rules! with_filled {
     ($rows:expr, $r:ident => $body:expr) => {
-        with_filled!(@ $rows, $r, $body, 1 2 4 5 6 8 14)
+        with_filled!(@ $rows, $r, $body, 1 2 4 6 8 14)
     };
     (@ $rows:expr, $r:ident, $body:expr, $($n:literal)+) => {
         match $rows {
@@ -206,11 +206,11 @@ macro_rules! with_filled {
 /// as many as the registers and the columns left allow. Gives the columns done.
 macro_rules! wide {
     ($simd:ty, $rows:ident, $left:expr, $c:ident => $body:expr) => {
-        if 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS && $left >= 4 * LANES {
+        if const { 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 4 * LANES {
             const $c: usize = 4;
             $body;
             4 * LANES
-        } else if 2 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS && $left >= 2 * LANES {
+        } else if const { 2 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 2 * LANES {
             const $c: usize = 2;
             $body;
             2 * LANES
@@ -424,7 +424,8 @@ fn attend_span<S: Simd, F: Format<S>>(
             }
             // SAFETY: the scratch space was made for these heads.
             with_filled!(filled(rows.len(), S::ROWS), R => unsafe {
-                if R <= S::ROWS {
+                // Decided when compiled: no set carries another's tiles.
+                if const { R <= S::ROWS } {
                     attend_tile::<S, F, R>(s, task, (tile, keys.clone()), scratch);
                 }
             });
