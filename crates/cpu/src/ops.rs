@@ -552,7 +552,7 @@ impl Ops for CpuOps {
         let kernels = self.kernels;
         let (gate_up, out) = (gate_up.head(rows), Parts::new(out.head_mut(rows)));
         // A row is some thousand exponentials, so even one is divided.
-        let each = width.min(PIECE_ELEMENTS / 4).max(1);
+        let each = width.clamp(1, PIECE_ELEMENTS / 4);
         let pieces = width.div_ceil(each);
         self.threads.run(rows * pieces, &|turn| {
             let row = turn.task / pieces;

@@ -1,5 +1,6 @@
 //! The whole forward pass on every instruction set that this processor has: against the reference's
 //! goldens, and against itself on every path.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
 use cleave_engine::checkpoint::Checkpoint;

@@ -1,5 +1,6 @@
 //! Each operation against its formula in f64, on every instruction set this processor has, and
 //! against itself: rows alone and together, other thread counts, other cuts.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows, Isa};
 use cleave_domain::BlockIndex;

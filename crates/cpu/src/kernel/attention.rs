@@ -7,7 +7,7 @@
 //! A key that a row may not see changes nothing of its state, to the bit: the largest score stays,
 //! so the scale is exactly 1, and the weight is exactly 0.
 
-use super::tile::{Format, Sides, Tiles, accumulate, pack_row};
+use super::tile::{Format, Sides, Tiles, accumulate, pack_row, spread};
 use crate::memory::{Memory, Parts, Plain};
 use crate::simd::{LANES, Simd};
 use cleave_domain::BlockIndex;
@@ -189,7 +189,7 @@ const fn filled(rows: usize, rows_max: usize) -> usize {
 /// Runs a body with a size that [`filled`] gives as a constant.
 macro_rules! with_filled {
     ($rows:expr, $r:ident => $body:expr) => {
-        with_filled!(@ $rows, $r, $body, 1 2 4 5 6 8 14)
+        with_filled!(@ $rows, $r, $body, 1 2 4 6 8 14)
     };
     (@ $rows:expr, $r:ident, $body:expr, $($n:literal)+) => {
         match $rows {
@@ -206,11 +206,11 @@ macro_rules! with_filled {
 /// as many as the registers and the columns left allow. Gives the columns done.
 macro_rules! wide {
     ($simd:ty, $rows:ident, $left:expr, $c:ident => $body:expr) => {
-        if 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS && $left >= 4 * LANES {
+        if const { 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 4 * LANES {
             const $c: usize = 4;
             $body;
             4 * LANES
-        } else if 2 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS && $left >= 2 * LANES {
+        } else if const { 2 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 2 * LANES {
             const $c: usize = 2;
             $body;
             2 * LANES
@@ -330,16 +330,19 @@ fn merge<S: Simd>(s: S, total: &mut State, row: usize, (top, sum, out): (f32, &[
     let old = s.exp2(s.splat(total.top[row] - new_top));
     let new = s.exp2(s.splat(top - new_top));
     total.top[row] = new_top;
-    let (sums, _) = total.sum[row * LANES..(row + 1) * LANES].as_chunks_mut::<LANES>();
-    let (outs, _) = total.out[row * width..(row + 1) * width].as_chunks_mut::<LANES>();
-    let mine = sums.iter_mut().chain(outs);
-    let theirs = sum
-        .as_chunks::<LANES>()
-        .0
-        .iter()
-        .chain(out.as_chunks::<LANES>().0);
-    for (mine, theirs) in mine.zip(theirs) {
-        s.store(s.fma(s.load(theirs), new, s.mul(s.load(mine), old)), mine);
+    let sums = &mut total.sum[row * LANES..(row + 1) * LANES];
+    merge_part(s, (sums, old), (sum, new));
+    let outs = &mut total.out[row * width..(row + 1) * width];
+    merge_part(s, (outs, old), (out, new));
+}
+
+/// `mine · old + theirs · new`, in whole vectors.
+#[inline(always)]
+fn merge_part<S: Simd>(s: S, (mine, old): (&mut [f32], S::V), (theirs, new): (&[f32], S::V)) {
+    let (mine, theirs) = (mine.as_chunks_mut().0, theirs.as_chunks().0);
+    for i in 0..mine.len().min(theirs.len()) {
+        let kept = s.mul(s.load(&mine[i]), old);
+        s.store(s.fma(s.load(&theirs[i]), new, kept), &mut mine[i]);
     }
 }
 
@@ -357,8 +360,9 @@ fn finish<S: Simd, T>(s: S, task: &Task<'_, T>, total: &State, row: usize) {
     let to = unsafe { task.attend.out.part(start..start + heads.head_dim) };
     let (chunks, tail) = to.as_chunks_mut::<LANES>();
     let whole = chunks.len() * LANES;
-    for (to, out) in chunks.iter_mut().zip(out.as_chunks::<LANES>().0) {
-        s.store(s.div(s.load(out), weight), to);
+    let vectors = out.as_chunks().0;
+    for i in 0..chunks.len() {
+        s.store(s.div(s.load(&vectors[i]), weight), &mut chunks[i]);
     }
     if !tail.is_empty() {
         s.store_part(
@@ -420,7 +424,8 @@ fn attend_span<S: Simd, F: Format<S>>(
             }
             // SAFETY: the scratch space was made for these heads.
             with_filled!(filled(rows.len(), S::ROWS), R => unsafe {
-                if R <= S::ROWS {
+                // Decided when compiled: no set carries another's tiles.
+                if const { R <= S::ROWS } {
                     attend_tile::<S, F, R>(s, task, (tile, keys.clone()), scratch);
                 }
             });
@@ -540,30 +545,31 @@ fn load_values<S: Simd, F: Format<S>>(
     scratch: &mut Scratch,
 ) {
     let dim = task.attend.heads.head_dim;
-    let Scratch {
-        values,
-        nothing,
-        places,
-        ..
-    } = scratch;
-    let nothing = as_stored::<F::Stored>(nothing, dim);
+    let whole = dim / LANES * LANES;
+    let nothing = as_stored::<F::Stored>(&scratch.nothing, dim);
     for step in 0..count.next_multiple_of(LANES) / F::PER_STEP {
         let mut rows = [nothing; 2];
-        for (i, row) in rows.iter_mut().take(F::PER_STEP).enumerate() {
+        for i in 0..F::PER_STEP {
             let key = step * F::PER_STEP + i;
             if key < count {
-                *row = task.stored(task.attend.layer_offsets.1, places[key]);
+                rows[i] = task.stored(task.attend.layer_offsets.1, scratch.places[key]);
             }
         }
-        let to = &mut values[step * task.width..(step + 1) * task.width];
-        for (column, to) in to.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let first = column * LANES;
-            let parts = [&rows[0][first..], &rows[1][first..]];
-            let v = match parts.map(|part| part.first_chunk::<LANES>()) {
-                [Some(a), Some(b)] => F::gather(s, [a, b]),
-                _ => gather_tail::<S, F>(s, parts),
-            };
-            s.store(v, to);
+        let to = &mut scratch.values[step * task.width..(step + 1) * task.width];
+        let mut column = 0;
+        while column < whole {
+            // SAFETY: each row has `dim` elements, and `to` has `width`, which is no less.
+            unsafe {
+                let a = &*rows[0].as_ptr().add(column).cast();
+                let b = &*rows[1].as_ptr().add(column).cast();
+                let to = &mut *to.as_mut_ptr().add(column).cast();
+                s.store(F::gather(s, [a, b]), to);
+            }
+            column += LANES;
+        }
+        if column < dim {
+            let tails = [&rows[0][column..], &rows[1][column..]];
+            s.store_part(gather_tail::<S, F>(s, tails), &mut to[column..]);
         }
     }
 }
@@ -573,8 +579,8 @@ fn load_values<S: Simd, F: Format<S>>(
 fn gather_tail<S: Simd, F: Format<S>>(s: S, parts: [&[F::Stored]; 2]) -> S::V {
     let zero = as_stored::<F::Stored>(&[0; LANES], LANES)[0];
     let mut rows = [[zero; LANES]; 2];
-    for (row, part) in rows.iter_mut().zip(parts) {
-        row[..part.len()].copy_from_slice(part);
+    for i in 0..rows.len() {
+        rows[i][..parts[i].len()].copy_from_slice(parts[i]);
     }
     F::gather(s, [&rows[0], &rows[1]])
 }
@@ -613,9 +619,9 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
             };
             let acc = accumulate::<S, F, R, C>(s, sides, [[s.splat(0.0); C]; R]);
             for r in 0..R {
-                let to = &mut scratch.scores[r * TILE + column..][..LANES * C];
-                for (to, acc) in to.as_chunks_mut().0.iter_mut().zip(acc[r]) {
-                    s.store(acc, to);
+                let to = scratch.scores[r * TILE + column..][..LANES * C].as_chunks_mut().0;
+                for c in 0..C {
+                    s.store(acc[r][c], &mut to[c]);
                 }
             }
         });
@@ -637,16 +643,16 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
             let mut acc = [[s.splat(0.0); C]; R];
             let out = &mut scratch.span.out[row * task.width..];
             for r in 0..rows {
-                let out = &out[r * task.width + column..][..LANES * C];
-                for (acc, out) in acc[r].iter_mut().zip(out.as_chunks().0) {
-                    *acc = s.load(out);
+                let out = out[r * task.width + column..][..LANES * C].as_chunks().0;
+                for c in 0..C {
+                    acc[r][c] = s.load(&out[c]);
                 }
             }
             let acc = accumulate::<S, F, R, C>(s, sides, acc);
             for r in 0..rows {
-                let out = &mut out[r * task.width + column..][..LANES * C];
-                for (out, acc) in out.as_chunks_mut().0.iter_mut().zip(acc[r]) {
-                    s.store(acc, out);
+                let out = out[r * task.width + column..][..LANES * C].as_chunks_mut().0;
+                for c in 0..C {
+                    s.store(acc[r][c], &mut out[c]);
                 }
             }
         });
@@ -666,19 +672,19 @@ fn weigh<S: Simd, F: Format<S>, const R: usize>(
     let seen_start = task.first_seen(position).saturating_sub(keys.start);
     let columns = keys.len().next_multiple_of(LANES);
     let scale = s.splat(task.attend.scale);
-    let (scores, _) = scratch.scores[r * TILE..r * TILE + columns].as_chunks_mut::<LANES>();
+    let scores = scratch.scores[r * TILE..r * TILE + columns]
+        .as_chunks_mut()
+        .0;
     let mut largest = s.splat(f32::NEG_INFINITY);
-    for (chunk, score) in scores.iter_mut().enumerate() {
+    for chunk in 0..scores.len() {
         let first = chunk * LANES;
-        let (from, to) = (
-            seen_start.saturating_sub(first),
-            seen_end.saturating_sub(first),
-        );
-        let mut v = s.mul(s.load(score), scale);
+        let from = seen_start.saturating_sub(first);
+        let to = seen_end.saturating_sub(first);
+        let mut v = s.mul(s.load(&scores[chunk]), scale);
         if from > 0 || to < LANES {
             v = s.keep(v, from, to);
         }
-        s.store(v, score);
+        s.store(v, &mut scores[chunk]);
         largest = s.max(largest, v);
     }
     let state = &mut scratch.span;
@@ -690,23 +696,20 @@ fn weigh<S: Simd, F: Format<S>, const R: usize>(
         let shrink = s.exp2(s.splat(old_top - top));
         total = s.mul(total, shrink);
         let start = (row + r) * task.width;
-        let out = &mut state.out[start..start + task.width];
-        for out in out.as_chunks_mut::<LANES>().0 {
-            s.store(s.mul(s.load(out), shrink), out);
+        let out = state.out[start..start + task.width].as_chunks_mut().0;
+        for i in 0..out.len() {
+            s.store(s.mul(s.load(&out[i]), shrink), &mut out[i]);
         }
         state.top[row + r] = top;
     }
     let top = s.splat(top);
-    let mut words = [0; LANES];
-    let mut at = r;
-    for score in scores {
-        let weight = s.exp2(s.sub(s.load(score), top));
+    let to = &mut scratch.weights[..columns / F::PER_STEP * F::PHASES * R];
+    for chunk in 0..scores.len() {
+        let weight = s.exp2(s.sub(s.load(&scores[chunk]), top));
         total = s.add(total, weight);
-        let count = F::words(s, weight, &mut words);
-        for &word in &words[..count] {
-            scratch.weights[at] = word;
-            at += R;
-        }
+        let first = chunk * LANES / F::PER_STEP * F::PHASES * R + r;
+        // SAFETY: `to` has a word for each key, phase and row.
+        unsafe { spread::<S, F>(s, weight, to.as_mut_ptr().add(first), R) };
     }
     s.store(total, &mut sum[0]);
 }

@@ -109,7 +109,10 @@ pub(crate) fn multiply<S: Simd, F: Format<S>>(s: S, product: &Product<'_>, piece
             let corner = (start, panel * PANEL);
             // SAFETY: the slices above hold exactly what the sides claim.
             with_rows!(end - start, R => unsafe {
-                if S::COLUMNS == 2 || 2 * R <= S::ROWS {
+                // Decided when compiled: no set carries another's tiles.
+                if const { R > S::ROWS } {
+                    unreachable!("tiles are cut for this set");
+                } else if const { S::COLUMNS == 2 || 2 * R <= S::ROWS } {
                     tile_out::<S, F, R, 2>(s, product, sides, corner);
                 } else {
                     tile_out::<S, F, R, 1>(s, product, sides, corner);
@@ -132,9 +135,6 @@ unsafe fn tile_out<S: Simd, F: Format<S>, const R: usize, const C: usize>(
     sides: Sides,
     corner: (usize, usize),
 ) {
-    if R > S::ROWS {
-        return;
-    }
     let (row, column) = corner;
     // SAFETY: as the caller promises.
     let acc = unsafe { accumulate::<S, F, R, C>(s, sides, [[s.splat(0.0); C]; R]) };

@@ -216,25 +216,36 @@ pub(crate) fn pack_row<S: Simd, F: Format<S>>(
     to: &mut [u32],
 ) {
     let (chunks, tail) = x.as_chunks::<LANES>();
-    let mut words = [0; LANES];
-    let mut at = row;
-    for chunk in chunks {
-        let count = F::words(s, s.load(chunk), &mut words);
-        let to = &mut to[at..];
-        if rows == 1 {
-            to[..count].copy_from_slice(&words[..count]);
-        } else {
-            for i in 0..count {
-                to[i * rows] = words[i];
-            }
+    let chunk_words = LANES / F::PER_STEP * F::PHASES * rows;
+    let whole = chunks.len() * chunk_words;
+    assert!(row < rows && whole <= to.len());
+    for i in 0..chunks.len() {
+        // SAFETY: `to` has room for every whole chunk of every row.
+        unsafe {
+            let to = to.as_mut_ptr().add(i * chunk_words + row);
+            spread::<S, F>(s, s.load(&chunks[i]), to, rows);
         }
-        at += count * rows;
     }
     if !tail.is_empty() {
+        let mut words = [0; LANES];
         F::words(s, s.load_part(tail), &mut words);
-        for &word in &words[..tail.len().div_ceil(F::PER_STEP) * F::PHASES] {
-            to[at] = word;
-            at += rows;
+        let count = tail.len().div_ceil(F::PER_STEP) * F::PHASES;
+        for i in 0..count {
+            to[whole + i * rows + row] = words[i];
         }
+    }
+}
+
+/// Writes sixteen elements' words of the left side, `stride` words apart.
+///
+/// # Safety
+/// `to + i × stride` may be written for as many words as sixteen elements have.
+#[inline(always)]
+pub(crate) unsafe fn spread<S: Simd, F: Format<S>>(s: S, x: S::V, to: *mut u32, stride: usize) {
+    let mut words = [0; LANES];
+    let count = F::words(s, x, &mut words);
+    for i in 0..count {
+        // SAFETY: as the caller promises.
+        unsafe { *to.add(i * stride) = words[i] };
     }
 }

@@ -42,7 +42,7 @@ macro_rules! both {
 
 impl Simd for Avx2 {
     type V = V;
-    const ROWS: usize = 6;
+    const ROWS: usize = 4;
     const COLUMNS: usize = 1;
     const PHASES: usize = 2;
 

@@ -38,7 +38,7 @@ macro_rules! each {
 
 impl Simd for Neon {
     type V = V;
-    const ROWS: usize = 5;
+    const ROWS: usize = 6;
     const COLUMNS: usize = 1;
     const PHASES: usize = 2;
 
