@@ -438,6 +438,27 @@ mod tests {
     }
 
     #[test]
+    fn the_caller_waits_for_every_worker_that_joined() {
+        let mut threads = Threads::new(2, &[]).unwrap();
+        for _ in 0..50 {
+            let (joined, done) = (AtomicU32::new(0), AtomicU32::new(0));
+            threads.run(2, &|turn| {
+                joined.fetch_add(1, Ordering::SeqCst);
+                while joined.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+                if turn.worker != 0 {
+                    for _ in 0..20_000 {
+                        std::hint::spin_loop();
+                    }
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+            assert_eq!(done.into_inner(), 2);
+        }
+    }
+
+    #[test]
     fn parked_workers_are_woken() {
         let mut threads = Threads::new(2, &[]).unwrap();
         for _ in 0..20 {
