@@ -119,10 +119,23 @@ fn each_request_goes_through_prefill_hand_off_and_decode() {
         (client.metric("cleave_handoffs_total", &["landed"]) >= before + 1.0).then_some(())
     });
     assert!(client.metric("cleave_handoff_bytes_total", &["received"]) > 0.0);
-    assert!(client.metric("cleave_step_tokens_total", &["role=\"prefill\"", "kind=\"prefill\""]) > 0.0);
-    assert!(client.metric("cleave_step_tokens_total", &["role=\"decode\"", "kind=\"decode\""]) >= 11.0);
+    assert!(
+        client.metric(
+            "cleave_step_tokens_total",
+            &["role=\"prefill\"", "kind=\"prefill\""]
+        ) > 0.0
+    );
+    assert!(
+        client.metric(
+            "cleave_step_tokens_total",
+            &["role=\"decode\"", "kind=\"decode\""]
+        ) >= 11.0
+    );
     assert_eq!(
-        client.metric("cleave_step_tokens_total", &["role=\"prefill\"", "kind=\"decode\""]),
+        client.metric(
+            "cleave_step_tokens_total",
+            &["role=\"prefill\"", "kind=\"decode\""]
+        ),
         0.0
     );
 }

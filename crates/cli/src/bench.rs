@@ -7,7 +7,9 @@ use crate::args::{EngineArgs, ModelArgs};
 use crate::model;
 use anyhow::Context;
 use cleave_cpu::cores_count;
-use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan};
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+};
 use cleave_engine::{Engine, EngineLimits};
 use serde::Serialize;
 use std::io::Write;
@@ -29,9 +31,18 @@ enum Shape {
 const SHAPES: [Shape; 5] = [
     Shape::Prefill { tokens: 512 },
     Shape::Prefill { tokens: 2048 },
-    Shape::Decode { sequences: 1, context_tokens: 128 },
-    Shape::Decode { sequences: 8, context_tokens: 128 },
-    Shape::Decode { sequences: 32, context_tokens: 128 },
+    Shape::Decode {
+        sequences: 1,
+        context_tokens: 128,
+    },
+    Shape::Decode {
+        sequences: 8,
+        context_tokens: 128,
+    },
+    Shape::Decode {
+        sequences: 32,
+        context_tokens: 128,
+    },
 ];
 
 #[derive(Serialize)]
@@ -54,7 +65,10 @@ impl Shape {
     fn name(self) -> String {
         match self {
             Self::Prefill { tokens } => format!("prefill {tokens}"),
-            Self::Decode { sequences, context_tokens } => format!("decode b{sequences}, ctx {context_tokens}"),
+            Self::Decode {
+                sequences,
+                context_tokens,
+            } => format!("decode b{sequences}, ctx {context_tokens}"),
         }
     }
 
@@ -94,17 +108,32 @@ pub(crate) enum Form {
 }
 
 /// Runs the command.
-pub(crate) fn engine(model: &ModelArgs, args: &EngineArgs, rounds: u32, form: Form) -> anyhow::Result<()> {
+pub(crate) fn engine(
+    model: &ModelArgs,
+    args: &EngineArgs,
+    rounds: u32,
+    form: Form,
+) -> anyhow::Result<()> {
     let from = Instant::now();
     let loaded = model::load(model, args)?;
     let load_seconds = from.elapsed().as_secs_f64();
     let context = loaded.context_tokens_max();
-    let threads = args.threads.map_or_else(cores_count, |threads| threads as usize);
-    let shapes: Vec<Shape> = SHAPES.into_iter().filter(|shape| shape.sequence_tokens() <= context).collect();
-    let blocks = |shape: &Shape| shape.sequences() * shape.sequence_tokens().div_ceil(args.block_size);
+    let threads = args
+        .threads
+        .map_or_else(cores_count, |threads| threads as usize);
+    let shapes: Vec<Shape> = SHAPES
+        .into_iter()
+        .filter(|shape| shape.sequence_tokens() <= context)
+        .collect();
+    let blocks =
+        |shape: &Shape| shape.sequences() * shape.sequence_tokens().div_ceil(args.block_size);
     let limits = EngineLimits {
         block_tokens: args.block_size,
-        blocks_count: shapes.iter().map(blocks).max().context("the model's context is too short to measure")?,
+        blocks_count: shapes
+            .iter()
+            .map(blocks)
+            .max()
+            .context("the model's context is too short to measure")?,
         slots_count: 32,
         step_tokens_max: args.max_num_batched_tokens,
     };
@@ -112,16 +141,35 @@ pub(crate) fn engine(model: &ModelArgs, args: &EngineArgs, rounds: u32, form: Fo
     let mut samples = vec![Vec::new(); shapes.len()];
     for _ in 0..rounds {
         for (shape, samples) in shapes.iter().zip(&mut samples) {
-            samples.push(Sample { engine: engine.as_mut(), shape: *shape }.run()?);
+            samples.push(
+                Sample {
+                    engine: engine.as_mut(),
+                    shape: *shape,
+                }
+                .run()?,
+            );
         }
     }
     let rows = shapes.iter().zip(samples).map(|(shape, mut samples)| {
         samples.sort_by(f64::total_cmp);
         let best = samples.last().copied().unwrap_or_default();
-        Row { name: shape.name(), tokens_per_second_median: samples[samples.len() / 2], tokens_per_second_best: best }
+        Row {
+            name: shape.name(),
+            tokens_per_second_median: samples[samples.len() / 2],
+            tokens_per_second_best: best,
+        }
     });
     let device = engine.describe().device.clone();
-    print(&Table { model: loaded.title(), device, threads, load_seconds, rows: rows.collect() }, form)
+    print(
+        &Table {
+            model: loaded.title(),
+            device,
+            threads,
+            load_seconds,
+            rows: rows.collect(),
+        },
+        form,
+    )
 }
 
 /// One measurement.
@@ -134,8 +182,14 @@ impl Sample<'_> {
     /// Tokens per second.
     fn run(&mut self) -> anyhow::Result<f64> {
         let chunk = self.engine.describe().capacity.step_tokens_max;
-        let opens = (0..self.shape.sequences()).map(|slot| self.open(slot)).collect();
-        self.engine.step(&StepPlan { step: StepId(1), opens, segments: Vec::new() })?;
+        let opens = (0..self.shape.sequences())
+            .map(|slot| self.open(slot))
+            .collect();
+        self.engine.step(&StepPlan {
+            step: StepId(1),
+            opens,
+            segments: Vec::new(),
+        })?;
         let context = self.shape.context_tokens();
         for slot in 0..self.shape.sequences() {
             for position in (0..context).step_by(chunk as usize) {
@@ -151,9 +205,14 @@ impl Sample<'_> {
                     took += self.step(&[(0, position, len)], wanted(position + len == tokens))?;
                 }
             }
-            Shape::Decode { sequences, context_tokens } => {
+            Shape::Decode {
+                sequences,
+                context_tokens,
+            } => {
                 for index in 0..DECODE_STEPS {
-                    let rows: Vec<_> = (0..sequences).map(|slot| (slot, context_tokens + index, 1)).collect();
+                    let rows: Vec<_> = (0..sequences)
+                        .map(|slot| (slot, context_tokens + index, 1))
+                        .collect();
                     took += self.step(&rows, LogitsWanted::Sample)?;
                 }
             }
@@ -170,7 +229,9 @@ impl Sample<'_> {
         OpenSlot {
             slot: SlotIndex(slot),
             sampling: Arc::new(Sampling::greedy()),
-            prompt: (0..prompt).map(|index| (index * 7919 + slot * 104_729) % vocabulary).collect(),
+            prompt: (0..prompt)
+                .map(|index| (index * 7919 + slot * 104_729) % vocabulary)
+                .collect(),
             output: Vec::new(),
             stop_tokens: Arc::from([]),
             min_tokens: 0,
@@ -188,7 +249,11 @@ impl Sample<'_> {
             blocks: (slot * table..(slot + 1) * table).map(BlockIndex).collect(),
             logits,
         });
-        let plan = StepPlan { step: StepId(1), opens: Vec::new(), segments: segments.collect() };
+        let plan = StepPlan {
+            step: StepId(1),
+            opens: Vec::new(),
+            segments: segments.collect(),
+        };
         let from = Instant::now();
         self.engine.step(&plan)?;
         Ok(from.elapsed())
@@ -209,10 +274,18 @@ fn print(table: &Table, form: Form) -> anyhow::Result<()> {
         writeln!(out, "{}", serde_json::to_string(table)?)?;
         return Ok(());
     }
-    writeln!(out, "{}, {}, loaded in {:.2} s\n", table.model, table.device, table.load_seconds)?;
+    writeln!(
+        out,
+        "{}, {}, loaded in {:.2} s\n",
+        table.model, table.device, table.load_seconds
+    )?;
     writeln!(out, "| | tokens/s, median | best |\n|---|---|---|")?;
     for row in &table.rows {
-        writeln!(out, "| {} | {:.1} | {:.1} |", row.name, row.tokens_per_second_median, row.tokens_per_second_best)?;
+        writeln!(
+            out,
+            "| {} | {:.1} | {:.1} |",
+            row.name, row.tokens_per_second_median, row.tokens_per_second_best
+        )?;
     }
     Ok(())
 }

@@ -11,11 +11,26 @@ use std::path::{Path, PathBuf};
 pub(crate) const NAME: &str = "cleave-demo";
 
 const FILES: [(&str, &[u8]); 5] = [
-    ("config.json", include_bytes!("../../../assets/demo/config.json")),
-    ("generation_config.json", include_bytes!("../../../assets/demo/generation_config.json")),
-    ("tokenizer.json", include_bytes!("../../../assets/demo/tokenizer.json")),
-    ("tokenizer_config.json", include_bytes!("../../../assets/demo/tokenizer_config.json")),
-    ("model.safetensors", include_bytes!("../../../assets/demo/model.safetensors")),
+    (
+        "config.json",
+        include_bytes!("../../../assets/demo/config.json"),
+    ),
+    (
+        "generation_config.json",
+        include_bytes!("../../../assets/demo/generation_config.json"),
+    ),
+    (
+        "tokenizer.json",
+        include_bytes!("../../../assets/demo/tokenizer.json"),
+    ),
+    (
+        "tokenizer_config.json",
+        include_bytes!("../../../assets/demo/tokenizer_config.json"),
+    ),
+    (
+        "model.safetensors",
+        include_bytes!("../../../assets/demo/model.safetensors"),
+    ),
 ];
 
 /// The folder with the bundled checkpoint, unpacked if need be.
@@ -35,13 +50,26 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
 
 /// Where it may go, in order of preference.
 fn caches() -> impl Iterator<Item = PathBuf> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    [set("XDG_CACHE_HOME"), set("HOME").map(|home| home.join(".cache")), Some(std::env::temp_dir())].into_iter().flatten()
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    [
+        set("XDG_CACHE_HOME"),
+        set("HOME").map(|home| home.join(".cache")),
+        Some(std::env::temp_dir()),
+    ]
+    .into_iter()
+    .flatten()
 }
 
 fn unpack(cache: &Path) -> anyhow::Result<PathBuf> {
     let folder = cache.join(NAME);
-    if FILES.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|there| there == *bytes)) {
+    if FILES
+        .iter()
+        .all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|there| there == *bytes))
+    {
         return Ok(folder);
     }
     fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;

@@ -34,11 +34,19 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let prompt = prompt(args, &text)?;
     let context = loaded.context_tokens_max();
     if prompt.len() as u64 >= u64::from(context) {
-        bail!("the prompt has {} tokens, and the model's context of {context} leaves no room for output", prompt.len());
+        bail!(
+            "the prompt has {} tokens, and the model's context of {context} leaves no room for output",
+            prompt.len()
+        );
     }
     let room = context - prompt.len() as u32;
-    let mut engine = loaded.sole_engine(&args.engine, prompt.len() as u32 + args.max_tokens.min(room))?;
-    let mut printer = Printer { stream: (!args.json).then(|| TextStream::new(text.clone(), Special::Skipped, Start::Fresh)) };
+    let mut engine = loaded.sole_engine(
+        &args.engine,
+        prompt.len() as u32 + args.max_tokens.min(room),
+    )?;
+    let mut printer = Printer {
+        stream: (!args.json).then(|| TextStream::new(text.clone(), Special::Skipped, Start::Fresh)),
+    };
     let mut emissions: Vec<Emission> = Vec::new();
     let request = request(args, &prompt, &text, room);
     let reason = solo::run(engine.as_mut(), request, &mut |emission| {
@@ -69,7 +77,11 @@ fn prompt(args: &GenerateArgs, text: &ModelText) -> anyhow::Result<Vec<TokenId>>
 }
 
 fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, room: u32) -> Request {
-    let stop_tokens = if args.ignore_eos { Arc::from([]) } else { text.eos().clone() };
+    let stop_tokens = if args.ignore_eos {
+        Arc::from([])
+    } else {
+        text.eos().clone()
+    };
     Request {
         prompt: prompt.into(),
         generated: Arc::from([]),
@@ -81,7 +93,11 @@ fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, room: u32)
             logprobs: args.json.then_some(TOP_LOGITS),
             ..Sampling::greedy()
         },
-        stop: StopRules { max_tokens: args.max_tokens.min(room), min_tokens: 0, stop_tokens },
+        stop: StopRules {
+            max_tokens: args.max_tokens.min(room),
+            min_tokens: 0,
+            stop_tokens,
+        },
         priority: 0,
         cache_salt: 0,
         slo: Slo::default(),
@@ -111,13 +127,25 @@ impl Printer {
 /// A closed pipe is a reader who has seen enough.
 fn write_out(text: &str) {
     let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+    if out
+        .write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .is_err()
+    {
         std::process::exit(0);
     }
 }
 
-fn print_json(prompt_tokens: Vec<TokenId>, emissions: &[Emission], reason: FinishReason, text: &ModelText) -> anyhow::Result<()> {
-    let tokens: Vec<TokenId> = emissions.iter().map(|emission| emission.sampled.token).collect();
+fn print_json(
+    prompt_tokens: Vec<TokenId>,
+    emissions: &[Emission],
+    reason: FinishReason,
+    text: &ModelText,
+) -> anyhow::Result<()> {
+    let tokens: Vec<TokenId> = emissions
+        .iter()
+        .map(|emission| emission.sampled.token)
+        .collect();
     let scores = |emission: &Emission| emission.sampled.scores.clone();
     let answer = Answer {
         text: text.decode(&tokens, Special::Skipped),
@@ -125,8 +153,16 @@ fn print_json(prompt_tokens: Vec<TokenId>, emissions: &[Emission], reason: Finis
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
         },
-        first_top_logits: emissions.first().and_then(scores).map(|scores| scores.top).unwrap_or_default(),
-        logprobs: emissions.iter().filter_map(scores).map(|scores| scores.chosen - scores.normalizer).collect(),
+        first_top_logits: emissions
+            .first()
+            .and_then(scores)
+            .map(|scores| scores.top)
+            .unwrap_or_default(),
+        logprobs: emissions
+            .iter()
+            .filter_map(scores)
+            .map(|scores| scores.chosen - scores.normalizer)
+            .collect(),
         prompt_tokens,
         tokens,
     };

@@ -15,8 +15,8 @@ mod sim;
 mod solo;
 mod synth;
 
-use bench::Form;
 use args::{BenchCommand, Cli, Command, SimCommand};
+use bench::Form;
 use clap::Parser;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -42,7 +42,17 @@ fn main() -> ExitCode {
         },
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => match args.command {
-            BenchCommand::Engine { model, engine, rounds, json } => bench::engine(&model, &engine, rounds, if json { Form::Json } else { Form::Table }),
+            BenchCommand::Engine {
+                model,
+                engine,
+                rounds,
+                json,
+            } => bench::engine(
+                &model,
+                &engine,
+                rounds,
+                if json { Form::Json } else { Form::Table },
+            ),
         },
     };
     match done {

@@ -33,10 +33,17 @@ pub(crate) struct Loaded {
 /// One that names the file and what is wrong with it.
 pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loaded> {
     let Device::Cpu = engine.device;
-    let isa = engine.isa.as_deref().map(str::parse::<Isa>).transpose().map_err(anyhow::Error::msg)?;
+    let isa = engine
+        .isa
+        .as_deref()
+        .map(str::parse::<Isa>)
+        .transpose()
+        .map_err(anyhow::Error::msg)?;
     let folder = match &model.model {
         Some(folder) => folder.clone(),
-        None => demo::folder().context("cannot unpack the bundled checkpoint; give one with --model")?,
+        None => {
+            demo::folder().context("cannot unpack the bundled checkpoint; give one with --model")?
+        }
     };
     let checkpoint = Checkpoint::open(&folder)?;
     let mut files = ModelFiles::read(&folder)?;
@@ -48,12 +55,26 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     }
     ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
     let precision = precision(model.dtype, &checkpoint);
-    let options = CpuOptions { threads: engine.threads.unwrap_or(0) as usize, isa, ..CpuOptions::new(precision) };
+    let options = CpuOptions {
+        threads: engine.threads.unwrap_or(0) as usize,
+        isa,
+        ..CpuOptions::new(precision)
+    };
     let bar = loading_bar();
     let limit = model.max_model_len.map(|tokens| tokens as usize);
-    let weights = Weights::load(&CpuPack::new(&options), &checkpoint, limit, &mut |progress| show(&bar, progress));
+    let weights = Weights::load(
+        &CpuPack::new(&options),
+        &checkpoint,
+        limit,
+        &mut |progress| show(&bar, progress),
+    );
     bar.finish_and_clear();
-    Ok(Loaded { files, weights: Arc::new(weights?), precision, isa })
+    Ok(Loaded {
+        files,
+        weights: Arc::new(weights?),
+        precision,
+        isa,
+    })
 }
 
 fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {
@@ -71,18 +92,32 @@ impl Loaded {
 
     /// The model for people: architecture, size and number format.
     pub(crate) fn title(&self) -> String {
-        format!("{} ({}, {})", self.files.name, self.weights.name(), self.precision.name())
+        format!(
+            "{} ({}, {})",
+            self.files.name,
+            self.weights.name(),
+            self.precision.name()
+        )
     }
 
     /// Engines for `count` workers that share the threads and the memory given.
     ///
     /// # Errors
     /// If the KV cache does not hold a single block, or memory or threads cannot be had.
-    pub(crate) fn engines(&self, args: &EngineArgs, count: usize) -> anyhow::Result<Vec<Box<dyn Engine>>> {
+    pub(crate) fn engines(
+        &self,
+        args: &EngineArgs,
+        count: usize,
+    ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
         let block_bytes = self.block_bytes(args.block_size);
         let bytes = args.kv_cache.unwrap_or_else(|| kv_bytes_default(count));
-        let wanted = u64::from(args.max_num_seqs) * u64::from(self.context_tokens_max().div_ceil(args.block_size));
-        let most = if args.kv_cache.is_some() { u64::from(u32::MAX) } else { wanted };
+        let wanted = u64::from(args.max_num_seqs)
+            * u64::from(self.context_tokens_max().div_ceil(args.block_size));
+        let most = if args.kv_cache.is_some() {
+            u64::from(u32::MAX)
+        } else {
+            wanted
+        };
         let blocks_count = (bytes / block_bytes).min(most).min(u64::from(u32::MAX)) as u32;
         if blocks_count == 0 {
             bail!(
@@ -97,32 +132,56 @@ impl Loaded {
             slots_count: args.max_num_seqs,
             step_tokens_max: args.max_num_batched_tokens,
         };
-        let threads = args.threads.map_or_else(cores_count, |threads| threads as usize);
-        (0..count).map(|_| self.engine(limits, (threads / count).max(1))).collect()
+        let threads = args
+            .threads
+            .map_or_else(cores_count, |threads| threads as usize);
+        (0..count)
+            .map(|_| self.engine(limits, (threads / count).max(1)))
+            .collect()
     }
 
     /// An engine for one sequence of `tokens` tokens.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
-    pub(crate) fn sole_engine(&self, args: &EngineArgs, tokens: u32) -> anyhow::Result<Box<dyn Engine>> {
+    pub(crate) fn sole_engine(
+        &self,
+        args: &EngineArgs,
+        tokens: u32,
+    ) -> anyhow::Result<Box<dyn Engine>> {
         let limits = EngineLimits {
             block_tokens: args.block_size,
             blocks_count: tokens.div_ceil(args.block_size) + 1,
             slots_count: 1,
             step_tokens_max: args.max_num_batched_tokens,
         };
-        self.engine(limits, args.threads.map_or_else(cores_count, |threads| threads as usize))
+        self.engine(
+            limits,
+            args.threads
+                .map_or_else(cores_count, |threads| threads as usize),
+        )
     }
 
     /// An engine with these limits and threads.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
-    pub(crate) fn engine(&self, limits: EngineLimits, threads: usize) -> anyhow::Result<Box<dyn Engine>> {
-        let options = CpuOptions { threads, isa: self.isa, ..CpuOptions::new(self.precision) };
+    pub(crate) fn engine(
+        &self,
+        limits: EngineLimits,
+        threads: usize,
+    ) -> anyhow::Result<Box<dyn Engine>> {
+        let options = CpuOptions {
+            threads,
+            isa: self.isa,
+            ..CpuOptions::new(self.precision)
+        };
         let ops = CpuOps::new(&options)?;
-        Ok(Box::new(ModelEngine::new(ops, self.weights.clone(), limits)?))
+        Ok(Box::new(ModelEngine::new(
+            ops,
+            self.weights.clone(),
+            limits,
+        )?))
     }
 
     fn block_bytes(&self, block_tokens: u32) -> u64 {
@@ -141,16 +200,23 @@ impl Loaded {
 /// A quarter of what is free now, shared by the workers.
 fn kv_bytes_default(workers_count: usize) -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     kib.map_or(KV_BYTES_FALLBACK, |kib| kib * 1024 / 4) / workers_count.max(1) as u64
 }
 
 /// A progress bar on standard error; silent where that is not a terminal.
 pub(crate) fn loading_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} [{bar:40}] {bytes} of {total_bytes}, {bytes_per_sec}");
+    let style =
+        ProgressStyle::with_template("{msg} [{bar:40}] {bytes} of {total_bytes}, {bytes_per_sec}");
     let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    bar.set_style(
+        style
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> "),
+    );
     bar.set_message("loading");
     bar
 }

@@ -11,7 +11,13 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     for path in &args.tapes {
         let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
         let replayed = tape::replay(text.lines()).with_context(|| format!("{}", path.display()))?;
-        writeln!(out, "{}: {} inputs, {} outputs, all equal", path.display(), replayed.inputs, replayed.outputs)?;
+        writeln!(
+            out,
+            "{}: {} inputs, {} outputs, all equal",
+            path.display(),
+            replayed.inputs,
+            replayed.outputs
+        )?;
     }
     Ok(())
 }

@@ -28,9 +28,19 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let engines = loaded.engines(&args.engine, roles.len())?;
     let workers: Vec<_> = names(&roles)
         .zip(engines)
-        .map(|((name, role), engine)| (worker_options(name, role, &args.engine, &args.process), engine))
+        .map(|((name, role), engine)| {
+            (
+                worker_options(name, role, &args.engine, &args.process),
+                engine,
+            )
+        })
         .collect();
-    announce(&loaded, workers.iter().map(|(options, engine)| (options, engine.as_ref())));
+    announce(
+        &loaded,
+        workers
+            .iter()
+            .map(|(options, engine)| (options, engine.as_ref())),
+    );
     let serve = Serve {
         listen: SocketAddr::new(args.host, args.port).to_string(),
         router: router_options(&args.process),
@@ -40,39 +50,58 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let mut stop = Stop::new()?;
         let running = serve.start().await?;
-        if stop.or(running.ready()).await.is_some() {
+        let ready = async {
+            running.ready().await;
             say_address(running.address());
-            stop.signalled().await;
-        }
-        stop.drain(args.process.drain_timeout, |deadline| running.drain(deadline)).await;
-        Ok(())
+            std::future::pending().await
+        };
+        let broken = stop.or(first(ready, running.broken())).await;
+        stop.drain(args.process.drain_timeout, |deadline| {
+            running.drain(deadline)
+        })
+        .await;
+        broken_or_done(broken)
     })
 }
 
 /// The router alone.
 pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
-    let node = RouterNode { listen: args.listen.to_string(), options: router_options(&args.process) };
+    let node = RouterNode {
+        listen: args.listen.to_string(),
+        options: router_options(&args.process),
+    };
     runtime()?.block_on(async {
         let mut stop = Stop::new()?;
         let running = node.start().await?;
         // Scripts hand this address to workers, so it cannot wait for them.
         say_address(running.address());
         info!("waiting for a prefill and a decode worker");
-        if stop.or(running.ready()).await.is_some() {
+        let ready = async {
+            running.ready().await;
             info!("ready");
-            stop.signalled().await;
-        }
-        stop.drain(args.process.drain_timeout, |deadline| running.drain(deadline)).await;
-        Ok(())
+            std::future::pending().await
+        };
+        let broken = stop.or(first(ready, running.broken())).await;
+        stop.drain(args.process.drain_timeout, |deadline| {
+            running.drain(deadline)
+        })
+        .await;
+        broken_or_done(broken)
     })
 }
 
 /// One worker.
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let loaded = model::load(&args.model, &args.engine)?;
-    let engine = loaded.engines(&args.engine, 1)?.pop().context("one engine was asked for")?;
+    let engine = loaded
+        .engines(&args.engine, 1)?
+        .pop()
+        .context("one engine was asked for")?;
     let role = Role::from(args.leg);
-    let name = args.name.clone().unwrap_or_else(|| format!("{role}-{}", std::process::id()));
+    let name = args
+        .name
+        .clone()
+        .unwrap_or_else(|| format!("{role}-{}", std::process::id()));
     let options = worker_options(name, role, &args.engine, &args.process);
     announce(&loaded, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
@@ -91,22 +120,36 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         if let Some(address) = running.metrics_address() {
             info!("metrics at http://{address}/metrics");
         }
-        if stop.or(running.ready()).await.is_some() {
+        let ready = async {
+            running.ready().await;
             info!("joined a router");
-            stop.signalled().await;
-        }
-        stop.drain(args.process.drain_timeout, |deadline| running.drain(deadline)).await;
-        Ok(())
+            std::future::pending().await
+        };
+        let broken = stop.or(first(ready, running.broken())).await;
+        stop.drain(args.process.drain_timeout, |deadline| {
+            running.drain(deadline)
+        })
+        .await;
+        broken_or_done(broken)
     })
 }
 
 fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
-    let ServeArgs { prefill, decode, both, .. } = args;
+    let ServeArgs {
+        prefill,
+        decode,
+        both,
+        ..
+    } = args;
     let many = |role, count: u32| std::iter::repeat_n(role, count as usize);
-    let roles: Vec<Role> =
-        many(Role::Prefill, *prefill).chain(many(Role::Decode, *decode)).chain(many(Role::Both, *both)).collect();
+    let roles: Vec<Role> = many(Role::Prefill, *prefill)
+        .chain(many(Role::Decode, *decode))
+        .chain(many(Role::Both, *both))
+        .collect();
     if !roles.iter().any(|role| role.prefills()) || !roles.iter().any(|role| role.decodes()) {
-        bail!("--prefill {prefill} --decode {decode} --both {both}: a request needs a worker for each of its legs");
+        bail!(
+            "--prefill {prefill} --decode {decode} --both {both}: a request needs a worker for each of its legs"
+        );
     }
     Ok(roles)
 }
@@ -114,12 +157,20 @@ fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
 /// `prefill-0`, `prefill-1`, `decode-0` …
 fn names(roles: &[Role]) -> impl Iterator<Item = (String, Role)> {
     roles.iter().enumerate().map(|(index, role)| {
-        let number = roles[..index].iter().filter(|before| *before == role).count();
+        let number = roles[..index]
+            .iter()
+            .filter(|before| *before == role)
+            .count();
         (format!("{role}-{number}"), *role)
     })
 }
 
-fn worker_options(name: String, role: Role, engine: &EngineArgs, process: &ProcessArgs) -> WorkerOptions {
+fn worker_options(
+    name: String,
+    role: Role,
+    engine: &EngineArgs,
+    process: &ProcessArgs,
+) -> WorkerOptions {
     WorkerOptions {
         queue_max: engine.max_queue,
         prefix_cache: !engine.no_prefix_cache,
@@ -129,15 +180,25 @@ fn worker_options(name: String, role: Role, engine: &EngineArgs, process: &Proce
 }
 
 fn router_options(process: &ProcessArgs) -> RouterOptions {
-    RouterOptions { tape: tape(process, "router"), ..RouterOptions::default() }
+    RouterOptions {
+        tape: tape(process, "router"),
+        otlp_endpoint: process.otlp_endpoint.clone(),
+        ..RouterOptions::default()
+    }
 }
 
 fn tape(process: &ProcessArgs, name: &str) -> Option<PathBuf> {
-    process.tape.as_ref().map(|folder| folder.join(format!("{name}.jsonl")))
+    process
+        .tape
+        .as_ref()
+        .map(|folder| folder.join(format!("{name}.jsonl")))
 }
 
 /// What runs where, for people.
-fn announce<'a>(loaded: &Loaded, workers: impl Iterator<Item = (&'a WorkerOptions, &'a dyn Engine)>) {
+fn announce<'a>(
+    loaded: &Loaded,
+    workers: impl Iterator<Item = (&'a WorkerOptions, &'a dyn Engine)>,
+) {
     let context = loaded.context_tokens_max();
     info!("model {}, context {context} tokens", loaded.title());
     for (options, engine) in workers {
@@ -145,7 +206,10 @@ fn announce<'a>(loaded: &Loaded, workers: impl Iterator<Item = (&'a WorkerOption
         let capacity = description.capacity;
         let tokens = u64::from(capacity.blocks_count) * u64::from(capacity.block_tokens);
         let mib = (u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes)) >> 20;
-        info!("{}: {}, KV cache {tokens} tokens ({mib} MiB)", options.name, description.device);
+        info!(
+            "{}: {}, KV cache {tokens} tokens ({mib} MiB)",
+            options.name, description.device
+        );
     }
 }
 
@@ -156,8 +220,27 @@ fn say_address(address: SocketAddr) {
     let _ = writeln!(out, "listening on http://{address}").and_then(|()| out.flush());
 }
 
+/// Whichever is there first.
+async fn first<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
+    tokio::select! {
+        done = one => done,
+        done = other => done,
+    }
+}
+
+/// A process whose engine or brain broke says so by its exit status.
+fn broken_or_done(broken: Option<String>) -> anyhow::Result<()> {
+    match broken {
+        Some(reason) => bail!("{reason}"),
+        None => Ok(()),
+    }
+}
+
 fn runtime() -> anyhow::Result<Runtime> {
-    Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
+    Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")
 }
 
 /// Ctrl-C and SIGTERM: the first drains, the second ends at once.
@@ -169,7 +252,10 @@ struct Stop {
 impl Stop {
     fn new() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
     }
 
     async fn signalled(&mut self) {
@@ -180,14 +266,18 @@ impl Stop {
     }
 
     /// Waits for `event`; `None` when a signal came first.
-    async fn or(&mut self, event: impl Future<Output = ()>) -> Option<()> {
+    async fn or<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
-            () = event => Some(()),
+            happened = event => Some(happened),
             () = self.signalled() => None,
         }
     }
 
-    async fn drain<F: Future<Output = ()>>(mut self, seconds: u64, drain: impl FnOnce(Duration) -> F) {
+    async fn drain<F: Future<Output = ()>>(
+        mut self,
+        seconds: u64,
+        drain: impl FnOnce(Duration) -> F,
+    ) {
         info!("draining for up to {seconds} s; a second signal ends at once");
         if self.or(drain(Duration::from_secs(seconds))).await.is_none() {
             warn!("ended at once");

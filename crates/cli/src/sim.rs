@@ -9,7 +9,10 @@ use std::io::Write;
 /// # Errors
 /// At the first violation; its world, its last events and its seed have been printed by then.
 pub(crate) fn chaos(seeds: u64, from: u64, log: bool) -> anyhow::Result<()> {
-    let options = Options { log, ..Options::default() };
+    let options = Options {
+        log,
+        ..Options::default()
+    };
     let mut out = std::io::stdout().lock();
     let (mut events, mut tokens) = (0u64, 0u64);
     for seed in from..from.saturating_add(seeds) {
@@ -17,7 +20,9 @@ pub(crate) fn chaos(seeds: u64, from: u64, log: bool) -> anyhow::Result<()> {
             Ok(report) => report,
             Err(violation) => {
                 writeln!(out, "{violation}")?;
-                bail!("seed {seed} broke a promise; `cleave sim chaos --seeds 1 --from {seed} --log` shows it again");
+                bail!(
+                    "seed {seed} broke a promise; `cleave sim chaos --seeds 1 --from {seed} --log` shows it again"
+                );
             }
         };
         if log {
@@ -26,6 +31,9 @@ pub(crate) fn chaos(seeds: u64, from: u64, log: bool) -> anyhow::Result<()> {
         events += report.events;
         tokens += report.tokens;
     }
-    writeln!(out, "{seeds} worlds from seed {from}: {events} events, {tokens} tokens compared, 0 violations")?;
+    writeln!(
+        out,
+        "{seeds} worlds from seed {from}: {events} events, {tokens} tokens compared, 0 violations"
+    )?;
     Ok(())
 }

@@ -6,8 +6,8 @@
 
 use anyhow::{Context, anyhow, bail};
 use cleave_domain::{
-    Emission, FinishReason, FlightId, HandoffId, Incarnation, Order, Prefill, Report, Request, Reserve, Role,
-    RouterId, Target, Time, WorkerId, WorkerRef,
+    Emission, FinishReason, FlightId, HandoffId, Incarnation, Order, Prefill, Report, Request,
+    Reserve, Role, RouterId, Target, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::Engine;
 use cleave_sched::{Brain, Input, Limits, Output};
@@ -15,7 +15,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const ME: WorkerRef = WorkerRef { worker: WorkerId(1), incarnation: Incarnation(1) };
+const ME: WorkerRef = WorkerRef {
+    worker: WorkerId(1),
+    incarnation: Incarnation(1),
+};
 const ROUTER: RouterId = RouterId(1);
 
 /// Long enough never to matter: nobody can lose interest here.
@@ -30,11 +33,17 @@ pub(crate) fn run(
     request: Request,
     each: &mut dyn FnMut(&Emission),
 ) -> anyhow::Result<FinishReason> {
-    let handoff = HandoffId { flight: FlightId::new(ROUTER, 1), attempt: 0 };
+    let handoff = HandoffId {
+        flight: FlightId::new(ROUTER, 1),
+        attempt: 0,
+    };
     let started = Instant::now();
     let mut brain = Brain::new(limits(engine));
     let request = Arc::new(request);
-    let order = |order| Input::Ordered { router: ROUTER, order };
+    let order = |order| Input::Ordered {
+        router: ROUTER,
+        order,
+    };
     let reserve = Reserve {
         handoff,
         expected_output_tokens: request.stop.max_tokens,
@@ -42,7 +51,10 @@ pub(crate) fn run(
         sender: ME,
         waited: Duration::ZERO,
     };
-    let mut facts = VecDeque::from([Input::RouterJoined { router: ROUTER }, order(Order::Reserve(reserve))]);
+    let mut facts = VecDeque::from([
+        Input::RouterJoined { router: ROUTER },
+        order(Order::Reserve(reserve)),
+    ]);
     while let Some(fact) = facts.pop_front() {
         let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         brain.handle(Time::from_nanos(nanos), fact);
@@ -50,15 +62,33 @@ pub(crate) fn run(
             match output {
                 Output::Step(plan) => {
                     let from = Instant::now();
-                    let result = engine.step(&plan).context("the engine could not run a step")?;
-                    facts.push_back(Input::Stepped { result, took: from.elapsed() });
+                    let result = engine
+                        .step(&plan)
+                        .context("the engine could not run a step")?;
+                    facts.push_back(Input::Stepped {
+                        result,
+                        took: from.elapsed(),
+                    });
                 }
                 Output::Emit { emission, .. } => each(&emission),
                 Output::Tell { report, .. } => match report {
-                    Report::Reserved { handoff, present, blocks } => {
-                        let target = Target { worker: ME, present, blocks };
+                    Report::Reserved {
+                        handoff,
+                        present,
+                        blocks,
+                    } => {
+                        let target = Target {
+                            worker: ME,
+                            present,
+                            blocks,
+                        };
                         let request = request.clone();
-                        let prefill = Prefill { handoff, request, target, waited: Duration::ZERO };
+                        let prefill = Prefill {
+                            handoff,
+                            request,
+                            target,
+                            waited: Duration::ZERO,
+                        };
                         facts.push_back(order(Order::Prefill(prefill)));
                     }
                     Report::Finished { reason, .. } => return Ok(reason),

@@ -8,7 +8,9 @@ use cleave_engine::synth::synth;
 pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
     let bar = loading_bar();
     bar.set_message("writing");
-    let written = synth(&args.shape, &args.out, args.seed, &mut |progress| show(&bar, progress));
+    let written = synth(&args.shape, &args.out, args.seed, &mut |progress| {
+        show(&bar, progress)
+    });
     bar.finish_and_clear();
     written?;
     eprintln!("wrote {} to {}", args.shape, args.out.display());

@@ -214,6 +214,7 @@ impl CpuOps {
                         let start = row * width + index * head_dim;
                         rows.part(start..start + head_dim)
                     };
+                    // SAFETY: as above; a token's place in a block belongs to its row alone.
                     let slot = |offset: usize| unsafe {
                         let block = table[position / shape.block_tokens].0 as usize;
                         let start = block * shape.block_elements()
@@ -222,9 +223,11 @@ impl CpuOps {
                         stored.part(start..start + head_dim)
                     };
                     for query in kv_head * group..(kv_head + 1) * group {
+                        // SAFETY: `Kernels::of` checked the instructions.
                         unsafe { (kernels.rotate)(head(query), cos, sin) };
                     }
                     let (key, value) = (query_heads + kv_head, query_heads + kv_heads + kv_head);
+                    // SAFETY: as above.
                     unsafe {
                         (kernels.rotate)(head(key), cos, sin);
                         (stores.store)(head(key), slot(shape.key_offset(layer, kv_head)));
