@@ -24,6 +24,7 @@ const IMPATIENT: i32 = 130;
 /// Everything in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let roles = roles(args)?;
+    make_tape_folder(&args.process)?;
     let loaded = model::load(&args.model, &args.engine)?;
     let engines = loaded.engines(&args.engine, roles.len())?;
     let workers: Vec<_> = names(&roles)
@@ -66,6 +67,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
 
 /// The router alone.
 pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
+    make_tape_folder(&args.process)?;
     let node = RouterNode {
         listen: args.listen.to_string(),
         options: router_options(&args.process),
@@ -92,6 +94,7 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
 
 /// One worker.
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
+    make_tape_folder(&args.process)?;
     let loaded = model::load(&args.model, &args.engine)?;
     let engine = loaded
         .engines(&args.engine, 1)?
@@ -185,6 +188,13 @@ fn router_options(process: &ProcessArgs) -> RouterOptions {
         otlp_endpoint: process.otlp_endpoint.clone(),
         ..RouterOptions::default()
     }
+}
+
+fn make_tape_folder(process: &ProcessArgs) -> anyhow::Result<()> {
+    let Some(folder) = &process.tape else {
+        return Ok(());
+    };
+    std::fs::create_dir_all(folder).with_context(|| format!("--tape {}", folder.display()))
 }
 
 fn tape(process: &ProcessArgs, name: &str) -> Option<PathBuf> {
