@@ -100,13 +100,33 @@ fn streamed(client: &Client, body: &Value) -> String {
 #[test]
 fn one_process_and_five_say_the_same() {
     let (_one, one) = serve(&[]);
+    let (_aggregated, aggregated) = serve(&["--prefill", "0", "--decode", "0", "--both", "1"]);
     let five = fleet();
     for body in requests() {
         let text = one.complete(&body);
+        assert_eq!(text, aggregated.complete(&body), "{body}");
         assert_eq!(text, five.client.complete(&body), "{body}");
         assert_eq!(text, streamed(&one, &body), "{body}");
         assert_eq!(text, streamed(&five.client, &body), "{body}");
     }
+}
+
+#[test]
+fn sixteen_at_once_say_what_each_says_alone() {
+    let (_process, client) = serve(&["--max-num-batched-tokens", "48"]);
+    let bodies: Vec<Value> = requests().into_iter().cycle().take(16).collect();
+    let alone: Vec<String> = bodies.iter().map(|body| client.complete(body)).collect();
+    let together: Vec<String> = std::thread::scope(|scope| {
+        let asked: Vec<_> = bodies
+            .iter()
+            .map(|body| scope.spawn(|| client.complete(body)))
+            .collect();
+        asked
+            .into_iter()
+            .map(|answer| answer.join().expect("an answer"))
+            .collect()
+    });
+    assert_eq!(alone, together);
 }
 
 #[test]
