@@ -410,11 +410,17 @@ fn attend_span<S: Simd, F: Format<S>>(
             continue;
         }
         find_keys(task, keys.clone(), &mut scratch.places);
+        // The next tile's keys and values are asked for in pieces between the work on this one: a
+        // processor has room for some dozens of requests, not for a whole tile's.
+        let next = |quarter: usize| {
+            let first = keys.end + quarter * TILE / 4;
+            first..(first + TILE / 4).min(end)
+        };
+        expect_keys::<S, F>(s, task, next(0));
         load_keys::<S, F>(s, task, keys.len(), scratch);
+        expect_keys::<S, F>(s, task, next(1));
         load_values::<S, F>(s, task, keys.len(), scratch);
-        if keys.end < end {
-            expect_keys::<S, F>(s, task, keys.end);
-        }
+        expect_keys::<S, F>(s, task, next(2));
         for tile in 0..task.cut.count() {
             let rows = task.cut.start(tile)..task.cut.start(tile + 1);
             let last = position + (rows.end - 1) / task.group;
@@ -430,6 +436,7 @@ fn attend_span<S: Simd, F: Format<S>>(
                 }
             });
         }
+        expect_keys::<S, F>(s, task, next(3));
     }
 }
 
@@ -480,16 +487,15 @@ fn find_keys<T>(task: &Task<'_, T>, keys: Range<usize>, places: &mut [usize; TIL
 /// Asks for the first keys and values of the next tile, while this one is computed. Blocks lie
 /// anywhere, so the processor cannot guess.
 #[inline(always)]
-fn expect_keys<S: Simd, F: Format<S>>(s: S, task: &Task<'_, F::Stored>, first: usize) {
-    let end = (first + TILE).min(task.queries.keys());
+fn expect_keys<S: Simd, F: Format<S>>(s: S, task: &Task<'_, F::Stored>, keys: Range<usize>) {
     let line = 64 / size_of::<F::Stored>();
-    let mut position = first;
-    while position < end {
+    let mut position = keys.start;
+    while position < keys.end {
         let (place, rest) = task.place(position);
-        let count = rest.min(end - position);
-        let (keys, values) = task.attend.layer_offsets;
+        let count = rest.min(keys.end - position);
+        let (key, value) = task.attend.layer_offsets;
         for element in (0..count * task.attend.heads.head_dim).step_by(line) {
-            for layer_offset in [keys, values] {
+            for layer_offset in [key, value] {
                 let start = task.attend.pool.as_ptr();
                 s.prefetch_far(start.wrapping_add(place + layer_offset + element).cast());
             }
