@@ -6,6 +6,7 @@
 //! Invariant: a table for an instruction set is handed out only where the processor has it.
 
 pub(crate) mod attention;
+mod keys;
 pub(crate) mod product;
 mod rows;
 pub(crate) mod tile;

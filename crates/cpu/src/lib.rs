@@ -20,6 +20,8 @@
 #![allow(clippy::needless_range_loop)]
 
 mod affinity;
+mod buffers;
+mod grid;
 mod isa;
 mod kernel;
 mod memory;
@@ -31,8 +33,9 @@ mod simd;
 mod threads;
 
 pub use affinity::cores_count;
+pub use buffers::{CpuPool, CpuRows};
 pub use isa::Isa;
-pub use ops::{CpuOps, CpuPool, CpuRows};
+pub use ops::CpuOps;
 pub use options::{CpuError, CpuOptions};
 pub use pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
 pub use threads::{Threads, Turn};

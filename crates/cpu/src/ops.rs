@@ -5,9 +5,11 @@
 //! Invariant: the division changes no bit of a result. After the first pass of a given size, no
 //! operation allocates.
 
+use crate::buffers::{CpuPool, CpuRows};
+use crate::grid::{Grid, piece};
 use crate::isa::Isa;
 use crate::kernel::attention::{Attend, Scratch, head_width};
-use crate::kernel::product::{Left, PANEL, Piece, Product};
+use crate::kernel::product::{Left, Product};
 use crate::kernel::tile::Tiles;
 use crate::kernel::{Kernels, Stored};
 use crate::memory::{Memory, Parts, Plain};
@@ -21,7 +23,6 @@ use cleave_engine::ops::{
     Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, PoolShape, Precision,
     Residual,
 };
-use std::ops::Range;
 
 /// One engine's share of the processor.
 pub struct CpuOps {
@@ -39,74 +40,8 @@ pub struct CpuOps {
     partials: Memory<f32>,
 }
 
-/// An activation buffer `(rows_max, width)`.
-#[derive(Debug)]
-pub struct CpuRows {
-    values: Memory<f32>,
-    width: usize,
-}
-
-/// A KV pool.
-#[derive(Debug)]
-pub struct CpuPool {
-    bytes: Memory<u8>,
-    shape: PoolShape,
-}
-
 /// Elements below which an operation on rows is not worth dividing.
 const PIECE_ELEMENTS: usize = 8192;
-/// Words of weights times register tiles below which a product is not worth dividing.
-const PIECE_WORDS: usize = 16384;
-/// Tasks per thread that a divided product should have, so that a thread that lost its core to
-/// somebody else holds up the others by little.
-const TASKS_PER_THREAD: usize = 4;
-
-impl CpuRows {
-    /// `(rows_max, width)`.
-    pub fn values(&self) -> &[f32] {
-        &self.values
-    }
-
-    /// `(rows_max, width)`.
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        &mut self.values
-    }
-
-    /// Elements per row.
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    fn head(&self, rows: usize) -> &[f32] {
-        &self.values[..rows * self.width]
-    }
-
-    fn head_mut(&mut self, rows: usize) -> &mut [f32] {
-        &mut self.values[..rows * self.width]
-    }
-}
-
-impl CpuPool {
-    fn elements<T: Plain>(&self) -> &[T] {
-        assert_eq!(size_of::<T>(), self.shape.precision.element_bytes());
-        let len = self.bytes.len() / size_of::<T>();
-        // SAFETY: memory is page-aligned, and every bit pattern is a value.
-        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), len) }
-    }
-
-    fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
-        assert_eq!(size_of::<T>(), self.shape.precision.element_bytes());
-        let len = self.bytes.len() / size_of::<T>();
-        // SAFETY: as in `elements`, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), len) }
-    }
-
-    fn span(&self, block: BlockIndex) -> Range<usize> {
-        let size = self.shape.block_bytes();
-        let start = block.0 as usize * size;
-        start..start + size
-    }
-}
 
 impl CpuOps {
     /// Starts the threads.
@@ -208,13 +143,13 @@ impl CpuOps {
                     let position = segment.position + row - segment.rows.start;
                     let cos = &rotary.cos[position * rotary.half..][..rotary.half];
                     let sin = &rotary.sin[position * rotary.half..][..rotary.half];
-                    // SAFETY: a task has the heads of its own KV head in every row, and the same
-                    // in every block; `Kernels::of` checked the instructions.
+                    // SAFETY: a task has the heads of its own KV head in every row.
                     let head = |index: usize| unsafe {
                         let start = row * width + index * head_dim;
                         rows.part(start..start + head_dim)
                     };
                     // SAFETY: as above; a token's place in a block belongs to its row alone.
+                    // SAFETY: and the same KV head in every block, whatever the tables say.
                     let slot = |offset: usize| unsafe {
                         let block = table[position / shape.block_tokens].0 as usize;
                         let start = block * shape.block_elements()
@@ -224,9 +159,11 @@ impl CpuOps {
                     };
                     for query in kv_head * group..(kv_head + 1) * group {
                         // SAFETY: `Kernels::of` checked the instructions.
+                        // SAFETY: `Kernels::of` checked the instructions.
                         unsafe { (kernels.rotate)(head(query), cos, sin) };
                     }
                     let (key, value) = (query_heads + kv_head, query_heads + kv_heads + kv_head);
+                    // SAFETY: as above.
                     // SAFETY: as above.
                     unsafe {
                         (kernels.rotate)(head(key), cos, sin);
@@ -316,64 +253,12 @@ impl CpuOps {
     }
 }
 
-/// The `index`-th run of `each` out of `count`.
-fn piece(index: usize, each: usize, count: usize) -> Range<usize> {
-    index * each..((index + 1) * each).min(count)
-}
-
 /// Makes sure of `len` elements; what was there is lost.
 fn grow<T: Plain>(memory: &mut Memory<T>, len: usize) -> Result<(), EngineError> {
     if memory.len() < len {
         *memory = Memory::zeroed(len.next_power_of_two())?;
     }
     Ok(())
-}
-
-/// How a product is divided: runs of panels, and runs of tiles when panels are too few.
-struct Grid {
-    panels: usize,
-    panels_each: usize,
-    tiles: usize,
-    tiles_each: usize,
-}
-
-impl Grid {
-    fn new(product: &Product<'_>, cut: Tiles, threads: usize) -> Self {
-        let (panels, tiles) = (product.columns.div_ceil(PANEL), cut.count());
-        let panel_words = product.steps * PANEL * tiles;
-        let panels_each = if threads == 1 {
-            panels.max(1)
-        } else {
-            PIECE_WORDS.div_ceil(panel_words.max(1))
-        };
-        let runs = panels.div_ceil(panels_each).max(1);
-        let wanted = if panel_words * panels < PIECE_WORDS * threads {
-            1
-        } else {
-            (TASKS_PER_THREAD * threads).div_ceil(runs)
-        };
-        Self {
-            panels,
-            panels_each,
-            tiles,
-            tiles_each: tiles.div_ceil(wanted.min(tiles.max(1))).max(1),
-        }
-    }
-
-    fn tile_runs(&self) -> usize {
-        self.tiles.div_ceil(self.tiles_each)
-    }
-
-    fn tasks_count(&self) -> usize {
-        self.panels.div_ceil(self.panels_each) * self.tile_runs()
-    }
-
-    fn piece(&self, task: usize) -> Piece {
-        Piece {
-            panels: piece(task / self.tile_runs(), self.panels_each, self.panels),
-            tiles: piece(task % self.tile_runs(), self.tiles_each, self.tiles),
-        }
-    }
 }
 
 impl Ops for CpuOps {

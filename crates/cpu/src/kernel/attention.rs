@@ -7,8 +7,9 @@
 //! A key that a row may not see changes nothing of its state, to the bit: the largest score stays,
 //! so the scale is exactly 1, and the weight is exactly 0.
 
+use super::keys::{expect_keys, find_keys, load_keys, load_values};
 use super::tile::{Format, Sides, Tiles, accumulate, pack_row, spread};
-use crate::memory::{Memory, Parts, Plain};
+use crate::memory::{Memory, Parts};
 use crate::simd::{LANES, Simd};
 use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
@@ -111,17 +112,17 @@ pub(crate) struct Scratch {
     /// Each register tile's `[step][phase][row]`.
     queries: Memory<u32>,
     /// Where each key of a tile lies in a layer, in elements from the pool's start.
-    places: [usize; TILE],
+    pub(super) places: [usize; TILE],
     /// `[step][TILE]` words: keys across, the head's elements down.
-    keys: Memory<f32>,
+    pub(super) keys: Memory<f32>,
     /// `[step][width]` words: the head's elements across, keys down.
-    values: Memory<f32>,
+    pub(super) values: Memory<f32>,
     /// `(rows of a register tile, TILE)`.
     scores: Memory<f32>,
     /// A register tile's `[step][phase][row]`.
     weights: Memory<u32>,
     /// Stands in for keys and values that are not there.
-    nothing: Memory<u32>,
+    pub(super) nothing: Memory<u32>,
     span: State,
     total: State,
 }
@@ -223,12 +224,12 @@ macro_rules! wide {
 }
 
 /// What every step of a task needs.
-struct Task<'a, T> {
-    attend: &'a Attend<'a, T>,
+pub(super) struct Task<'a, T> {
+    pub(super) attend: &'a Attend<'a, T>,
     queries: Queries<'a>,
     group: usize,
     rows: usize,
-    width: usize,
+    pub(super) width: usize,
     cut: Tiles,
 }
 
@@ -447,7 +448,7 @@ impl<T> Task<'_, T> {
     }
 
     /// Where a key lies in a layer, and how many keys its block still has from there.
-    fn place(&self, position: usize) -> (usize, usize) {
+    pub(super) fn place(&self, position: usize) -> (usize, usize) {
         let Attend {
             heads,
             block_tokens,
@@ -465,137 +466,10 @@ impl<T> Task<'_, T> {
 
     /// A key's or value's elements in the pool.
     #[inline(always)]
-    fn stored(&self, layer_offset: usize, place: usize) -> &[T] {
+    pub(super) fn stored(&self, layer_offset: usize, place: usize) -> &[T] {
         let start = place + layer_offset;
         &self.attend.pool[start..start + self.attend.heads.head_dim]
     }
-}
-
-/// Looks up the blocks of a tile's keys, once for keys and values.
-fn find_keys<T>(task: &Task<'_, T>, keys: Range<usize>, places: &mut [usize; TILE]) {
-    let mut position = keys.start;
-    while position < keys.end {
-        let (place, rest) = task.place(position);
-        let count = rest.min(keys.end - position);
-        for i in 0..count {
-            places[position - keys.start + i] = place + i * task.attend.heads.head_dim;
-        }
-        position += count;
-    }
-}
-
-/// Asks for the first keys and values of the next tile, while this one is computed. Blocks lie
-/// anywhere, so the processor cannot guess.
-#[inline(always)]
-fn expect_keys<S: Simd, F: Format<S>>(s: S, task: &Task<'_, F::Stored>, keys: Range<usize>) {
-    let line = 64 / size_of::<F::Stored>();
-    let mut position = keys.start;
-    while position < keys.end {
-        let (place, rest) = task.place(position);
-        let count = rest.min(keys.end - position);
-        let (key, value) = task.attend.layer_offsets;
-        for element in (0..count * task.attend.heads.head_dim).step_by(line) {
-            for layer_offset in [key, value] {
-                let start = task.attend.pool.as_ptr();
-                s.prefetch_far(start.wrapping_add(place + layer_offset + element).cast());
-            }
-        }
-        position += count;
-    }
-}
-
-/// Keys across, as the right side of `queries · keysᵀ`. Missing ones up to a whole vector are zero.
-#[inline(always)]
-fn load_keys<S: Simd, F: Format<S>>(
-    s: S,
-    task: &Task<'_, F::Stored>,
-    count: usize,
-    scratch: &mut Scratch,
-) {
-    let steps = task.attend.heads.head_dim.div_ceil(F::PER_STEP);
-    let nothing = scratch.nothing.as_ptr();
-    let to = &mut scratch.keys[..steps * TILE];
-    for column in (0..count).step_by(LANES) {
-        let mut from = [nothing; LANES];
-        for i in 0..LANES.min(count - column) {
-            let key = task.stored(task.attend.layer_offsets.0, scratch.places[column + i]);
-            from[i] = key.as_ptr().cast();
-        }
-        let whole = steps / LANES * LANES;
-        for step in (0..whole).step_by(LANES) {
-            // SAFETY: a head has `steps` words from each of `from`, and `to` has TILE columns.
-            unsafe {
-                let to = to.as_mut_ptr().add(step * TILE + column);
-                s.transpose(&from, to.cast(), TILE);
-            }
-            for at in &mut from {
-                *at = at.wrapping_add(LANES);
-            }
-        }
-        for step in whole..steps {
-            for i in 0..LANES {
-                // SAFETY: as above; head_dim is even, so a head is whole words.
-                let word = unsafe { from[i].add(step - whole).read_unaligned() };
-                to[step * TILE + column + i] = f32::from_bits(word);
-            }
-        }
-    }
-}
-
-/// Values as the right side of `weights · values`. Missing ones up to a whole vector are zero.
-#[inline(always)]
-fn load_values<S: Simd, F: Format<S>>(
-    s: S,
-    task: &Task<'_, F::Stored>,
-    count: usize,
-    scratch: &mut Scratch,
-) {
-    let dim = task.attend.heads.head_dim;
-    let whole = dim / LANES * LANES;
-    let nothing = as_stored::<F::Stored>(&scratch.nothing, dim);
-    for step in 0..count.next_multiple_of(LANES) / F::PER_STEP {
-        let mut rows = [nothing; 2];
-        for i in 0..F::PER_STEP {
-            let key = step * F::PER_STEP + i;
-            if key < count {
-                rows[i] = task.stored(task.attend.layer_offsets.1, scratch.places[key]);
-            }
-        }
-        let to = &mut scratch.values[step * task.width..(step + 1) * task.width];
-        let mut column = 0;
-        while column < whole {
-            // SAFETY: each row has `dim` elements, and `to` has `width`, which is no less.
-            unsafe {
-                let a = &*rows[0].as_ptr().add(column).cast();
-                let b = &*rows[1].as_ptr().add(column).cast();
-                let to = &mut *to.as_mut_ptr().add(column).cast();
-                s.store(F::gather(s, [a, b]), to);
-            }
-            column += LANES;
-        }
-        if column < dim {
-            let tails = [&rows[0][column..], &rows[1][column..]];
-            s.store_part(gather_tail::<S, F>(s, tails), &mut to[column..]);
-        }
-    }
-}
-
-/// The last columns of a head that is not whole vectors wide.
-#[inline(always)]
-fn gather_tail<S: Simd, F: Format<S>>(s: S, parts: [&[F::Stored]; 2]) -> S::V {
-    let zero = as_stored::<F::Stored>(&[0; LANES], LANES)[0];
-    let mut rows = [[zero; LANES]; 2];
-    for i in 0..rows.len() {
-        rows[i][..parts[i].len()].copy_from_slice(parts[i]);
-    }
-    F::gather(s, [&rows[0], &rows[1]])
-}
-
-/// Words seen as stored elements.
-fn as_stored<T: Plain>(words: &[u32], len: usize) -> &[T] {
-    assert!(len * size_of::<T>() <= size_of_val(words) && align_of::<T>() <= align_of::<u32>());
-    // SAFETY: within the words, aligned, and every bit pattern is a value.
-    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
 }
 
 /// One register tile over one tile of keys: scores, weights, sums. R is the tile's rows, filled.
