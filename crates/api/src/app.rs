@@ -11,6 +11,7 @@ use crate::model::ModelText;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
+use http_body_util::BodyExt;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,8 @@ use tokio::time::Instant;
 
 /// Bodies from this size on are parsed and tokenized apart from the event loop.
 const LONG_BODY_BYTES: usize = 8 * 1024;
+/// Of a body that is too large, so much is read and dropped for the sake of the answer.
+const DISCARD_BYTES_MAX: usize = 64 << 20;
 /// How often a request that waits for a worker looks again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 
@@ -170,18 +173,13 @@ impl App {
             .get(header::CONTENT_LENGTH)
             .and_then(|n| n.to_str().ok()?.parse().ok());
         if announced.is_some_and(|bytes: usize| bytes > bytes_max) {
+            // A client that asked before sending has sent nothing yet.
+            if !headers.contains_key(header::EXPECT) {
+                discard(body).await;
+            }
             return Err(ApiError::body_too_large(bytes_max));
         }
-        axum::body::to_bytes(body, bytes_max)
-            .await
-            .map_err(|error| {
-                let error = error.into_inner();
-                if error.is::<http_body_util::LengthLimitError>() {
-                    ApiError::body_too_large(bytes_max)
-                } else {
-                    ApiError::bad_request("body_broken", "The body broke off.")
-                }
-            })
+        collect(body, bytes_max).await
     }
 
     /// Parses a body and does with it what `read` does; long ones on another thread, as many at a
@@ -205,6 +203,36 @@ impl App {
         let result = tokio::task::spawn_blocking(work).await;
         let panicked = |_| ApiError::internal("panicked", "The request could not be read.");
         result.map_err(panicked)?
+    }
+}
+
+/// The body's bytes, `bytes_max` at most.
+async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
+    let mut kept = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|_| ApiError::bad_request("body_broken", "The body broke off."))?;
+        let Ok(bytes) = frame.into_data() else {
+            continue;
+        };
+        if bytes.len() > bytes_max - kept.len() {
+            discard(body).await;
+            return Err(ApiError::body_too_large(bytes_max));
+        }
+        kept.extend_from_slice(&bytes);
+    }
+    Ok(kept.into())
+}
+
+/// Reads on without keeping anything: a client that writes its whole body before it reads would
+/// otherwise find the connection reset and no answer.
+async fn discard(mut body: Body) {
+    let mut bytes = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        bytes += frame.data_ref().map_or(0, Bytes::len);
+        if bytes > DISCARD_BYTES_MAX {
+            return;
+        }
     }
 }
 
