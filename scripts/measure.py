@@ -24,7 +24,9 @@ PROMPT_TOKENS = 768
 @contextmanager
 def process(*command: str):
     """A child whose output lines can be waited for; ended on leaving."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # Few log lines: they fit the pipe although nobody reads on after the line that was waited for.
+    quiet = os.environ | {"RUST_LOG": "warn,cleave=info"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=quiet)
     try:
         yield child
     finally:

@@ -7,7 +7,7 @@ folder=$(mkdir -p "$1" && cd "$1" && pwd)
 version=0.3.36
 cd "$folder"
 [ -d venv ] || python3 -m venv venv
-venv/bin/pip install --quiet --disable-pip-version-check scikit-build-core cmake ninja gguf safetensors numpy
+venv/bin/pip install --quiet --disable-pip-version-check scikit-build-core cmake ninja gguf numpy
 if [ ! -x llama-bench ]; then
   venv/bin/pip download --quiet --no-deps --no-build-isolation --no-binary :all: "llama-cpp-python==$version"
   tar xzf "llama_cpp_python-$version.tar.gz"

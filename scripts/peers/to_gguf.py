@@ -13,7 +13,6 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from safetensors import safe_open
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -44,12 +43,16 @@ def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, out // heads // 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def bf16_rows(handle, name: str) -> np.ndarray:
-    """The tensor's bf16 bit patterns, `(rows, width)` or `(width)`, as uint16."""
-    tensor = handle.get_tensor(name)
-    import torch  # safetensors gives bf16 only as torch tensors
-
-    return tensor.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+def tensors(path: Path):
+    """Name and bf16 bit patterns, `(rows, width)` or `(width)` as uint16, of each tensor of a file."""
+    raw = np.memmap(path, dtype=np.uint8, mode="r")
+    start = 8 + int(raw[:8].view(np.uint64)[0])
+    for name, entry in json.loads(raw[8:start].tobytes()).items():
+        if name == "__metadata__":
+            continue
+        assert entry["dtype"] == "BF16", f"{name} is {entry['dtype']}, not BF16"
+        begin, end = (start + offset for offset in entry["data_offsets"])
+        yield name, raw[begin:end].view(np.uint16).reshape(entry["shape"])
 
 
 def main() -> None:
@@ -75,17 +78,15 @@ def main() -> None:
     writer.add_rope_freq_base(theta)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as handle:
-            for name in handle.keys():
-                bits = bf16_rows(handle, name)
-                if bits.ndim == 1:
-                    values = (bits.astype(np.uint32) << 16).view(np.float32)
-                    writer.add_tensor(gguf_name(name), values)
-                    continue
-                if ".q_proj." in name or ".k_proj." in name:
-                    bits = interleave(bits, heads if ".q_proj." in name else kv_heads)
-                raw = np.ascontiguousarray(bits).view(np.uint8)
-                writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        for name, bits in tensors(path):
+            if bits.ndim == 1:
+                values = (bits.astype(np.uint32) << 16).view(np.float32)
+                writer.add_tensor(gguf_name(name), values)
+                continue
+            if ".q_proj." in name or ".k_proj." in name:
+                bits = interleave(bits, heads if ".q_proj." in name else kv_heads)
+            raw = np.ascontiguousarray(bits).view(np.uint8)
+            writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=False)

@@ -89,12 +89,20 @@ pub(crate) struct EngineArgs {
     /// Tokens in one step; bounds the prefill chunk.
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) max_num_batched_tokens: u32,
-    /// Requests a worker queues before it refuses.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_queue: u32,
+    /// Requests a worker queues before it refuses, each leg.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_queue: Option<u32>,
     /// Do not keep blocks of finished sequences for reuse.
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
+}
+
+impl EngineArgs {
+    /// Threads of all workers of this process together.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+            .map_or_else(cleave_cpu::cores_count, |threads| threads as usize)
+    }
 }
 
 #[derive(Args, Debug)]
@@ -172,7 +180,8 @@ pub(crate) struct WorkerArgs {
     /// Where /metrics, /health and /ready of this worker are served; not at all if absent.
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics_listen: Option<SocketAddr>,
-    /// Name of this worker in logs and metrics; stays the same over restarts.
+    /// Name of this worker in logs and metrics, and its identity: unique in the fleet, the same
+    /// after a restart. Made of leg, host and process id if absent.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -257,6 +266,8 @@ pub(crate) struct SynthArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cleave sim chaos --seeds 1000")]
 pub(crate) struct SimArgs {
     #[command(subcommand)]
     pub(crate) command: SimCommand,
@@ -293,6 +304,8 @@ pub(crate) struct ReplayArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cleave bench engine --model ./Llama-3.2-1B")]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
     pub(crate) command: BenchCommand,

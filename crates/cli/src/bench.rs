@@ -6,7 +6,6 @@
 use crate::args::{EngineArgs, ModelArgs};
 use crate::model;
 use anyhow::Context;
-use cleave_cpu::cores_count;
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
@@ -118,9 +117,7 @@ pub(crate) fn engine(
     let loaded = model::load(model, args)?;
     let load_seconds = from.elapsed().as_secs_f64();
     let context = loaded.context_tokens_max();
-    let threads = args
-        .threads
-        .map_or_else(cores_count, |threads| threads as usize);
+    let threads = args.threads();
     let shapes: Vec<Shape> = SHAPES
         .into_iter()
         .filter(|shape| shape.sequence_tokens() <= context)
@@ -194,7 +191,7 @@ impl Sample<'_> {
         for slot in 0..self.shape.sequences() {
             for position in (0..context).step_by(chunk as usize) {
                 let len = chunk.min(context - position);
-                self.step(&[(slot, position, len)], wanted(position + len == context))?;
+                self.step(&[(slot, position, len)], after(position + len, context))?;
             }
         }
         let mut took = Duration::ZERO;
@@ -202,7 +199,7 @@ impl Sample<'_> {
             Shape::Prefill { tokens } => {
                 for position in (0..tokens).step_by(chunk as usize) {
                     let len = chunk.min(tokens - position);
-                    took += self.step(&[(0, position, len)], wanted(position + len == tokens))?;
+                    took += self.step(&[(0, position, len)], after(position + len, tokens))?;
                 }
             }
             Shape::Decode {
@@ -260,11 +257,12 @@ impl Sample<'_> {
     }
 }
 
-/// A token is drawn after a prompt's last chunk.
-fn wanted(last: bool) -> LogitsWanted {
-    match last {
-        true => LogitsWanted::Sample,
-        false => LogitsWanted::No,
+/// A token is drawn after a prompt's last chunk, and after no other.
+fn after(chunk_end: u32, prompt_end: u32) -> LogitsWanted {
+    if chunk_end == prompt_end {
+        LogitsWanted::Sample
+    } else {
+        LogitsWanted::No
     }
 }
 

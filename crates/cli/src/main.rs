@@ -38,7 +38,13 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Sim(args) => match args.command {
-            SimCommand::Chaos { seeds, from, log } => sim::chaos(seeds, from, log),
+            SimCommand::Chaos { seeds, from, log } => {
+                let options = cleave_sim::Options {
+                    log,
+                    ..Default::default()
+                };
+                sim::chaos(seeds, from, &options)
+            }
         },
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => match args.command {

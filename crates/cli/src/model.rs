@@ -8,7 +8,7 @@ use crate::args::{Device, Dtype, EngineArgs, ModelArgs};
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, cores_count};
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
 use cleave_engine::checkpoint::{Checkpoint, StoredType};
 use cleave_engine::ops::{PoolShape, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Progress, Weights};
@@ -56,7 +56,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
     let precision = precision(model.dtype, &checkpoint);
     let options = CpuOptions {
-        threads: engine.threads.unwrap_or(0) as usize,
+        threads: engine.threads(),
         isa,
         ..CpuOptions::new(precision)
     };
@@ -132,9 +132,7 @@ impl Loaded {
             slots_count: args.max_num_seqs,
             step_tokens_max: args.max_num_batched_tokens,
         };
-        let threads = args
-            .threads
-            .map_or_else(cores_count, |threads| threads as usize);
+        let threads = args.threads();
         (0..count)
             .map(|_| self.engine(limits, (threads / count).max(1)))
             .collect()
@@ -155,11 +153,7 @@ impl Loaded {
             slots_count: 1,
             step_tokens_max: args.max_num_batched_tokens,
         };
-        self.engine(
-            limits,
-            args.threads
-                .map_or_else(cores_count, |threads| threads as usize),
-        )
+        self.engine(limits, args.threads())
     }
 
     /// An engine with these limits and threads.

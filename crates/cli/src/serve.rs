@@ -5,11 +5,13 @@
 
 use crate::args::{EngineArgs, ProcessArgs, RouterArgs, ServeArgs, WorkerArgs};
 use crate::model::{self, Loaded};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use cleave_domain::Role;
 use cleave_engine::Engine;
-use cleave_node::{RouterNode, RouterOptions, Serve, WorkerNode, WorkerOptions};
-use std::future::Future;
+use cleave_node::{
+    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, WorkerNode,
+    WorkerOptions,
+};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -49,19 +51,12 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         files: loaded.files.clone(),
     };
     runtime()?.block_on(async {
-        let mut stop = Stop::new()?;
+        let stop = Stop::new()?;
         let running = serve.start().await?;
-        let ready = async {
-            running.ready().await;
-            say_address(running.address());
-            std::future::pending().await
-        };
-        let broken = stop.or(first(ready, running.broken())).await;
-        stop.drain(args.process.drain_timeout, |deadline| {
-            running.drain(deadline)
+        live(running, stop, &args.process, |running| {
+            say_address(running.address())
         })
-        .await;
-        broken_or_done(broken)
+        .await
     })
 }
 
@@ -73,22 +68,12 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
         options: router_options(&args.process),
     };
     runtime()?.block_on(async {
-        let mut stop = Stop::new()?;
+        let stop = Stop::new()?;
         let running = node.start().await?;
         // Scripts hand this address to workers, so it cannot wait for them.
         say_address(running.address());
         info!("waiting for a prefill and a decode worker");
-        let ready = async {
-            running.ready().await;
-            info!("ready");
-            std::future::pending().await
-        };
-        let broken = stop.or(first(ready, running.broken())).await;
-        stop.drain(args.process.drain_timeout, |deadline| {
-            running.drain(deadline)
-        })
-        .await;
-        broken_or_done(broken)
+        live(running, stop, &args.process, |_| info!("ready")).await
     })
 }
 
@@ -101,10 +86,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         .pop()
         .context("one engine was asked for")?;
     let role = Role::from(args.leg);
-    let name = args
-        .name
-        .clone()
-        .unwrap_or_else(|| format!("{role}-{}", std::process::id()));
+    let name = args.name.clone().unwrap_or_else(|| name_default(role));
     let options = worker_options(name, role, &args.engine, &args.process);
     announce(&loaded, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
@@ -117,23 +99,13 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         metrics_listen: args.metrics_listen.map(|address| address.to_string()),
     };
     runtime()?.block_on(async {
-        let mut stop = Stop::new()?;
+        let stop = Stop::new()?;
         let running = node.start().await?;
         info!(data = %running.data_address(), routers = args.router.join(","), "worker runs");
         if let Some(address) = running.metrics_address() {
             info!("metrics at http://{address}/metrics");
         }
-        let ready = async {
-            running.ready().await;
-            info!("joined a router");
-            std::future::pending().await
-        };
-        let broken = stop.or(first(ready, running.broken())).await;
-        stop.drain(args.process.drain_timeout, |deadline| {
-            running.drain(deadline)
-        })
-        .await;
-        broken_or_done(broken)
+        live(running, stop, &args.process, |_| info!("joined a router")).await
     })
 }
 
@@ -168,17 +140,24 @@ fn names(roles: &[Role]) -> impl Iterator<Item = (String, Role)> {
     })
 }
 
+/// Unique among the workers of a fleet: containers share process ids, processes share a host.
+fn name_default(role: Role) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{role}-{}-{}", host.trim(), std::process::id())
+}
+
 fn worker_options(
     name: String,
     role: Role,
     engine: &EngineArgs,
     process: &ProcessArgs,
 ) -> WorkerOptions {
+    let defaults = WorkerOptions::new(name, role);
     WorkerOptions {
-        queue_max: engine.max_queue,
+        queue_max: engine.max_queue.unwrap_or(defaults.queue_max),
         prefix_cache: !engine.no_prefix_cache,
-        tape: tape(process, &name),
-        ..WorkerOptions::new(name, role)
+        tape: tape(process, &defaults.name),
+        ..defaults
     }
 }
 
@@ -230,20 +209,61 @@ fn say_address(address: SocketAddr) {
     let _ = writeln!(out, "listening on http://{address}").and_then(|()| out.flush());
 }
 
-/// Whichever is there first.
-async fn first<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
-    tokio::select! {
-        done = one => done,
-        done = other => done,
-    }
+/// A node that runs, as far as signals and the exit status go.
+trait Node {
+    async fn ready(&self);
+    async fn broken(&self) -> String;
+    async fn drain(self, deadline: Duration);
 }
 
-/// A process whose engine or brain broke says so by its exit status.
-fn broken_or_done(broken: Option<String>) -> anyhow::Result<()> {
-    match broken {
-        Some(reason) => bail!("{reason}"),
-        None => Ok(()),
+macro_rules! node {
+    ($($running:ty),*) => {$(
+        impl Node for $running {
+            async fn ready(&self) {
+                self.ready().await;
+            }
+
+            async fn broken(&self) -> String {
+                self.broken().await
+            }
+
+            async fn drain(self, deadline: Duration) {
+                self.drain(deadline).await;
+            }
+        }
+    )*};
+}
+
+node!(Running, RunningRouter, RunningWorker);
+
+/// Runs a node until a signal comes or it breaks, then drains it. A node that broke says so by the
+/// exit status.
+async fn live<N: Node>(
+    node: N,
+    mut stop: Stop,
+    process: &ProcessArgs,
+    say_ready: impl FnOnce(&N),
+) -> anyhow::Result<()> {
+    let ready = async {
+        node.ready().await;
+        say_ready(&node);
+        std::future::pending().await
+    };
+    let broken = tokio::select! {
+        broken = ready => Some(broken),
+        broken = node.broken() => Some(broken),
+        () = stop.signalled() => None,
+    };
+    let seconds = process.drain_timeout;
+    info!("draining for up to {seconds} s; a second signal ends at once");
+    tokio::select! {
+        () = node.drain(Duration::from_secs(seconds)) => {}
+        () = stop.signalled() => {
+            warn!("ended at once");
+            std::process::exit(IMPATIENT);
+        }
     }
+    broken.map_or(Ok(()), |reason| Err(anyhow!("{reason}")))
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
@@ -272,26 +292,6 @@ impl Stop {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
-        }
-    }
-
-    /// Waits for `event`; `None` when a signal came first.
-    async fn or<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
-        tokio::select! {
-            happened = event => Some(happened),
-            () = self.signalled() => None,
-        }
-    }
-
-    async fn drain<F: Future<Output = ()>>(
-        mut self,
-        seconds: u64,
-        drain: impl FnOnce(Duration) -> F,
-    ) {
-        info!("draining for up to {seconds} s; a second signal ends at once");
-        if self.or(drain(Duration::from_secs(seconds))).await.is_none() {
-            warn!("ended at once");
-            std::process::exit(IMPATIENT);
         }
     }
 }

@@ -4,19 +4,15 @@ use anyhow::bail;
 use cleave_sim::{LEGEND, Options, chaos as run_world};
 use std::io::Write;
 
-/// Runs `seeds` worlds from seed `from` on; with `log`, prints a line per event.
+/// Runs `seeds` worlds from seed `from` on; prints what `options` keep.
 ///
 /// # Errors
 /// At the first violation; its world, its last events and its seed have been printed by then.
-pub(crate) fn chaos(seeds: u64, from: u64, log: bool) -> anyhow::Result<()> {
-    let options = Options {
-        log,
-        ..Options::default()
-    };
+pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let (mut events, mut tokens) = (0u64, 0u64);
     for seed in from..from.saturating_add(seeds) {
-        let report = match run_world(seed, &options) {
+        let report = match run_world(seed, options) {
             Ok(report) => report,
             Err(violation) => {
                 writeln!(out, "{violation}")?;
@@ -25,7 +21,7 @@ pub(crate) fn chaos(seeds: u64, from: u64, log: bool) -> anyhow::Result<()> {
                 );
             }
         };
-        if log {
+        if options.log {
             write!(out, "{}{LEGEND}{}", report.world, report.log)?;
         }
         events += report.events;

@@ -1,6 +1,7 @@
-//! One sequence on one engine, without a router or a socket.
+//! One sequence on one engine, without a router or a socket: what `cleave generate` needs.
 //!
-//! Owns: the smallest body that a worker's brain can have.
+//! Owns: the smallest body that a worker's brain can have, and the only order of things that one
+//! request on one worker can have: reserve, then prefill into what was reserved.
 //! Never: decides what a step runs; the brain does, as in a server.
 //! Invariant: every output is drained before the next input.
 
@@ -33,74 +34,103 @@ pub(crate) fn run(
     request: Request,
     each: &mut dyn FnMut(&Emission),
 ) -> anyhow::Result<FinishReason> {
-    let handoff = HandoffId {
-        flight: FlightId::new(ROUTER, 1),
-        attempt: 0,
-    };
-    let started = Instant::now();
     let mut brain = Brain::new(limits(engine));
-    let request = Arc::new(request);
-    let order = |order| Input::Ordered {
-        router: ROUTER,
-        order,
+    let mut solo = Solo {
+        engine,
+        each,
+        handoff: HandoffId {
+            flight: FlightId::new(ROUTER, 1),
+            attempt: 0,
+        },
+        request: Arc::new(request),
+        facts: VecDeque::new(),
     };
-    let reserve = Reserve {
-        handoff,
-        expected_output_tokens: request.stop.max_tokens,
-        request: request.clone(),
-        sender: ME,
-        waited: Duration::ZERO,
-    };
-    let mut facts = VecDeque::from([
-        Input::RouterJoined { router: ROUTER },
-        order(Order::Reserve(reserve)),
-    ]);
-    while let Some(fact) = facts.pop_front() {
+    solo.reserve();
+    let started = Instant::now();
+    while let Some(fact) = solo.facts.pop_front() {
         let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         brain.handle(Time::from_nanos(nanos), fact);
         while let Some(output) = brain.poll() {
-            match output {
-                Output::Step(plan) => {
-                    let from = Instant::now();
-                    let result = engine
-                        .step(&plan)
-                        .context("the engine could not run a step")?;
-                    facts.push_back(Input::Stepped {
-                        result,
-                        took: from.elapsed(),
-                    });
-                }
-                Output::Emit { emission, .. } => each(&emission),
-                Output::Tell { report, .. } => match report {
-                    Report::Reserved {
-                        handoff,
-                        present,
-                        blocks,
-                    } => {
-                        let target = Target {
-                            worker: ME,
-                            present,
-                            blocks,
-                        };
-                        let request = request.clone();
-                        let prefill = Prefill {
-                            handoff,
-                            request,
-                            target,
-                            waited: Duration::ZERO,
-                        };
-                        facts.push_back(order(Order::Prefill(prefill)));
-                    }
-                    Report::Finished { reason, .. } => return Ok(reason),
-                    Report::Refused { refusal, .. } => bail!("the prompt was refused: {refusal:?}"),
-                    Report::LegFailed { failure, .. } => bail!("the sequence failed: {failure:?}"),
-                    _ => {}
-                },
-                _ => {}
+            if let Some(reason) = solo.perform(output)? {
+                return Ok(reason);
             }
         }
     }
     Err(anyhow!("the scheduler stopped before the sequence ended"))
+}
+
+/// The body.
+struct Solo<'a> {
+    engine: &'a mut dyn Engine,
+    each: &'a mut dyn FnMut(&Emission),
+    handoff: HandoffId,
+    request: Arc<Request>,
+    facts: VecDeque<Input>,
+}
+
+impl Solo<'_> {
+    fn reserve(&mut self) {
+        self.facts.push_back(Input::RouterJoined { router: ROUTER });
+        self.order(Order::Reserve(Reserve {
+            handoff: self.handoff,
+            request: self.request.clone(),
+            sender: ME,
+            expected_output_tokens: self.request.stop.max_tokens,
+            waited: Duration::ZERO,
+        }));
+    }
+
+    fn order(&mut self, order: Order) {
+        self.facts.push_back(Input::Ordered {
+            router: ROUTER,
+            order,
+        });
+    }
+
+    /// Does what the brain wants; gives the end when it has come.
+    fn perform(&mut self, output: Output) -> anyhow::Result<Option<FinishReason>> {
+        match output {
+            Output::Step(plan) => {
+                let from = Instant::now();
+                let result = self
+                    .engine
+                    .step(&plan)
+                    .context("the engine could not run a step")?;
+                self.facts.push_back(Input::Stepped {
+                    result,
+                    took: from.elapsed(),
+                });
+            }
+            Output::Emit { emission, .. } => (self.each)(&emission),
+            Output::Tell { report, .. } => return self.hear(report),
+            // Facts for a server's metrics, and moves to workers that do not exist.
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn hear(&mut self, report: Report) -> anyhow::Result<Option<FinishReason>> {
+        match report {
+            Report::Reserved {
+                present, blocks, ..
+            } => self.order(Order::Prefill(Prefill {
+                handoff: self.handoff,
+                request: self.request.clone(),
+                target: Target {
+                    worker: ME,
+                    present,
+                    blocks,
+                },
+                waited: Duration::ZERO,
+            })),
+            Report::Finished { reason, .. } => return Ok(Some(reason)),
+            Report::Refused { refusal, .. } => bail!("the prompt was refused: {refusal:?}"),
+            Report::LegFailed { failure, .. } => bail!("the sequence failed: {failure:?}"),
+            // Load, prefixes and progress interest only a router with a choice.
+            _ => {}
+        }
+        Ok(None)
+    }
 }
 
 fn limits(engine: &dyn Engine) -> Limits {
