@@ -1,7 +1,7 @@
 """From the HTML of the Rust documentation to the demo's corpus: prose by pages, chats by sections, and a tokenizer.
 
-It reads HTML and writes corpus.jsonl, tokenizer.json, and the tokens as train.npy, held.npy and last.npy (the part of
-train that the end of training dwells on). What is trained on them is train_demo.py's business, as are the licences.
+It reads HTML and writes corpus.jsonl, tokenizer.json, train.npy and held.npy; what is trained on them is train_demo.py's
+business, as are the licences.
 """
 
 import json
@@ -31,8 +31,6 @@ SKIPPED = re.compile(
 # Books whose code blocks are short and explained; elsewhere code would crowd out the prose.
 CODE_BOOKS = {"book", "rust-by-example", "nomicon"}
 CODE_LINES_MAX = 10
-# What people ask a demo about.
-ASKED_MOST = {"book", "rust-by-example", "nomicon", "reference"}
 
 
 @dataclass
@@ -257,7 +255,7 @@ def question_of(section: Section, book: str, page: str, rng: random.Random) -> s
     if DULL.match(heading) or len(heading) > 60:
         return None
     if heading.endswith("?"):
-        return rng.choice([heading, heading[0] + heading[1:].lower()])
+        return heading
     lowered = heading if "`" in heading else heading[0].lower() + heading[1:]
     verb = re.match(r"(?i)(\w+ing|how|when|why|what|where|to)\b", heading)
     if verb and rng.random() < 0.5:
@@ -284,7 +282,7 @@ def chats_of(sections: list[Section], book: str, page: str, rng: random.Random) 
 def prepare(work: Path, html: Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
     rng = random.Random(SEED)
-    texts = {"train": [], "held": [], "last": []}
+    texts = {"train": [], "held": []}
     sizes = {}
     for index, (book, page, sections) in enumerate(read_pages(html)):
         side = "held" if index % 60 == 59 else "train"
@@ -295,24 +293,19 @@ def prepare(work: Path, html: Path) -> None:
         if book == "std":
             # Methods without end would drown the books.
             chats = chats[:1] + [chat for chat in chats[1:] if rng.random() < 0.4]
-        if book in ASKED_MOST:
-            # Asked three times, each time in other words; the last part of training sees little else.
-            chats += chats_of(sections, book, page, rng) + chats_of(sections, book, page, rng)
-            if side == "train":
-                texts["last"] += chats + ([text] if book in CODE_BOOKS else [])
+        if book in ("book", "rust-by-example", "nomicon", "reference"):
+            chats += chats_of(sections, book, page, rng)
         texts[side].append(text)
         texts[side] += chats
         entry = sizes.setdefault(book, [0, 0, 0, 0])
         for position, amount in enumerate((1, len(text), len(chats), sum(map(len, chats)))):
             entry[position] += amount
-    greetings = [
+    texts["train"] += [
         (turn("system", rng.choice(SYSTEMS)) if rng.random() < 0.3 else "")
         + turn("user", hello)
         + turn("assistant", rng.choice(GREETED))
         for hello in GREETINGS * 12
     ]
-    texts["train"] += greetings
-    texts["last"] += greetings
     for book, (pages, prose, chats, chat) in sizes.items():
         print(f"{book}: {pages} pages, {prose // 1000} kB of prose, {chats} chats of {chat // 1000} kB")
     with open(work / "corpus.jsonl", "w", encoding="utf-8") as file:

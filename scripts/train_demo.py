@@ -5,11 +5,10 @@ The demo exists so that `cleave serve` has something to serve on a laptop withou
 million parameters whose continuations read as English about Rust, and which answers a chat question with a paragraph
 and the end token. It knows nothing reliably.
 
-Steps, each reading what the one before left in --work (a folder outside the repository, a few hundred megabytes):
+Three steps, each reading what the one before left in --work (a folder outside the repository, a few hundred megabytes):
 
-    python scripts/train_demo.py prepare --work DIR    # HTML -> corpus.jsonl, tokenizer.json, {train,held,last}.npy
-    python scripts/train_demo.py train   --work DIR --minutes 66    # checkpoint.pt, rewritten every few minutes
-    python scripts/train_demo.py train   --work DIR --minutes 10 --resume --on last --rate 2e-3
+    python scripts/train_demo.py prepare --work DIR    # HTML -> corpus.jsonl, tokenizer.json, train.npy, held.npy
+    python scripts/train_demo.py train   --work DIR --minutes 60    # checkpoint.pt, rewritten every few minutes
     python scripts/train_demo.py export  --work DIR [--out assets/demo]    # the latest checkpoint -> a Hugging Face folder
     python scripts/train_demo.py sample  [--out assets/demo]    # a few continuations, by transformers
 
@@ -103,14 +102,13 @@ to be right: use it to see tokens flow, not to learn Rust.
 The documentation of Rust as rustup installs it: The Rust Programming Language, the Reference, Rust by Example, the
 Rustonomicon, the Edition Guide, the Cargo, rustc, rustdoc, Clippy, Style and Unstable books, the error index, and the
 prose of std's pages. Copyright the Rust project's contributors, licensed MIT OR Apache-2.0. The Embedded Book is left
-out, its prose being CC-BY-SA-4.0. More than a third of the text is the same paragraphs once more, as answers to questions made
+out, its prose being CC-BY-SA-4.0. A third of the text is the same paragraphs once more, as answers to questions made
 from their headings, with a few greetings written for this purpose.
 
 ## Training
 
-`scripts/train_demo.py`, plain PyTorch on one CPU core: {seen:.1f} million tokens ({epochs:.1f} epochs) in little more than
-an hour, the last ten minutes on the books and their chats alone. Muon for the matrices and AdamW for the rest, cosine
-schedule, windows of 256 tokens and towards the end of 1024.
+`scripts/train_demo.py`, plain PyTorch on one CPU core: {seen:.1f} million tokens ({epochs:.1f} epochs) in about an hour,
+Muon for the matrices and AdamW for the rest, cosine schedule, windows of 256 tokens and towards the end of 1024.
 Cross-entropy on held-out pages: {loss:.2f} nats a token.
 
 ## Licence
@@ -240,7 +238,7 @@ def held_loss(model, tokens: np.ndarray, length: int) -> float:
 def train(args) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(SEED)
-    tokens, held = np.load(args.work / f"{args.on}.npy"), np.load(args.work / "held.npy")
+    tokens, held = np.load(args.work / "train.npy"), np.load(args.work / "held.npy")
     end = Tokenizer.from_file(str(args.work / "tokenizer.json")).token_to_id(END_OF_TEXT)
     model = Llama(CONFIG)
     seen = step = 0
@@ -373,7 +371,6 @@ def main() -> int:
     parser.add_argument("--html", type=Path, help="the documentation; default: that of the rustc in PATH")
     parser.add_argument("--minutes", type=float, default=60.0, help="wall-clock time to train for")
     parser.add_argument("--resume", action="store_true", help="start from the weights in --work")
-    parser.add_argument("--on", choices=["train", "last"], default="train", help="all, or the books and their chats only")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps, to measure speed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="autocast; faster with AVX-512 BF16")
