@@ -231,13 +231,13 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// 0 always takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
     pub(crate) temperature: f32,
     /// Draw from the N most likely tokens; 0 from all.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) top_k: u32,
     /// Draw from the most likely tokens that together reach this probability.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = parse_top_p)]
     pub(crate) top_p: f32,
     /// Same seed, same tokens.
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -362,6 +362,20 @@ impl From<LegArg> for Role {
     }
 }
 
+/// As the API takes it: 0 to 2.
+fn parse_temperature(text: &str) -> Result<f32, String> {
+    let number: Option<f32> = text.parse().ok();
+    let within = number.filter(|number| (0.0..=2.0).contains(number));
+    within.ok_or_else(|| "expected a number from 0 to 2".to_owned())
+}
+
+/// As the API takes it: above 0, at most 1.
+fn parse_top_p(text: &str) -> Result<f32, String> {
+    let number: Option<f32> = text.parse().ok();
+    let within = number.filter(|number| (f32::MIN_POSITIVE..=1.0).contains(number));
+    within.ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
+}
+
 /// Bytes from `1048576`, `512MiB`, `4GiB`, `2G` (a bare letter is binary, as in Kubernetes' `Gi`).
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -390,6 +404,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sampling_numbers_are_checked_before_a_model_is_loaded() {
+        assert_eq!(parse_temperature("0.7"), Ok(0.7));
+        assert_eq!(parse_top_p("1"), Ok(1.0));
+        for bad in ["-1", "2.1", "NaN", "inf", "warm"] {
+            assert!(parse_temperature(bad).is_err(), "{bad}");
+            assert!(parse_top_p(bad).is_err(), "{bad}");
+        }
+        assert!(parse_top_p("0").is_err());
     }
 
     #[test]
