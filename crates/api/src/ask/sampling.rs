@@ -3,7 +3,7 @@
 use super::{LOGPROBS_MAX, Output, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX};
 use crate::error::ApiError;
 use crate::field::{Fields, integer, number, wrong};
-use crate::model::{ModelText, Special};
+use crate::model::{ModelText, REPETITION_PENALTY, Special};
 use cleave_domain::{Sampling, StopRules, TokenId};
 use serde_json::Value;
 use std::ops::Bound;
@@ -12,7 +12,6 @@ use std::sync::Arc;
 /// Everything but log-probabilities, whose fields differ between the endpoints.
 pub(super) fn sampling(fields: &Fields, model: &ModelText) -> Result<Sampling, ApiError> {
     let defaults = model.defaults();
-    let positive = |upper| (Bound::Excluded(0.0), upper);
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
     Ok(Sampling {
@@ -21,12 +20,13 @@ pub(super) fn sampling(fields: &Fields, model: &ModelText) -> Result<Sampling, A
             .unwrap_or(defaults.temperature),
         // -1 and 0 both keep all, as in vLLM.
         top_k: top_k.map_or(defaults.top_k, |top_k| top_k.max(0) as u32),
+        // A share too small for f32 still keeps the most likely token; as 0 it would keep none.
         top_p: fields
-            .number("top_p", positive(Bound::Included(1.0)))?
-            .unwrap_or(defaults.top_p),
+            .number("top_p", (Bound::Excluded(0.0), Bound::Included(1.0)))?
+            .map_or(defaults.top_p, |top_p| top_p.max(f32::MIN_POSITIVE)),
         min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(defaults.min_p),
         repetition_penalty: fields
-            .number("repetition_penalty", positive(Bound::Included(100.0)))?
+            .number("repetition_penalty", REPETITION_PENALTY)?
             .unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields
             .number("presence_penalty", -2.0..=2.0)?

@@ -18,6 +18,7 @@ pub(crate) use template::{Conversation, End, RenderError};
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use template::ChatTemplates;
 use tokenizers::Tokenizer;
@@ -47,6 +48,9 @@ pub(crate) struct SamplingDefaults {
     pub(crate) min_p: f32,
     pub(crate) repetition_penalty: f32,
 }
+
+/// The repetition penalties that engines take; nearer to 0 a division by one overflows.
+pub(crate) const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=100.0;
 
 /// What becomes of special tokens in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,7 +239,7 @@ impl SamplingDefaults {
             && (0.0..=1.0).contains(&defaults.min_p)
             && defaults.top_p > 0.0
             && defaults.top_p <= 1.0
-            && defaults.repetition_penalty > 0.0;
+            && REPETITION_PENALTY.contains(&f64::from(defaults.repetition_penalty));
         if sound {
             return Ok(defaults);
         }

@@ -326,6 +326,15 @@ async fn defaults_of_the_model_were_not_used() {
 }
 
 #[tokio::test]
+async fn a_tiny_top_p_became_zero_which_engines_refuse() {
+    let set = set("llama3");
+    set.says("x");
+    set.post(CHAT, json!({"messages": hello(), "top_p": 1e-300}))
+        .await;
+    assert_eq!(set.asked().sampling.top_p, f32::MIN_POSITIVE);
+}
+
+#[tokio::test]
 async fn lesson_21_only_one_of_the_two_limits_counted() {
     let set = set("llama3");
     for (body, tokens) in [

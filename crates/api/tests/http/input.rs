@@ -37,6 +37,8 @@ async fn a_value_out_of_range_or_of_the_wrong_type_was_taken() {
         (json!({"top_k": 1.5}), "top_k"),
         (json!({"min_p": 1.5}), "min_p"),
         (json!({"repetition_penalty": 0}), "repetition_penalty"),
+        (json!({"repetition_penalty": 1e-40}), "repetition_penalty"),
+        (json!({"repetition_penalty": 101}), "repetition_penalty"),
         (json!({"presence_penalty": 2.5}), "presence_penalty"),
         (json!({"frequency_penalty": -3}), "frequency_penalty"),
         (json!({"max_tokens": -1}), "max_tokens"),
