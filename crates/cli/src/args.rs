@@ -165,7 +165,7 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_enum)]
     pub(crate) leg: LegArg,
     /// Routers to serve: host:port, several with commas; a name stands for all its addresses.
-    #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true, value_parser = parse_router)]
     pub(crate) router: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -376,6 +376,18 @@ fn parse_top_p(text: &str) -> Result<f32, String> {
     within.ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
 }
 
+/// `host:port`; whether the host exists is found out, again and again, while the worker runs.
+fn parse_router(text: &str) -> Result<String, String> {
+    let sound = text.rsplit_once(':').is_some_and(|(host, port)| {
+        let host_is_one = !host.is_empty() && !host.contains('/');
+        host_is_one && port.parse::<u16>().is_ok_and(|port| port > 0)
+    });
+    match sound {
+        true => Ok(text.to_owned()),
+        false => Err("expected host:port, such as 127.0.0.1:8000".to_owned()),
+    }
+}
+
 /// Bytes from `1048576`, `512MiB`, `4GiB`, `2G` (a bare letter is binary, as in Kubernetes' `Gi`).
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -431,6 +443,16 @@ mod tests {
             "17179869184GiB",
         ] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_can_never_join_was_started() {
+        for good in ["127.0.0.1:8000", "[::1]:8000", "router.svc:1"] {
+            assert_eq!(parse_router(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "127.0.0.1", ":80", "h:0", "h:99999", "http://h:80"] {
+            assert!(parse_router(bad).is_err(), "{bad}");
         }
     }
 }

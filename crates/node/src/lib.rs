@@ -31,13 +31,13 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// A port cannot be had.
-    #[error("cannot listen on {0}: {1}")]
+    #[error("cannot listen on {0}")]
     Bind(String, #[source] io::Error),
     /// The tape cannot be written.
-    #[error("cannot write the tape {}: {}", .0.display(), .1)]
+    #[error("cannot write the tape {}", .0.display())]
     Tape(PathBuf, #[source] io::Error),
     /// The system gives no thread for the engine.
-    #[error("cannot start the engine's thread: {0}")]
+    #[error("cannot start the engine's thread")]
     Thread(#[source] io::Error),
     /// The collector's address is of no use.
     #[error("cannot send traces to {0}: {1}")]

@@ -31,7 +31,9 @@ impl Recorder {
         let Some(path) = path else {
             return Ok(Self::default());
         };
-        let file = File::create(path).map_err(|error| NodeError::Tape(path.to_owned(), error))?;
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let file = folder.and_then(|()| File::create(path));
+        let file = file.map_err(|error| NodeError::Tape(path.to_owned(), error))?;
         let open = Some((BufWriter::new(file), path.to_owned()));
         Ok(Self { open })
     }

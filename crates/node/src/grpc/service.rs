@@ -17,7 +17,7 @@ use tracing::{info, warn};
 #[derive(Clone)]
 pub(crate) struct ModelDesk {
     app: App,
-    served: Arc<Mutex<Option<Arc<ModelFiles>>>>,
+    served: Arc<Mutex<Option<(Arc<ModelFiles>, Tokens)>>>,
 }
 
 impl ModelDesk {
@@ -35,14 +35,13 @@ impl ModelDesk {
     pub(crate) async fn accept(&self, files: &Arc<ModelFiles>) -> Result<(), String> {
         let mut served = self.served.lock().await;
         match served.as_ref() {
-            Some(known) if known.name != files.name => {
+            Some((known, _)) if known.name != files.name => {
                 let (known, other) = (&known.name, &files.name);
                 return Err(format!(
                     "this router serves model \"{known}\", and the worker has \"{other}\""
                 ));
             }
-            // The text side may change with a rolling upgrade; the newest one that joined counts.
-            Some(known) if known == files => return Ok(()),
+            Some((known, _)) if known == files => return Ok(()),
             _ => {}
         }
         let read = Arc::clone(files);
@@ -51,8 +50,55 @@ impl ModelDesk {
             .await
             .map_err(|error| format!("cannot read the model's text side: {error}"))?;
         let text = text.map_err(|error| format!("cannot use the model's text side: {error}"))?;
+        let tokens = Tokens::of(files, &text);
+        if let Some((known, known_tokens)) = served.as_ref() {
+            known_tokens.check(&tokens).map_err(|difference| {
+                let name = &known.name;
+                format!(
+                    "this router serves another model of the name \"{name}\": {difference}; give \
+                     all its workers the same, or start other routers for this one"
+                )
+            })?;
+        }
+        // Templates and defaults may change with a rolling upgrade; the newest ones count.
         self.app.serve_model(text);
-        *served = Some(Arc::clone(files));
+        *served = Some((Arc::clone(files), tokens));
+        Ok(())
+    }
+}
+
+/// What all workers of a router must share: requests become tokens before a worker is chosen.
+/// With another tokenizer the rest of the fleet would answer nonsense, and a shorter context would
+/// cut everyone's requests.
+#[derive(Clone, Debug)]
+struct Tokens {
+    tokenizer: String,
+    vocabulary_count: u32,
+    context_tokens_max: u32,
+}
+
+impl Tokens {
+    fn of(files: &ModelFiles, text: &ModelText) -> Self {
+        Self {
+            tokenizer: files.tokenizer.clone(),
+            vocabulary_count: text.vocabulary_count(),
+            context_tokens_max: text.context_tokens_max(),
+        }
+    }
+
+    /// In words, how `other` differs.
+    fn check(&self, other: &Self) -> Result<(), String> {
+        let differ =
+            |what, known, other| Err(format!("its {what} is {known}, the worker's {other}"));
+        if self.vocabulary_count != other.vocabulary_count {
+            return differ("vocabulary", self.vocabulary_count, other.vocabulary_count);
+        }
+        if self.tokenizer != other.tokenizer {
+            return Err("its tokenizer.json differs from the worker's".into());
+        }
+        if self.context_tokens_max != other.context_tokens_max {
+            return differ("context", self.context_tokens_max, other.context_tokens_max);
+        }
         Ok(())
     }
 }
@@ -256,5 +302,30 @@ async fn next(words: &mut Streaming<proto::Upward>) -> Result<Option<Upward>, St
         Some(Kind::Beat(proto::Beat {})) => Ok(None),
         Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
         None => Err(WireError::Missing("upward.kind").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_of_the_same_name_changed_everyones_tokens() {
+        let known = Tokens {
+            tokenizer: "{}".into(),
+            vocabulary_count: 400,
+            context_tokens_max: 1024,
+        };
+        let mut other = known.clone();
+        assert_eq!(known.check(&other), Ok(()));
+        other.context_tokens_max = 64;
+        assert_eq!(
+            known.check(&other),
+            Err("its context is 1024, the worker's 64".into())
+        );
+        other.tokenizer.push(' ');
+        assert!(known.check(&other).unwrap_err().contains("tokenizer.json"));
+        other.vocabulary_count = 500;
+        assert!(known.check(&other).unwrap_err().contains("400"));
     }
 }
