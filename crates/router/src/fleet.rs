@@ -149,6 +149,13 @@ impl Fleet {
         }
     }
 
+    /// Something was let go there: what the worker estimated when it refused is out of date.
+    pub(crate) fn open(&mut self, who: WorkerRef) {
+        if let Some(worker) = self.get_mut(who) {
+            worker.shut_until = Time::ZERO;
+        }
+    }
+
     pub(crate) fn drain(&mut self, who: WorkerRef) {
         if let Some(worker) = self.get_mut(who) {
             worker.draining = true;

@@ -218,6 +218,11 @@ impl Brain {
         if self.fleet.release(worker, handoff).is_none() {
             return self.note(Note::Stale { worker });
         }
+        // Not after a refusal taken back: the same would be asked again at once.
+        let ended = !self.flights.contains_key(&handoff.flight);
+        if ended || self.current(handoff).is_some() {
+            self.fleet.open(worker);
+        }
         self.leg_closed(handoff.flight);
         // A leg that lets go without having done its part has failed, whatever it thinks. Only a
         // decode leg may know more than its router: the sender told it that the first token was

@@ -322,6 +322,7 @@ scenarios! {
     dedicated_pools_come_before_workers_of_both_roles
     cached_prefix_draws_its_kind
     refusal_goes_to_the_next_worker
+    blocks_let_go_open_the_door
     line_keeps_urgency_and_arrival
     refused_when_nobody_could_ever
     cancel_at_each_stage
