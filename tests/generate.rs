@@ -173,6 +173,15 @@ fn a_damaged_checkpoint_is_one_clear_error() {
         std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("written");
     });
     assert!(truncated.contains("model.safetensors"), "{truncated}");
+    let no_numbers = spoil("no numbers", &|folder| {
+        let path = folder.join("model.safetensors");
+        let mut bytes = std::fs::read(&path).expect("readable");
+        let half = bytes.len() / 2;
+        // Every bit set is not a number in any format, at any alignment.
+        bytes[half..].fill(0xff);
+        std::fs::write(&path, bytes).expect("written");
+    });
+    assert!(no_numbers.contains("not finite"), "{no_numbers}");
     let unknown = spoil("architecture", &|folder| {
         let path = folder.join("config.json");
         let text = std::fs::read_to_string(&path).expect("readable");

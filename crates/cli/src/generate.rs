@@ -4,11 +4,11 @@
 
 use crate::args::GenerateArgs;
 use crate::{model, solo};
-use anyhow::bail;
+use anyhow::{Context, bail};
 use cleave_api::{ModelText, Special, Start, TextStream};
 use cleave_domain::{Emission, FinishReason, Request, Sampling, Slo, StopRules, TokenId};
 use serde::Serialize;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 
 /// Logits reported with `--json`.
@@ -50,10 +50,10 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut emissions: Vec<Emission> = Vec::new();
     let request = request(args, &prompt, &text, room);
     let reason = solo::run(engine.as_mut(), request, &mut |emission| {
-        printer.print(emission.sampled.token);
         emissions.push(emission.clone());
+        printer.print(emission.sampled.token)
     })?;
-    printer.end();
+    printer.end()?;
     if args.json {
         print_json(prompt, &emissions, reason, &text)?;
     }
@@ -110,29 +110,27 @@ struct Printer {
 }
 
 impl Printer {
-    fn print(&mut self, token: TokenId) {
-        if let Some(stream) = &mut self.stream {
-            write_out(&stream.push(token));
+    fn print(&mut self, token: TokenId) -> anyhow::Result<()> {
+        match &mut self.stream {
+            Some(stream) => write_out(&stream.push(token)),
+            None => Ok(()),
         }
     }
 
-    fn end(&mut self) {
-        if let Some(stream) = &mut self.stream {
-            write_out(&stream.finish());
-            write_out("\n");
+    fn end(&mut self) -> anyhow::Result<()> {
+        match &mut self.stream {
+            Some(stream) => write_out(&(stream.finish() + "\n")),
+            None => Ok(()),
         }
     }
 }
 
-/// A closed pipe is a reader who has seen enough.
-fn write_out(text: &str) {
+/// A closed pipe is a reader who has seen enough; any other failure loses output.
+fn write_out(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    if out
-        .write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .is_err()
-    {
-        std::process::exit(0);
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        written => written.context("cannot write the output"),
     }
 }
 
@@ -166,7 +164,5 @@ fn print_json(
         prompt_tokens,
         tokens,
     };
-    write_out(&serde_json::to_string(&answer)?);
-    write_out("\n");
-    Ok(())
+    write_out(&(serde_json::to_string(&answer)? + "\n"))
 }

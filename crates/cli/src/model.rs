@@ -9,6 +9,9 @@ use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+};
 use cleave_engine::checkpoint::{Checkpoint, StoredType};
 use cleave_engine::ops::{PoolShape, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Progress, Weights};
@@ -133,9 +136,13 @@ impl Loaded {
             step_tokens_max: args.max_num_batched_tokens,
         };
         let threads = args.threads();
-        (0..count)
+        let mut engines = (0..count)
             .map(|_| self.engine(limits, (threads / count).max(1)))
-            .collect()
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        if let Some(first) = engines.first_mut() {
+            probe(first.as_mut()).context("the model cannot take a single step")?;
+        }
+        Ok(engines)
     }
 
     /// An engine for one sequence of `tokens` tokens.
@@ -189,6 +196,33 @@ impl Loaded {
         };
         shape.block_bytes() as u64
     }
+}
+
+/// One token through the whole model: weights that are not numbers show here, before a port is
+/// bound, and not with the first request.
+fn probe(engine: &mut dyn Engine) -> anyhow::Result<()> {
+    let slot = SlotIndex(0);
+    let open = OpenSlot {
+        slot,
+        sampling: Arc::new(Sampling::greedy()),
+        prompt: Arc::from([0]),
+        output: Vec::new(),
+        stop_tokens: Arc::from([]),
+        min_tokens: 0,
+    };
+    let segment = Segment {
+        slot,
+        position: 0,
+        len: 1,
+        blocks: vec![BlockIndex(0)],
+        logits: LogitsWanted::Sample,
+    };
+    engine.step(&StepPlan {
+        step: StepId(0),
+        opens: vec![open],
+        segments: vec![segment],
+    })?;
+    Ok(())
 }
 
 /// A quarter of what is free now, shared by the workers.

@@ -28,11 +28,11 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Runs one request to its end; `each` sees every token as it is drawn.
 ///
 /// # Errors
-/// If the request does not fit the engine, or the engine fails.
+/// If the request does not fit the engine, the engine fails, or `each` does.
 pub(crate) fn run(
     engine: &mut dyn Engine,
     request: Request,
-    each: &mut dyn FnMut(&Emission),
+    each: &mut dyn FnMut(&Emission) -> anyhow::Result<()>,
 ) -> anyhow::Result<FinishReason> {
     let mut brain = Brain::new(limits(engine));
     let mut solo = Solo {
@@ -62,7 +62,7 @@ pub(crate) fn run(
 /// The body.
 struct Solo<'a> {
     engine: &'a mut dyn Engine,
-    each: &'a mut dyn FnMut(&Emission),
+    each: &'a mut dyn FnMut(&Emission) -> anyhow::Result<()>,
     handoff: HandoffId,
     request: Arc<Request>,
     facts: VecDeque<Input>,
@@ -101,7 +101,7 @@ impl Solo<'_> {
                     took: from.elapsed(),
                 });
             }
-            Output::Emit { emission, .. } => (self.each)(&emission),
+            Output::Emit { emission, .. } => (self.each)(&emission)?,
             Output::Tell { report, .. } => return self.hear(report),
             // Facts for a server's metrics, and moves to workers that do not exist.
             _ => {}

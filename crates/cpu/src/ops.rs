@@ -266,6 +266,13 @@ impl Ops for CpuOps {
     type Rows = CpuRows;
     type Pool = CpuPool;
 
+    fn arithmetic(&self) -> &'static str {
+        match self.isa {
+            Isa::Plain => "unfused",
+            Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 | Isa::Neon => "fused",
+        }
+    }
+
     fn device(&self) -> String {
         let count = self.threads.count();
         let threads = if count == 1 { "thread" } else { "threads" };

@@ -94,7 +94,7 @@ impl<O: Ops> ModelEngine<O> {
         let description = EngineDescription {
             model: weights.name.clone(),
             device: ops.device(),
-            fingerprint: fingerprint(&weights, &shape),
+            fingerprint: fingerprint(&weights, &shape, ops.arithmetic()),
             capacity: Capacity {
                 block_tokens,
                 block_bytes,
@@ -247,7 +247,11 @@ fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, 
 }
 
 /// What must be equal for blocks to mean the same.
-fn fingerprint<P: crate::ops::Pack>(weights: &Weights<P>, shape: &PoolShape) -> Fingerprint {
+fn fingerprint<P: crate::ops::Pack>(
+    weights: &Weights<P>,
+    shape: &PoolShape,
+    arithmetic: &str,
+) -> Fingerprint {
     let PoolShape {
         blocks_count: _,
         layers_count,
@@ -256,7 +260,7 @@ fn fingerprint<P: crate::ops::Pack>(weights: &Weights<P>, shape: &PoolShape) -> 
         precision,
     } = shape;
     Fingerprint(format!(
-        "{}-{}-l{layers_count}h{}d{}t{block_tokens}",
+        "{}-{}-{arithmetic}-l{layers_count}h{}d{}t{block_tokens}",
         weights.revision,
         precision.name(),
         heads.kv_heads,

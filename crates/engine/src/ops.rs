@@ -275,6 +275,10 @@ pub trait Ops: Send {
     /// Processor or device and number formats, for people: `AVX-512 bf16, 8 threads`.
     fn device(&self) -> String;
 
+    /// Names how it rounds, for the fingerprint: two devices of one name give the same bits, and
+    /// only their blocks and streams may be mixed.
+    fn arithmetic(&self) -> &'static str;
+
     /// Allocates an activation buffer, zeroed.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ impl Checkpoint {
     /// See [`CheckpointError`]; each names the file and the field or tensor.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
         if !dir.is_dir() {
-            let problem = "no such folder; --model takes a Hugging Face checkpoint's folder";
+            let problem = "not a folder; --model takes a Hugging Face checkpoint's folder";
             return Err(CheckpointError::absent(dir, problem));
         }
         let config = ModelConfig::read(&dir.join("config.json"))?;

@@ -138,6 +138,10 @@ impl Ops for Plain {
         "plain f64".to_owned()
     }
 
+    fn arithmetic(&self) -> &'static str {
+        "f64"
+    }
+
     fn rows(&self, rows_max: usize, width: usize) -> Result<Rows, EngineError> {
         Ok(Rows {
             width,

@@ -17,7 +17,13 @@ use tracing::{info, warn};
 #[derive(Clone)]
 pub(crate) struct ModelDesk {
     app: App,
-    served: Arc<Mutex<Option<(Arc<ModelFiles>, Tokens)>>>,
+    served: Arc<Mutex<Option<Served>>>,
+}
+
+/// The model that the HTTP face speaks for.
+struct Served {
+    files: Arc<ModelFiles>,
+    tokens: Tokens,
 }
 
 impl ModelDesk {
@@ -35,13 +41,13 @@ impl ModelDesk {
     pub(crate) async fn accept(&self, files: &Arc<ModelFiles>) -> Result<(), String> {
         let mut served = self.served.lock().await;
         match served.as_ref() {
-            Some((known, _)) if known.name != files.name => {
-                let (known, other) = (&known.name, &files.name);
+            Some(known) if known.files.name != files.name => {
+                let (known, other) = (&known.files.name, &files.name);
                 return Err(format!(
                     "this router serves model \"{known}\", and the worker has \"{other}\""
                 ));
             }
-            Some((known, _)) if known == files => return Ok(()),
+            Some(known) if known.files == *files => return Ok(()),
             _ => {}
         }
         let read = Arc::clone(files);
@@ -51,9 +57,9 @@ impl ModelDesk {
             .map_err(|error| format!("cannot read the model's text side: {error}"))?;
         let text = text.map_err(|error| format!("cannot use the model's text side: {error}"))?;
         let tokens = Tokens::of(files, &text);
-        if let Some((known, known_tokens)) = served.as_ref() {
-            known_tokens.check(&tokens).map_err(|difference| {
-                let name = &known.name;
+        if let Some(known) = served.as_ref() {
+            known.tokens.check(&tokens).map_err(|difference| {
+                let name = &known.files.name;
                 format!(
                     "this router serves another model of the name \"{name}\": {difference}; give \
                      all its workers the same, or start other routers for this one"
@@ -62,7 +68,10 @@ impl ModelDesk {
         }
         // Templates and defaults may change with a rolling upgrade; the newest ones count.
         self.app.serve_model(text);
-        *served = Some((Arc::clone(files), tokens));
+        *served = Some(Served {
+            files: Arc::clone(files),
+            tokens,
+        });
         Ok(())
     }
 }
