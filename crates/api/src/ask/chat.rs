@@ -9,7 +9,6 @@ use super::{Ask, Prompt, UNSUPPORTED, Wanted};
 use crate::error::ApiError;
 use crate::field::{Fields, wrong};
 use crate::model::{Conversation, End, ModelText, RenderError, Special};
-use crate::text::Start;
 use serde_json::{Map, Value};
 
 /// Checks a body, renders its messages and tokenizes them.
@@ -42,15 +41,7 @@ pub(crate) fn chat(body: &Value, model: &ModelText) -> Result<Ask, ApiError> {
         default: None,
     };
     let stop = stop.rules(tokens.len(), room)?;
-    // The answer is a text of its own only if nothing but marks came before.
-    let visible = tokens
-        .iter()
-        .any(|&token| model.piece(token, output.special).is_some());
-    let start = if visible {
-        Start::Continued
-    } else {
-        Start::Fresh
-    };
+    let start = super::start(model, &tokens, output.special);
     let wanted = Wanted::Output;
     let prompt = Prompt {
         tokens: tokens.into(),

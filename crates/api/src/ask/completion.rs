@@ -5,7 +5,6 @@ use super::{Ask, Prompt, UNSUPPORTED, Wanted};
 use crate::error::ApiError;
 use crate::field::{Fields, wrong};
 use crate::model::{ModelText, Special};
-use crate::text::Start;
 use cleave_domain::TokenId;
 use serde_json::Value;
 
@@ -54,14 +53,7 @@ pub(crate) fn completion(body: &Value, model: &ModelText) -> Result<Ask, ApiErro
         let mut stop = stop.rules(tokens.len(), room)?;
         // The engine has no step without an output token; it is thrown away.
         stop.max_tokens = stop.max_tokens.max(1);
-        let visible = tokens
-            .iter()
-            .any(|&token| model.piece(token, output.special).is_some());
-        let start = if visible {
-            Start::Continued
-        } else {
-            Start::Fresh
-        };
+        let start = super::start(model, &tokens, output.special);
         let text = || text.map_or_else(|| model.decode(&tokens, output.special), str::to_owned);
         let echo = echo.then(text);
         Ok(Prompt {

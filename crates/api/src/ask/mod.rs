@@ -270,3 +270,13 @@ fn priority(fields: &Fields) -> Result<i32, ApiError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     Ok(fields.integer("priority", range)?.unwrap_or(0) as i32)
 }
+
+/// An answer is a text of its own only if nothing but marks came before it.
+fn start(model: &ModelText, prompt: &[TokenId], special: Special) -> Start {
+    let is_visible = |token: &TokenId| model.piece(*token, special).is_some();
+    if prompt.iter().any(is_visible) {
+        Start::Continued
+    } else {
+        Start::Fresh
+    }
+}
