@@ -9,6 +9,9 @@ use cleave_domain::{Ending, Failure, Refusal};
 use serde_json::{Value, json};
 use std::time::Duration;
 
+/// When to try again where nobody can tell.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+
 /// Names why a request was not taken on; the same word is the error object's `code`.
 pub(crate) const REFUSED_REASON: HeaderName = HeaderName::from_static("x-cleave-refused-reason");
 
@@ -94,7 +97,7 @@ impl ApiError {
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
         Self {
-            retry_after: Some(Duration::from_secs(1)),
+            retry_after: Some(RETRY_AFTER),
             refused: true,
             ..error
         }
@@ -209,11 +212,12 @@ impl From<&Failure> for ApiError {
                 "out_of_blocks",
                 "The sequence outgrew the KV pool of the worker serving it.",
             ),
+            Failure::Draining => ("draining", "The server is shutting down."),
             Failure::RetriesSpent(last) => return Self::from(&**last),
         };
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
         Self {
-            retry_after: Some(Duration::from_secs(1)),
+            retry_after: Some(RETRY_AFTER),
             ..error
         }
     }

@@ -19,6 +19,7 @@ mod routes;
 mod text;
 
 pub use app::{ApiOptions, App};
+pub use error::RETRY_AFTER;
 pub use frontend::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
 pub use model::{ModelError, ModelFiles, ModelText, Special};
 pub use text::{Start, TextStream};

@@ -3,15 +3,6 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One half of a request's way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Leg {
-    /// The prompt is run.
-    Prefill,
-    /// The output is generated.
-    Decode,
-}
-
 /// Which legs a worker serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Role {

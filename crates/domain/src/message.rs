@@ -23,8 +23,6 @@ pub enum Order {
         /// What.
         handoff: HandoffId,
     },
-    /// Accept nothing new; finish what is here.
-    Drain,
 }
 
 /// See [`Order::Reserve`].
@@ -176,6 +174,8 @@ pub enum Failure {
     Engine(String),
     /// The sequence alone outgrew the worker's whole pool.
     OutOfBlocks,
+    /// The router stopped before the end.
+    Draining,
     /// Retries are used up; the last reason.
     RetriesSpent(Box<Failure>),
 }

@@ -45,10 +45,6 @@ impl Pulse {
         });
     }
 
-    pub(crate) fn is_broken(&self) -> bool {
-        self.broken.borrow().is_some()
-    }
-
     /// Returns when something broke, with the reason.
     pub(crate) async fn broken(&self) -> String {
         let mut broken = self.broken.subscribe();

@@ -19,6 +19,14 @@ pub(crate) enum Downward {
         worker: WorkerRef,
         data_address: String,
     },
+    /// That life of a worker is over, or lost to this router.
+    PeerGone {
+        worker: WorkerRef,
+    },
+    /// A worker of the same name that started later is connected, and this line ends.
+    NameTaken {
+        data_address: String,
+    },
     Order(Order),
 }
 

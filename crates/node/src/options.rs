@@ -24,8 +24,8 @@ pub struct WorkerOptions {
     /// KV bytes written to the pool between two steps, about; more wait for the next gap, so that
     /// arriving hand-offs slow no running sequence by more than that takes. Default 16 MiB.
     pub import_bytes_per_step: u64,
-    /// KV bytes that one peer may have on their way here. Default 32 MiB; never less than two
-    /// blocks.
+    /// KV bytes that one peer may have on their way here, by default as many as links usually
+    /// allow; never less than two blocks.
     pub credit_bytes: u32,
     /// The longest frame. Default 1 MiB.
     pub frame_bytes_max: u32,
@@ -46,7 +46,7 @@ impl WorkerOptions {
             stall_max: Duration::from_secs(10),
             prefix_cache: true,
             import_bytes_per_step: 16 << 20,
-            credit_bytes: 32 << 20,
+            credit_bytes: cleave_transfer::CREDIT_BYTES,
             frame_bytes_max: 1 << 20,
             step_limit: Duration::from_secs(60),
             tape: None,
@@ -55,11 +55,9 @@ impl WorkerOptions {
 }
 
 /// A router's settings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouterOptions {
-    /// What its brain is told. Default: 4096 flights, 1024 of them waiting, for 30 s at most; two
-    /// failures survived; leases renewed every 5 s; 2 s for a reservation's answer; 256 output
-    /// tokens expected.
+    /// What its brain is told.
     pub limits: cleave_router::Limits,
     /// The HTTP face's settings.
     pub api: ApiOptions,
@@ -68,23 +66,4 @@ pub struct RouterOptions {
     /// Where traces go: an OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`.
     /// Default nowhere.
     pub otlp_endpoint: Option<String>,
-}
-
-impl Default for RouterOptions {
-    fn default() -> Self {
-        Self {
-            limits: cleave_router::Limits {
-                flights_max: 4096,
-                queue_max: 1024,
-                queue_wait_max: Duration::from_secs(30),
-                failures_max: 2,
-                renew_every: Duration::from_secs(5),
-                reserve_timeout: Duration::from_secs(2),
-                expected_output_tokens: 256,
-            },
-            api: ApiOptions::default(),
-            tape: None,
-            otlp_endpoint: None,
-        }
-    }
 }

@@ -8,7 +8,7 @@
 //! Owns: the flights, the line, the timers. Never: sees a generated token; those go past it.
 //! Invariant: every flight submitted ends in exactly one [`Output::End`].
 
-use crate::event::{Input, Limits, Note, Output};
+use crate::event::{Census, Input, Limits, Note, Output, Readiness};
 use crate::fleet::{Fleet, Query};
 use crate::flight::{Attempt, Flight, Stage};
 use crate::line::{Line, Place};
@@ -47,7 +47,9 @@ pub struct Brain {
     /// Between placements, on average, while there is a line.
     pace: Pace,
     draining: Draining,
-    noted: (u32, u32, u32),
+    noted: (Census, u32, u32),
+    /// What was said last, of which turn of the fleet.
+    readiness: (u64, Readiness),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +84,8 @@ impl Brain {
             ended: 0,
             pace: Pace::default(),
             draining: Draining::No,
-            noted: (0, 0, 0),
+            noted: (Census::default(), 0, 0),
+            readiness: (0, Readiness::NONE),
         }
     }
 
@@ -443,8 +446,29 @@ impl Brain {
         self.say(Output::End { flight: id, ending });
     }
 
+    fn settle_readiness(&mut self) {
+        let (turn, said) = self.readiness;
+        let draining = self.draining != Draining::No;
+        if said == Readiness::Draining || (turn == self.fleet.turns() && !draining) {
+            return;
+        }
+        let readiness = match draining {
+            true => Readiness::Draining,
+            false => self.fleet.readiness(self.now),
+        };
+        self.readiness = (self.fleet.turns(), readiness);
+        if readiness != said {
+            self.say(Output::Readiness(readiness));
+        }
+    }
+
     fn settle(&mut self) {
-        let stands = (self.fleet.len(), self.flights.len() as u32, self.line.len());
+        self.settle_readiness();
+        let stands = (
+            self.fleet.census(),
+            self.flights.len() as u32,
+            self.line.len(),
+        );
         if stands != self.noted {
             self.noted = stands;
             let (workers, flights, flights_waiting) = stands;

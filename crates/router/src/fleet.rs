@@ -4,6 +4,7 @@
 //! each. Never: sends anything, or knows what a flight is about.
 //! Invariant: nothing of an earlier life is kept: load, promises and prefixes go with it.
 
+use crate::event::{Census, Readiness};
 use crate::ledger::{Ledger, Promise};
 use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
 use crate::prefix::Content;
@@ -41,6 +42,10 @@ pub(crate) struct Fleet {
     /// Open promises by flight, over all attempts and workers.
     legs: BTreeMap<FlightId, u32>,
     placements: u64,
+    /// Everybody, those who drain too.
+    census: Census,
+    /// Counts who came, went or began to drain.
+    turns: u64,
 }
 
 /// What a placement is asked with.
@@ -53,8 +58,34 @@ pub(crate) struct Query<'a> {
 }
 
 impl Fleet {
-    pub(crate) fn len(&self) -> u32 {
-        self.workers.len() as u32
+    pub(crate) fn census(&self) -> Census {
+        self.census
+    }
+
+    /// Moves when readiness may have changed.
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns
+    }
+
+    /// Whether the shortest of requests would find a pair, asked as any other is.
+    pub(crate) fn readiness(&self, now: Time) -> Readiness {
+        let query = Query {
+            ask: Ask::SHORTEST,
+            content: &Content::default(),
+            excluded: &BTreeSet::new(),
+            now,
+        };
+        match self.choose(&query) {
+            Ok(_) | Err(NoPlace::Busy) => Readiness::Ready,
+            Err(NoPlace::NoWorker | NoPlace::TooLong { .. }) => {
+                let accepting = || self.workers.values().filter(|worker| !worker.draining);
+                let roles = || accepting().map(|worker| worker.description.role);
+                Readiness::NoPair {
+                    prefill: roles().filter(|role| role.prefills()).count() as u32,
+                    decode: roles().filter(|role| role.decodes()).count() as u32,
+                }
+            }
+        }
     }
 
     pub(crate) fn workers(&self) -> impl Iterator<Item = &Worker> {
@@ -85,6 +116,7 @@ impl Fleet {
             .entry(description.fingerprint.clone())
             .or_default();
         group.workers.insert(me.worker);
+        let role = description.role;
         let load = Load {
             blocks_free: description.capacity.blocks_count,
             ..Load::default()
@@ -100,6 +132,8 @@ impl Fleet {
         };
         let before = self.workers.insert(me.worker, worker);
         assert!(before.is_none(), "{me} joined while connected");
+        *self.census.of_role(role) += 1;
+        self.turns += 1;
     }
 
     /// Forgets a worker in whatever life it is. Gives the hand-offs it had.
@@ -107,6 +141,8 @@ impl Fleet {
         let Some(gone) = self.workers.remove(&worker) else {
             return Vec::new();
         };
+        *self.census.of_role(gone.description.role) -= 1;
+        self.turns += 1;
         let fingerprint = &gone.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);
@@ -159,6 +195,7 @@ impl Fleet {
     pub(crate) fn drain(&mut self, who: WorkerRef) {
         if let Some(worker) = self.get_mut(who) {
             worker.draining = true;
+            self.turns += 1;
         }
     }
 
@@ -305,6 +342,8 @@ impl Fleet {
                 worker.me
             );
         }
+        let total = self.census.total() as usize;
+        assert_eq!(total, self.workers.len(), "the census is wrong");
         assert_eq!(legs, self.legs, "open legs are miscounted");
         let grouped: usize = self.groups.values().map(|g| g.workers.len()).sum();
         assert_eq!(grouped, self.workers.len(), "a group holds a worker twice");

@@ -16,5 +16,5 @@ mod stream;
 mod walk;
 
 pub use brain::Brain;
-pub use event::{Input, Limits, Note, Output};
+pub use event::{Census, Input, Limits, Note, Output, Readiness};
 pub use stream::TokenStream;

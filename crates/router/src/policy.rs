@@ -24,6 +24,13 @@ pub struct Ask {
 }
 
 impl Ask {
+    /// One token in, one out.
+    pub const SHORTEST: Self = Self {
+        prompt_tokens: 1,
+        tokens_max: 2,
+        tokens_expected: 2,
+    };
+
     /// What `request` asks of a fleet, counting on `output` further tokens.
     pub fn of(request: &Request, output: u32) -> Self {
         let generated = request.generated.len() as u32;

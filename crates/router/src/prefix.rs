@@ -9,7 +9,7 @@ use cleave_kv::block_hashes;
 use std::collections::BTreeMap;
 
 /// What a request's sequence starts with, by block size.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Content {
     hashes: BTreeMap<u32, Vec<BlockHash>>,
 }

@@ -80,7 +80,7 @@ impl Driver {
                     Order::Prefill(order) => self.told.push((worker, order.handoff)),
                     _ => {}
                 },
-                Output::Drained | Output::Note(_) => {}
+                Output::Drained | Output::Readiness(_) | Output::Note(_) => {}
             }
         }
         self.brain.check();

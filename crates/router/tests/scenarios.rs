@@ -244,6 +244,7 @@ fn output_words(output: &Output) -> Option<String> {
         Output::Tell { worker, order } => format!("{worker} {}", order_words(order)),
         Output::End { flight, ending } => format!("{flight} ends: {ending:?}"),
         Output::Drained => "drained".to_owned(),
+        Output::Readiness(readiness) => format!("{readiness:?}"),
         Output::Note(Note::Fleet { .. }) => return None,
         Output::Note(note) => format!("note {}", note_words(note)),
     })
@@ -292,7 +293,6 @@ fn order_words(order: &Order) -> String {
             format!("<- renew {}", names.join(" "))
         }
         Order::Cancel { handoff } => format!("<- cancel {handoff}"),
-        Order::Drain => "<- drain".to_owned(),
     }
 }
 

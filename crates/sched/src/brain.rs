@@ -147,11 +147,8 @@ impl Brain {
                 outcome,
             } => self.imported(handoff, part, outcome),
             Input::Stepped { result, took } => self.stepped(result, took),
-            Input::StepFailed {
-                step,
-                reason,
-                damage: _,
-            } => self.step_failed(step, &reason),
+            Input::StepFailed { step, reason } => self.step_failed(step, &reason),
+            Input::EngineLost { reason } => self.engine_lost(&reason),
             Input::Woke => {}
             Input::Draining => self.drain(),
         }
@@ -169,7 +166,6 @@ impl Brain {
             Order::Prefill(prefill) => self.prefill(router, prefill),
             Order::Renew { handoffs } => self.renew(router, &handoffs),
             Order::Cancel { handoff } => self.cancel(router, handoff),
-            Order::Drain => self.drain(),
         }
     }
 
@@ -188,7 +184,7 @@ impl Brain {
         }
     }
 
-    fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         if self.draining == Draining::No {
             self.draining = Draining::Yes;
             self.tell_all(&Report::Draining);

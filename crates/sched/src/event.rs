@@ -89,14 +89,19 @@ pub enum Input {
         /// How long the engine took.
         took: Duration,
     },
-    /// The engine refused or broke the step; nothing of its results can be used.
+    /// The engine refused or broke the step; what it was to write is unknown, and nothing of its
+    /// results can be used.
     StepFailed {
         /// Which.
         step: StepId,
         /// The engine's words.
         reason: String,
-        /// What became of the blocks in it.
-        damage: Damage,
+    },
+    /// The engine broke, and nothing makes that good but a new process. What it had before it is
+    /// still answered.
+    EngineLost {
+        /// The engine's words.
+        reason: String,
     },
     /// The brain's deadline passed; an early wake-up is harmless.
     Woke,
@@ -124,19 +129,8 @@ pub enum Output {
         emission: Emission,
     },
     /// Copy a block out of the pool and send it, as one frame or several; answered by `Exported`.
-    Export {
-        /// The attempt.
-        handoff: HandoffId,
-        /// To whom.
-        to: WorkerRef,
-        /// From where.
-        from: BlockIndex,
-        /// Which block of the sequence.
-        ordinal: u32,
-        /// To where.
-        block: BlockRef,
-    },
-    /// Say this to another worker, after the frames that were exported before.
+    Export(Export),
+    /// Say this to another worker, at once: frames of exports that are not answered yet may follow.
     Send {
         /// To whom.
         to: WorkerRef,
@@ -169,6 +163,32 @@ pub enum Output {
     Drained,
     /// A fact worth counting.
     Note(Note),
+}
+
+/// See [`Output::Export`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    /// The attempt.
+    pub handoff: HandoffId,
+    /// To whom.
+    pub to: WorkerRef,
+    /// From where.
+    pub from: BlockIndex,
+    /// Which block of the sequence.
+    pub ordinal: u32,
+    /// To where.
+    pub block: BlockRef,
+}
+
+impl Export {
+    /// The fact that answers it.
+    pub fn answer(&self, outcome: ExportOutcome) -> Input {
+        Input::Exported {
+            handoff: self.handoff,
+            ordinal: self.ordinal,
+            outcome,
+        }
+    }
 }
 
 /// See [`Input::Arrived`].
@@ -205,15 +225,6 @@ pub enum ImportOutcome {
     Dropped,
     /// The engine could not write them.
     Broken,
-}
-
-/// See [`Input::StepFailed`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Damage {
-    /// The step did not begin.
-    Nothing,
-    /// What the step was to write is unknown.
-    BlocksUnknown,
 }
 
 /// Facts for metrics and logs. The simulator and the real worker count the same ones.

@@ -7,7 +7,7 @@
 
 use crate::close::Close;
 use crate::sequence::{Phase, Stage};
-use crate::{Brain, Condition, ExportOutcome, ImportOutcome, Note, Output};
+use crate::{Brain, Condition, Export, ExportOutcome, ImportOutcome, Note, Output};
 use cleave_domain::{Cause, Failure, HandoffId, Report, TokenId, WorkerRef};
 use cleave_kv::handoff::{receiver, sender};
 use cleave_kv::{BlockPart, Packet};
@@ -146,13 +146,13 @@ impl Brain {
                     from,
                     ordinal,
                     block,
-                } => self.say(Output::Export {
+                } => self.say(Output::Export(Export {
                     handoff,
                     to,
                     from,
                     ordinal,
                     block,
-                }),
+                })),
                 sender::Output::Send(packet) => {
                     if matches!(packet, Packet::Seal(_)) {
                         self.note(Note::Sealed {

@@ -66,6 +66,15 @@ impl Brain {
         }
     }
 
+    /// Nothing here can go on, and nothing new is to come.
+    pub(crate) fn engine_lost(&mut self, reason: &str) {
+        self.drain();
+        let handoffs: Vec<HandoffId> = self.handoffs().collect();
+        for handoff in handoffs {
+            self.close(handoff, Close::Failed(Failure::Engine(reason.into())));
+        }
+    }
+
     fn broke(&mut self, step: &Step, reason: &str) {
         for placed in &step.placed {
             if let Some(sequence) = self.sequences.get_mut(&placed.handoff) {

@@ -468,6 +468,17 @@ scenarios! {
         router joined p
         run 200
         empty"
+    lesson_12_a_broken_engine_fails_what_is_here_and_takes_nothing_new: "
+        worker p prefill
+        worker d decode
+        reserve 1 on d from p prompt=6
+        reserve 2 on d from p prompt=6
+        prefill 1 on p to d
+        broken d
+        reserve 3 on d from p prompt=6
+        broken p
+        run 200
+        empty"
     a_cached_prefix_is_evicted_when_room_is_needed_and_routers_hear_of_it: "
         worker b both blocks=4
         reserve 1 on b from b prompt=9 max=1

@@ -2,7 +2,8 @@
 //!
 //! Owns: one life of a worker: its brain, its pool, and the work its engine has before it.
 //! Never: knows the wires; what must go out is handed to the run. Invariant: the engine does what
-//! reads or writes the pool in the order in which the brain asked for it.
+//! reads or writes the pool in the order in which the brain asked for it, except that a step goes
+//! ahead of writes once enough was written since the last one, as the real worker's does.
 
 use crate::dice::Dice;
 use crate::engine::{Cell, Engine, Price};
@@ -11,8 +12,8 @@ use cleave_domain::{
     BlockIndex, BlockRef, Generation, HandoffId, Order, Report, StepPlan, Tape, TapeLine, Time,
     WorkerDescription, WorkerRef,
 };
-use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{Damage, ExportOutcome, ImportOutcome, Input, Limits, Output};
+use cleave_kv::BlockPart;
+use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, Limits, Output};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -30,20 +31,13 @@ pub(crate) enum Op {
         block: BlockRef,
         payload: Payload,
     },
-    /// Waits here for the exports before it.
-    Send {
-        to: WorkerRef,
-        packet: Packet,
-    },
 }
 
-#[derive(Debug)]
-pub(crate) struct Export {
-    pub(crate) handoff: HandoffId,
-    pub(crate) to: WorkerRef,
-    pub(crate) from: BlockIndex,
-    pub(crate) ordinal: u32,
-    pub(crate) block: BlockRef,
+/// Whether a life's tape is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taping {
+    Off,
+    On,
 }
 
 /// What became of an op.
@@ -53,8 +47,6 @@ pub(crate) enum Done {
     Hear(Input),
     /// Send these cells of a block, then tell the brain.
     Ship(Export, Payload),
-    /// Send this.
-    Send(WorkerRef, Packet),
 }
 
 #[derive(Debug)]
@@ -68,6 +60,8 @@ pub(crate) struct Body {
     pub(crate) exiting: bool,
     engine: Engine,
     ops: VecDeque<Op>,
+    /// Since the last step.
+    written_bytes: u64,
     pub(crate) busy: Option<(Op, Time)>,
     /// The frame that just arrived.
     pub(crate) arriving: Option<(HandoffId, BlockPart, Payload)>,
@@ -82,7 +76,7 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    pub(crate) fn new(limits: Limits, about: WorkerDescription, taped: bool) -> Self {
+    pub(crate) fn new(limits: Limits, about: WorkerDescription, taping: Taping) -> Self {
         let capacity = limits.capacity;
         let mut body = Self {
             me: limits.me,
@@ -93,13 +87,14 @@ impl Body {
             draining: false,
             exiting: false,
             ops: VecDeque::new(),
+            written_bytes: 0,
             busy: None,
             arriving: None,
             exporting: BTreeMap::new(),
             reserved: BTreeMap::new(),
             joint: BTreeSet::new(),
             wake: None,
-            tape: taped.then(Vec::new),
+            tape: (taping == Taping::On).then(Vec::new),
         };
         body.record(|| Tape::Worker(TapeLine::Born { limits }));
         body
@@ -137,9 +132,8 @@ impl Body {
     }
 
     /// One letter for the log; see its legend.
-    pub(crate) fn mark(&self, frozen: bool) -> char {
+    pub(crate) fn mark(&self) -> char {
         match &self.busy {
-            _ if frozen => 'z',
             Some((Op::Step(_), _)) => 's',
             Some(_) => 'c',
             None if self.draining => '-',
@@ -179,22 +173,6 @@ impl Body {
         }
         self.ops.push_back(Op::Export(export));
         Ok(())
-    }
-
-    /// Sends at once unless frames for the same worker are still to be read; gives the packet
-    /// back if it can go now.
-    pub(crate) fn send(&mut self, to: WorkerRef, packet: Packet) -> Option<Packet> {
-        let same = |op: &Op| match op {
-            Op::Export(export) => export.to == to,
-            Op::Send { to: other, .. } => *other == to,
-            _ => false,
-        };
-        let reading = self.busy.as_ref().is_some_and(|(op, _)| same(op));
-        if reading || self.ops.iter().any(same) {
-            self.ops.push_back(Op::Send { to, packet });
-            return None;
-        }
-        Some(packet)
     }
 
     pub(crate) fn import(
@@ -241,13 +219,9 @@ impl Body {
         let mut kept = VecDeque::new();
         for op in self.ops.drain(..) {
             match op {
-                Op::Export(e) if e.handoff == handoff => {
-                    self.exporting.remove(&(handoff, e.ordinal));
-                    answers.push(Input::Exported {
-                        handoff,
-                        ordinal: e.ordinal,
-                        outcome: ExportOutcome::Dropped,
-                    });
+                Op::Export(export) if export.handoff == handoff => {
+                    self.exporting.remove(&(handoff, export.ordinal));
+                    answers.push(export.answer(ExportOutcome::Dropped));
                 }
                 Op::Import {
                     handoff: h, part, ..
@@ -277,7 +251,6 @@ impl Body {
             .collect();
         self.ops.retain(|op| match op {
             Op::Export(e) => !lost.contains(&(e.handoff, e.ordinal)),
-            Op::Send { to, .. } => *to != peer,
             _ => true,
         });
         let answer = |(handoff, ordinal)| {
@@ -298,14 +271,30 @@ impl Body {
         if self.busy.is_some() {
             return None;
         }
-        let op = self.ops.pop_front()?;
+        let op = self.take(price.write_bytes)?;
         let takes = match &op {
             Op::Step(plan) => price.of(plan),
             Op::Export(_) | Op::Import { .. } => Duration::from_nanos(price.copy),
-            Op::Send { .. } => Duration::ZERO,
         };
         self.busy = Some((op, now));
         Some(now + takes)
+    }
+
+    fn take(&mut self, write_bytes: u64) -> Option<Op> {
+        let is_write = |op: &&Op| matches!(op, Op::Import { .. });
+        let writes_count = self.ops.iter().take_while(is_write).count();
+        let step_next = matches!(self.ops.get(writes_count), Some(Op::Step(_)));
+        let at = match step_next && self.written_bytes >= write_bytes {
+            true => writes_count,
+            false => 0,
+        };
+        let op = self.ops.remove(at)?;
+        match &op {
+            Op::Step(_) => self.written_bytes = 0,
+            Op::Import { part, .. } => self.written_bytes += u64::from(part.len),
+            Op::Export(_) => {}
+        }
+        Some(op)
     }
 
     /// Finishes the op under way. The device breaks so many of a thousand.
@@ -327,14 +316,8 @@ impl Body {
                 Done::Hear(Input::Stepped { result, took })
             }
             Op::Export(export) if breaks => {
-                let (handoff, ordinal) = (export.handoff, export.ordinal);
-                self.exporting.remove(&(handoff, ordinal));
-                let outcome = ExportOutcome::Broken;
-                Done::Hear(Input::Exported {
-                    handoff,
-                    ordinal,
-                    outcome,
-                })
+                self.exporting.remove(&(export.handoff, export.ordinal));
+                Done::Hear(export.answer(ExportOutcome::Broken))
             }
             Op::Export(export) => {
                 let payload = self.engine.read(export.from).to_vec();
@@ -360,22 +343,17 @@ impl Body {
                     outcome,
                 })
             }
-            Op::Send { to, packet } => Done::Send(to, packet),
         })
     }
 
     fn break_step(&mut self, plan: &StepPlan, dice: &mut Dice) -> Input {
-        let damage = if dice.chance(500) {
-            Damage::Nothing
-        } else {
+        if dice.chance(500) {
             let written = self.engine.written(plan);
             self.engine.scribble(&written, dice);
-            Damage::BlocksUnknown
-        };
+        }
         Input::StepFailed {
             step: plan.step,
             reason: "the dice said so".to_owned(),
-            damage,
         }
     }
 

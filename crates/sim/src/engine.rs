@@ -34,6 +34,8 @@ pub(crate) struct Price {
     pub(crate) context_token: u64,
     /// Each block copied in or out.
     pub(crate) copy: u64,
+    /// Bytes, not nanoseconds: writes of about so many between two steps; more wait.
+    pub(crate) write_bytes: u64,
 }
 
 #[derive(Debug)]

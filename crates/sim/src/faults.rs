@@ -8,6 +8,7 @@ use crate::body::Body;
 use crate::run::{Event, Run, life};
 use crate::world::Fault;
 use cleave_domain::RouterId;
+use cleave_router::Readiness;
 use std::time::Duration;
 
 /// How a process ends.
@@ -191,7 +192,7 @@ impl Run<'_> {
             stall_max: self.world.stall_max,
             prefix_cache: self.world.prefix_cache,
         };
-        seat.body = Some(Body::new(limits, about, self.taped));
+        seat.body = Some(Body::new(limits, about, self.taping));
         for router in 0..self.routers.len() {
             self.meet(router, worker)?;
         }
@@ -243,12 +244,32 @@ impl Run<'_> {
             if seat.workers as usize != self.seats.len() {
                 return Err(format!("r{:x} knows {} workers", router + 1, seat.workers));
             }
+            let expected = self.readiness();
+            if seat.readiness != expected {
+                let (r, said) = (router + 1, seat.readiness);
+                return Err(format!("r{r:x} says {said:?}, and it is {expected:?}"));
+            }
             let open = seat.brain.legs_open();
             if open > 0 {
                 return Err(format!("r{:x} still counts {open} legs", router + 1));
             }
         }
         Ok(())
+    }
+
+    /// What every router should say once all workers are back.
+    fn readiness(&self) -> Readiness {
+        let workers = &self.world.workers;
+        let prefill = || workers.iter().filter(|worker| worker.role.prefills());
+        let decode = || workers.iter().filter(|worker| worker.role.decodes());
+        let pair = prefill().any(|p| decode().any(|d| d.fingerprint == p.fingerprint));
+        match pair {
+            true => Readiness::Ready,
+            false => Readiness::NoPair {
+                prefill: prefill().count() as u32,
+                decode: decode().count() as u32,
+            },
+        }
     }
 
     pub(crate) fn drain_all(&mut self) -> Result<(), String> {
@@ -273,6 +294,10 @@ impl Run<'_> {
     pub(crate) fn check_drained(&self) -> Result<(), String> {
         if self.routers.iter().any(|seat| !seat.drained) {
             return Err("a router never drained".to_owned());
+        }
+        let said = |seat: &crate::run::RouterSeat| seat.readiness == Readiness::Draining;
+        if !self.routers.iter().all(said) {
+            return Err("a router that drained calls for requests".to_owned());
         }
         if self.seats.iter().any(|seat| seat.body.is_some()) {
             return Err("a worker never drained".to_owned());

@@ -17,19 +17,26 @@ pub const LEGEND: &str = "\
 /// Lines kept for a violation when not all are.
 const LAST: usize = 60;
 
+/// Which lines are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    All,
+    Last,
+}
+
 #[derive(Debug)]
 pub(crate) struct Journal {
     lines: VecDeque<String>,
-    all: bool,
+    keep: Keep,
     hash: u64,
     pub(crate) count: u64,
 }
 
 impl Journal {
-    pub(crate) fn new(all: bool) -> Self {
+    pub(crate) fn new(keep: Keep) -> Self {
         Self {
             lines: VecDeque::new(),
-            all,
+            keep,
             hash: 0xcbf2_9ce4_8422_2325,
             count: 0,
         }
@@ -42,7 +49,7 @@ impl Journal {
             // FNV-1a.
             self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
-        if !self.all && self.lines.len() == LAST {
+        if self.keep == Keep::Last && self.lines.len() == LAST {
             self.lines.pop_front();
         }
         self.lines.push_back(line);

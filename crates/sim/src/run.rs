@@ -4,19 +4,20 @@
 //! Invariant: events are taken in the order of time, then of being planned; nothing else orders
 //! them, so the same world runs the same way.
 
-use crate::body::{Body, Payload};
+use crate::body::{Body, Payload, Taping};
 use crate::clients::Clients;
 use crate::dice::Dice;
-use crate::journal::Journal;
+use crate::journal::{Journal, Keep};
 use crate::net::Net;
 use crate::tape::{self, Line};
 use crate::words;
 use crate::world::World;
 use cleave_domain::{
-    Emission, FlightId, Incarnation, Order, Report, RouterId, Tape, TapeLine, Time, WorkerId,
-    WorkerRef,
+    Emission, Ending, FlightId, Incarnation, Order, Refusal, Report, RouterId, Tape, TapeLine,
+    Time, WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
+use cleave_router::Readiness;
 use std::collections::BTreeMap;
 
 /// More events than any world of this size needs; past it nothing is coming to rest.
@@ -113,6 +114,8 @@ pub(crate) struct RouterSeat {
     pub(crate) drained: bool,
     /// Workers that the router last said it is connected with.
     pub(crate) workers: u32,
+    /// What the router last said of requests that come.
+    pub(crate) readiness: Readiness,
     tape: Option<Vec<String>>,
 }
 
@@ -131,7 +134,7 @@ pub(crate) struct Run<'a> {
     pub(crate) healed: bool,
     /// Nobody starts again.
     pub(crate) closing: bool,
-    pub(crate) taped: bool,
+    pub(crate) taping: Taping,
     pub(crate) tapes: Vec<Vec<String>>,
     pub(crate) counts: BTreeMap<&'static str, u64>,
 }
@@ -143,6 +146,7 @@ impl<'a> Run<'a> {
             wake: None,
             drained: false,
             workers: 0,
+            readiness: Readiness::NONE,
             tape: options.tape.then(|| {
                 let limits = world.router.clone();
                 vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]
@@ -158,10 +162,16 @@ impl<'a> Run<'a> {
             net: Net::default(),
             clients: Clients::of(world),
             dice: Dice::new(!world.seed),
-            journal: Journal::new(options.log),
+            journal: Journal::new(match options.log {
+                true => Keep::All,
+                false => Keep::Last,
+            }),
             healed: false,
             closing: false,
-            taped: options.tape,
+            taping: match options.tape {
+                true => Taping::On,
+                false => Taping::Off,
+            },
             tapes: Vec::new(),
             counts: BTreeMap::new(),
         };
@@ -384,6 +394,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), String> {
         let seat = &mut self.routers[router];
         let at = self.now;
+        let asked = matches!(input, cleave_router::Input::Submitted { .. });
         if seat.tape.is_some() {
             let input = input.clone();
             seat.record(&Tape::Router(TapeLine::Heard { at, input }));
@@ -404,6 +415,10 @@ impl<'a> Run<'a> {
             self.plan(wake, Event::WakeRouter(router));
         }
         for output in outputs {
+            if asked && finds_nobody(&output) && self.routers[router].readiness == Readiness::Ready
+            {
+                return Err(format!("r{:x} is ready and knows no worker", router + 1));
+            }
             self.router_says(router, output)?;
         }
         Ok(())
@@ -415,6 +430,9 @@ impl<'a> Run<'a> {
                 self.order(router, worker, order);
             }
             cleave_router::Output::End { flight, ending } => self.clients.end(flight, ending)?,
+            cleave_router::Output::Readiness(readiness) => {
+                self.routers[router].readiness = readiness;
+            }
             cleave_router::Output::Drained => self.routers[router].drained = true,
             cleave_router::Output::Note(cleave_router::Note::CancelFreed { flight, took })
                 if self.world.calm() && took > self.world.cancel_max() =>
@@ -430,7 +448,7 @@ impl<'a> Run<'a> {
                 cleave_router::Note::Retried { .. } => "retried",
                 cleave_router::Note::CancelFreed { .. } => "cancel freed",
                 cleave_router::Note::Fleet { workers, .. } => {
-                    self.routers[router].workers = workers;
+                    self.routers[router].workers = workers.total();
                     return Ok(());
                 }
             }),
@@ -465,7 +483,10 @@ impl<'a> Run<'a> {
                     let load = body.brain.load();
                     let all = about.capacity.blocks_count;
                     let held = all - load.blocks_free.min(all);
-                    let mark = body.mark(seat.frozen_until > self.now);
+                    let mark = match seat.frozen_until > self.now {
+                        true => 'z',
+                        false => body.mark(),
+                    };
                     let queue = load.queue_tokens;
                     state.push_str(&format!(" | {role}{mark} {held:>2}/{all:<2} q{queue:<3}"));
                 }
@@ -497,6 +518,17 @@ impl RouterSeat {
             tape.push(tape::write(line));
         }
     }
+}
+
+/// Whether a flight is turned away because no worker could serve it.
+fn finds_nobody(output: &cleave_router::Output) -> bool {
+    matches!(
+        output,
+        cleave_router::Output::End {
+            ending: Ending::Refused(Refusal::NoWorker),
+            ..
+        }
+    )
 }
 
 pub(crate) fn index(who: WorkerRef) -> usize {

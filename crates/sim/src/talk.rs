@@ -3,15 +3,34 @@
 //! Owns: carrying out a worker brain's outputs. Never: decides.
 //! Invariant: every frame that arrives is imported or discarded before anything else is heard.
 
-use crate::body::{Done, Export, Payload};
+use crate::body::{Done, Payload};
 use crate::net::Way;
 use crate::run::{Event, Parcel, Run, Word, index};
 use crate::words;
 use cleave_domain::{HandoffId, WorkerRef};
 use cleave_kv::handoff::Digest;
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{Condition, ExportOutcome, Input, Note, Output};
+use cleave_sched::{Condition, Export, ExportOutcome, ImportOutcome, Input, Note, Output};
 use std::time::Duration;
+
+/// How many of a thousand broken operations break the engine for good.
+const ENGINE_LOST: u32 = 100;
+
+/// Whether the device broke what it was asked to do.
+fn breaks(input: &Input) -> bool {
+    matches!(
+        input,
+        Input::StepFailed { .. }
+            | Input::Exported {
+                outcome: ExportOutcome::Broken,
+                ..
+            }
+            | Input::Imported {
+                outcome: ImportOutcome::Broken,
+                ..
+            }
+    )
+}
 
 impl Run<'_> {
     // === the brain's body ===
@@ -68,23 +87,9 @@ impl Run<'_> {
                 let router = flight.router().0 as usize - 1;
                 self.say_to_router(me, router, Word::Token(flight, emission));
             }
-            Output::Export {
-                handoff,
-                to,
-                from,
-                ordinal,
-                block,
-            } => body.export(Export {
-                handoff,
-                to,
-                from,
-                ordinal,
-                block,
-            })?,
+            Output::Export(export) => body.export(export)?,
             Output::Send { to, packet } => {
-                if let Some(packet) = body.send(to, packet) {
-                    self.send(me, to, packet, Vec::new());
-                }
+                self.send(me, to, packet, Vec::new());
             }
             Output::Import {
                 handoff,
@@ -150,7 +155,11 @@ impl Run<'_> {
         let words = match done {
             Done::Hear(input) => {
                 let words = words::input(&input);
+                let broke = breaks(&input);
                 self.worker_hears(index(who), input)?;
+                if broke && self.dice.chance(ENGINE_LOST) {
+                    self.lose_engine(who)?;
+                }
                 words
             }
             Done::Ship(export, payload) => {
@@ -159,14 +168,23 @@ impl Run<'_> {
                 self.next_op(who);
                 words
             }
-            Done::Send(to, packet) => {
-                let words = words::packet(&packet);
-                self.send(who, to, packet, Vec::new());
-                self.next_op(who);
-                words
-            }
         };
         Ok(Some(format!("{} engine      {words}", who.worker)))
+    }
+
+    /// The engine breaks for good: the brain drains, and the process starts anew.
+    fn lose_engine(&mut self, who: WorkerRef) -> Result<(), String> {
+        let back = self.dice.micros(0, 100_000);
+        let seat = &mut self.seats[index(who)];
+        let body = seat.body.as_mut().filter(|body| body.me == who);
+        let Some(body) = body.filter(|body| !body.draining) else {
+            return Ok(());
+        };
+        body.draining = true;
+        seat.back = back;
+        self.count("engines lost");
+        let reason = "the dice said so".to_owned();
+        self.worker_hears(index(who), Input::EngineLost { reason })
     }
 
     fn next_op(&mut self, who: WorkerRef) {
@@ -200,14 +218,10 @@ impl Run<'_> {
         let Some(sent) = sent else {
             return;
         };
-        let exported = Box::new(Input::Exported {
-            handoff: export.handoff,
-            ordinal: export.ordinal,
-            outcome: ExportOutcome::Sent {
-                digest: digest.value(),
-                bytes,
-            },
-        });
+        let exported = Box::new(export.answer(ExportOutcome::Sent {
+            digest: digest.value(),
+            bytes,
+        }));
         self.plan(sent, Event::Shipped { side: me, exported });
     }
 

@@ -13,7 +13,6 @@ pub(crate) fn order(order: &Order) -> String {
         Order::Prefill(order) => format!("prefill {} for {}", order.handoff, order.target.worker),
         Order::Cancel { handoff } => format!("cancel {handoff}"),
         Order::Renew { handoffs } => format!("renew {}", handoffs.len()),
-        Order::Drain => "drain".to_owned(),
     }
 }
 
@@ -71,7 +70,8 @@ pub(crate) fn input(input: &Input) -> String {
             "imported {handoff} {}:{} {outcome:?}",
             part.ordinal, part.offset
         )),
-        Input::StepFailed { step, damage, .. } => format!("{step} failed, {damage:?}"),
+        Input::StepFailed { step, .. } => format!("{step} failed"),
+        Input::EngineLost { .. } => "engine lost".to_owned(),
         Input::RouterJoined { router } => format!("{router} joined"),
         Input::RouterLost { router } => format!("{router} lost"),
         other => short(&format!("{other:?}")),

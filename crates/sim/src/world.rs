@@ -137,6 +137,7 @@ impl World {
             decode_sequence,
             context_token,
             copy,
+            write_bytes: _,
         } = self.price;
         let slots = u64::from(capacity.slots_count);
         let context = slots * u64::from(capacity.context_tokens_max) * context_token;
@@ -330,6 +331,7 @@ fn draw_price(dice: &mut Dice) -> Price {
         decode_sequence: dice.range(2_000, 100_000),
         context_token: dice.range(10, 1_000),
         copy: dice.range(500, 50_000),
+        write_bytes: *dice.pick(&[1, 100, 1_000, 1 << 20]),
     }
 }
 

@@ -5,6 +5,14 @@ use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::Packet;
 use std::time::Duration;
 
+/// How often an idle connection, of whatever kind, says that it is there.
+pub const BEAT: Duration = Duration::from_secs(1);
+/// Ten missed beats. A process that dies closes its connections at once; this is for machines that
+/// vanish, and long enough for one that is merely overloaded.
+pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// The usual credit: more than a link of 100 Gbit/s with a round trip of 2 ms has under way.
+pub const CREDIT_BYTES: u32 = 32 << 20;
+
 /// What all links of one worker share.
 #[derive(Clone, Debug)]
 pub struct LinksConfig {
@@ -17,9 +25,6 @@ pub struct LinksConfig {
     /// Payload bytes that one peer may have on their way here or kept here, at least two blocks.
     /// It bounds the memory that a peer can take, and hides the round trip of a fast link.
     pub credit_bytes: u32,
-    /// Blocks longer than this leave as several frames, so that control packets never wait long
-    /// behind one write.
-    pub frame_bytes_max: u32,
     /// How often an idle link is tried.
     pub beat: Duration,
     /// A link on which nothing was heard for this long is lost; several beats.
@@ -29,17 +34,15 @@ pub struct LinksConfig {
 }
 
 impl LinksConfig {
-    /// Usual timings and sizes: 32 MiB of credit, frames of 1 MiB, a beat each second and ten
-    /// missed ones for a loss.
+    /// Usual timings and sizes.
     pub fn new(me: WorkerRef, fingerprint: Fingerprint, block_bytes: u32) -> Self {
         Self {
             me,
             fingerprint,
             block_bytes,
-            credit_bytes: 32 << 20,
-            frame_bytes_max: 1 << 20,
-            beat: Duration::from_secs(1),
-            silence_max: Duration::from_secs(10),
+            credit_bytes: CREDIT_BYTES,
+            beat: BEAT,
+            silence_max: SILENCE_MAX,
             connect_timeout: Duration::from_secs(5),
         }
     }
@@ -110,14 +113,6 @@ pub enum LinkDown {
     /// Nobody said where the peer is.
     #[error("no address is known for worker {0}: the router names it before the first hand-off")]
     NoRoute(WorkerRef),
-    /// A later life of the peer is known; this one is over.
-    #[error("worker {wanted} has been replaced by {known}")]
-    Outlived {
-        /// Whom the caller wanted.
-        wanted: WorkerRef,
-        /// Who is there now.
-        known: WorkerRef,
-    },
     /// The link broke; a `LinkEvent::Lost` says why.
     #[error("the link to {0} is broken")]
     Broken(WorkerRef),

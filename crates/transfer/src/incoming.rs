@@ -82,12 +82,6 @@ async fn turn_away<T>(writer: &mut OwnedWriteHalf, reason: String) -> Result<T, 
 }
 
 impl Visitor {
-    /// Says no to a peer that showed who it is.
-    pub(crate) async fn reject(mut self, reason: String) -> SocketError {
-        let refused = turn_away::<()>(&mut self.writer, reason).await;
-        refused.expect_err("turning away is an error")
-    }
-
     /// Welcomes the peer and hands on what it sends until the link ends. Returns why it ended.
     pub(crate) async fn receive(
         self,

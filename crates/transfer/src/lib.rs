@@ -18,6 +18,7 @@ mod payload;
 mod socket;
 mod wire;
 
+pub use config::{BEAT, CREDIT_BYTES, SILENCE_MAX};
 pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig, Route};
 pub use link::{Frame, Link, Permit};
 pub use links::Links;

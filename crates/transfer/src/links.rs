@@ -1,15 +1,17 @@
 //! All links of one worker: where peers are, the outgoing links made on demand, the incoming ones
 //! accepted.
 //!
-//! Invariant: at most one outgoing and one incoming link per peer; a link that ends is reported
-//! lost, once, and the next use of it dials anew.
+//! Each life of a peer is a peer of its own: which lives there are the routers know, and nothing
+//! here compares them. Invariant: at most one outgoing and one incoming link per life; a link that
+//! ends is reported lost, once, and the next use of it dials anew; nothing is kept of a life that
+//! was forgotten.
 
 use crate::config::{LinkDown, LinkEvent, LinksConfig, Route};
 use crate::link::Link;
 use crate::local::{End, LocalNet};
 use crate::socket::SocketError;
 use crate::{incoming, local, outgoing};
-use cleave_domain::{WorkerId, WorkerRef};
+use cleave_domain::WorkerRef;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
@@ -34,14 +36,22 @@ struct Shared {
     table: Mutex<Table>,
 }
 
-type Incoming = Option<(WorkerRef, AbortHandle)>;
-
 #[derive(Debug, Default)]
 struct Table {
-    routes: BTreeMap<WorkerId, (WorkerRef, Route)>,
-    outgoing: BTreeMap<WorkerId, Arc<Link>>,
-    incoming: BTreeMap<WorkerId, (WorkerRef, AbortHandle)>,
-    seats: BTreeMap<WorkerId, Arc<tokio::sync::Mutex<()>>>,
+    routes: BTreeMap<WorkerRef, Route>,
+    outgoing: BTreeMap<WorkerRef, Arc<Link>>,
+    incoming: BTreeMap<WorkerRef, AbortHandle>,
+    /// One host at a time receives from a life.
+    seats: BTreeMap<WorkerRef, Place>,
+}
+
+type Place = Arc<tokio::sync::Mutex<()>>;
+
+/// Whether the routers vouch for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Yes,
+    No,
 }
 
 impl Links {
@@ -61,45 +71,41 @@ impl Links {
     }
 
     /// Learns where a peer is, and dials it at once, so that the link has been measured before the
-    /// first block. A later life of a peer replaces the earlier one; news of an earlier life is
-    /// ignored.
+    /// first block.
     pub fn know(&self, peer: WorkerRef, route: Route) {
-        let mut table = self.shared.lock();
-        if let Some((known, _)) = table.routes.get(&peer.worker)
-            && known.incarnation > peer.incarnation
-        {
-            return;
-        }
-        table.routes.insert(peer.worker, (peer, route));
-        drop(table);
+        self.shared.lock().routes.insert(peer, route);
         if let Err(down) = self.link(peer) {
             debug!(%peer, %down, "not dialled");
         }
+    }
+
+    /// The peer's life is over, or nobody vouches for it any more. What was sent to it still goes, if
+    /// it can; nobody is told when that link ends.
+    pub fn forget(&self, peer: WorkerRef) {
+        let mut table = self.shared.lock();
+        table.routes.remove(&peer);
+        table.outgoing.remove(&peer);
     }
 
     /// The link to a peer, dialled now if there is none. What is sent waits until it stands; if it
     /// cannot be made, `LinkEvent::Lost` follows.
     ///
     /// # Errors
-    /// `NoRoute` if nobody said where the peer is, `Outlived` if it has started anew since.
+    /// `NoRoute` if nobody said where the peer is, or it was forgotten.
     pub fn link(&self, peer: WorkerRef) -> Result<Arc<Link>, LinkDown> {
         let mut table = self.shared.lock();
-        let Some((known, route)) = table.routes.get(&peer.worker).cloned() else {
+        let Some(route) = table.routes.get(&peer).cloned() else {
             return Err(LinkDown::NoRoute(peer));
         };
-        if known != peer {
-            let wanted = peer;
-            return Err(LinkDown::Outlived { wanted, known });
-        }
-        if let Some(link) = table.outgoing.get(&peer.worker)
-            && link.peer() == peer
+        if let Some(link) = table.outgoing.get(&peer)
             && !link.is_broken()
         {
             return Ok(Arc::clone(link));
         }
         let (link, carrier) = Link::new(peer);
-        table.outgoing.insert(peer.worker, Arc::clone(&link));
+        table.outgoing.insert(peer, Arc::clone(&link));
         drop(table);
+        let shared = Arc::downgrade(&self.shared);
         // The task holds no `Links`, so that dropping them closes the queue and ends it.
         let config = self.shared.config.clone();
         let (end, net) = (self.shared.end(), self.shared.net.clone());
@@ -110,7 +116,13 @@ impl Links {
                     outgoing::carry(&config, peer, address, carrier, &end.events).await
                 }
             };
-            report(&end.events, peer, &error, "outgoing").await;
+            let forgotten = match shared.upgrade() {
+                Some(shared) => shared.lock().end_outgoing(peer) == Known::No,
+                None => true,
+            };
+            if !forgotten {
+                report(&end.events, peer, &error, "outgoing").await;
+            }
         });
         Ok(link)
     }
@@ -163,43 +175,65 @@ impl Shared {
     /// Receives from a peer until its link ends, in the place of an earlier link of it.
     async fn host(self: Arc<Self>, visitor: incoming::Visitor) {
         let peer = visitor.peer;
-        let (earlier, seat) = self.lock().incoming_of(peer.worker);
-        if let Some((known, task)) = earlier {
-            if known.incarnation > peer.incarnation {
-                let reason = format!("worker {peer} has been replaced by {known}");
-                let error = visitor.reject(reason).await;
-                warn!(%peer, %error, "data link turned away");
-                return;
-            }
+        let (earlier, seat) = self.lock().incoming_of(peer);
+        if let Some(task) = earlier {
             task.abort();
         }
         // The earlier host leaves its seat only after it has told the loss: so the loss is heard
         // before anything that arrives on this link.
-        let _seat = seat.lock().await;
+        let seated = seat.lock().await;
         let (config, events) = (self.config.clone(), self.events.clone());
         let task = tokio::spawn(async move { visitor.receive(&config, &events).await });
         let abort = task.abort_handle();
         let task_id = abort.id();
         let _end_with_host = AbortOnDrop(abort.clone());
-        self.lock().incoming.insert(peer.worker, (peer, abort));
+        self.lock().incoming.insert(peer, abort);
         let error = task.await.unwrap_or(SocketError::Replaced);
-        self.lock().forget_incoming(peer.worker, task_id);
+        self.lock().end_incoming(peer, task_id);
         report(&self.events, peer, &error, "incoming").await;
+        drop(seated);
+        self.lock().leave(peer, seat);
     }
 }
 
 impl Table {
     /// The link that a peer has now, and the seat that its host holds.
-    fn incoming_of(&mut self, peer: WorkerId) -> (Incoming, Arc<tokio::sync::Mutex<()>>) {
+    fn incoming_of(&mut self, peer: WorkerRef) -> (Option<AbortHandle>, Place) {
         let seat = Arc::clone(self.seats.entry(peer).or_default());
         (self.incoming.get(&peer).cloned(), seat)
     }
 
-    fn forget_incoming(&mut self, peer: WorkerId, task: Id) {
-        if let Some((_, current)) = self.incoming.get(&peer)
+    fn end_incoming(&mut self, peer: WorkerRef, task: Id) {
+        if let Some(current) = self.incoming.get(&peer)
             && current.id() == task
         {
             self.incoming.remove(&peer);
+        }
+    }
+
+    /// Takes the seat away unless somebody waits for it. Seats are handed out under this table's
+    /// lock only, so nobody can come to wait meanwhile.
+    fn leave(&mut self, peer: WorkerRef, seat: Place) {
+        drop(seat);
+        if let Some(seat) = self.seats.get(&peer)
+            && Arc::strong_count(seat) == 1
+        {
+            self.seats.remove(&peer);
+        }
+    }
+
+    /// The link that ended is kept no longer; a new one may stand in its place.
+    fn end_outgoing(&mut self, peer: WorkerRef) -> Known {
+        if self
+            .outgoing
+            .get(&peer)
+            .is_some_and(|link| link.is_broken())
+        {
+            self.outgoing.remove(&peer);
+        }
+        match self.routes.contains_key(&peer) {
+            true => Known::Yes,
+            false => Known::No,
         }
     }
 }

@@ -338,6 +338,7 @@ fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
             put_text(out, reason);
         }
         Failure::OutOfBlocks => out.put_u8(8),
+        Failure::Draining => out.put_u8(9),
         // Brains nest at most once; deeper than the limit only the innermost reason is kept.
         Failure::RetriesSpent(last) if depth + 1 < FAILURE_DEPTH_MAX => {
             out.put_u8(7);
@@ -435,6 +436,7 @@ impl Fields<'_> {
                 Failure::RetriesSpent(Box::new(self.failure(depth + 1)?))
             }
             8 => Failure::OutOfBlocks,
+            9 => Failure::Draining,
             other => return Err(WireError::FailureCode(other)),
         })
     }
@@ -474,6 +476,7 @@ mod tests {
             Just(Failure::Corrupt),
             Just(Failure::Rejected),
             Just(Failure::OutOfBlocks),
+            Just(Failure::Draining),
             ".{0,40}".prop_map(Failure::Engine),
         ];
         plain.prop_recursive(2, 3, 1, |last| {

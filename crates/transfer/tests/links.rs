@@ -348,14 +348,29 @@ async fn lesson_15_a_peer_in_another_life_is_not_talked_to() {
         reason.contains("w2/i1") && reason.contains("w2/i2"),
         "{reason}"
     );
-    // Once the second life is known, the first is refused before anything is sent.
+    // Once the first life is forgotten nothing is sent to it, whatever is known of the second.
     sender.links.know(worker_ref(2, 2), receiver.route());
-    let refused = sender.links.link(worker_ref(2, 1)).unwrap_err();
-    assert!(matches!(refused, LinkDown::Outlived { .. }), "{refused}");
+    sender.links.forget(worker_ref(2, 1));
+    assert_eq!(
+        sender.links.link(worker_ref(2, 1)).unwrap_err(),
+        LinkDown::NoRoute(worker_ref(2, 1))
+    );
     assert_eq!(
         sender.links.link(worker_ref(9, 1)).unwrap_err(),
         LinkDown::NoRoute(worker_ref(9, 1))
     );
+}
+
+#[tokio::test]
+async fn lesson_15_a_life_that_began_by_a_clock_set_back_is_reached_all_the_same() {
+    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+    let first = Worker::start(worker_ref(2, 9), "f").await;
+    sender.links.know(worker_ref(2, 9), first.route());
+    sender.links.forget(worker_ref(2, 9));
+    let mut second = Worker::start(worker_ref(2, 3), "f").await;
+    sender.links.know(worker_ref(2, 3), second.route());
+    sender.send_block(worker_ref(2, 3), 1, 0).await;
+    assert_eq!(second.arrived().await.from, worker_ref(1, 1));
 }
 
 #[tokio::test]

@@ -11,13 +11,9 @@ mod uplink;
 pub(crate) use service::{ModelDesk, fleet_service};
 pub(crate) use uplink::Uplink;
 
+use cleave_transfer::{BEAT, SILENCE_MAX};
 use std::time::Duration;
 
-/// How often an idle stream says that it is there.
-const BEAT: Duration = Duration::from_secs(1);
-/// Ten missed beats. A process that dies closes its streams at once; this is for machines that
-/// vanish, and long enough for one that is merely overloaded.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// How long connecting and the router's greeting may take, each.
 const DIAL_MAX: Duration = Duration::from_secs(10);
 /// How long a worker may take to introduce itself: its tokenizer crosses the network.

@@ -161,6 +161,8 @@ pub(super) enum StreamError {
     Wire(#[from] WireError),
     #[error("turned away: {0}")]
     Rejected(String),
+    #[error("another worker has the name of this one")]
+    NameTaken,
     #[error("unexpected {0}")]
     Unexpected(&'static str),
     #[error("this process is stopping")]
@@ -271,6 +273,10 @@ async fn speak(
                     worker: Some(worker.into()),
                     data_address,
                 }),
+                Some(Downward::PeerGone { worker }) => Kind::PeerGone(worker.into()),
+                Some(Downward::NameTaken { data_address }) => {
+                    Kind::NameTaken(proto::NameTaken { data_address })
+                }
                 None => return StreamError::Stopped,
             },
             _ = beats.tick() => Kind::Beat(proto::Beat {}),

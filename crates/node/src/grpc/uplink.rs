@@ -26,6 +26,10 @@ use tracing::{info, warn};
 /// The first pause after a lost connection, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// The pause after a router said that another worker of this name is connected: only a person, or
+/// the other one's end, can change that.
+const PAUSE_NAME_TAKEN: Duration = Duration::from_secs(30);
+
 /// A worker's connections to its routers.
 #[derive(Debug)]
 pub(crate) struct Uplink {
@@ -90,7 +94,12 @@ async fn stay_connected(
                 pause = first;
                 "the router closed the connection".to_owned()
             }
-            Err(error) => error.to_string(),
+            Err(error) => {
+                if let UplinkError::Stream(StreamError::NameTaken) = error {
+                    pause = PAUSE_NAME_TAKEN;
+                }
+                error.to_string()
+            }
         };
         // A router that stays away is worth one line, not one every five seconds.
         if told != error {
@@ -129,7 +138,10 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     shared.connected.send_modify(|count| *count -= 1);
     call.leave().await;
     warn!(%address, %router, error = %ended, "connection to a router ended");
-    Ok(())
+    match ended {
+        StreamError::NameTaken => Err(ended.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Why there is no connection.
@@ -271,8 +283,12 @@ async fn listen(words: &mut Streaming<proto::Downward>, call: &Call) -> StreamEr
             Ok(None) => continue,
             Err(error) => return error,
         };
+        let last = matches!(word, Downward::NameTaken { .. });
         if let Err(stopped) = call.hear(word).await {
             return stopped.into();
+        }
+        if last {
+            return StreamError::NameTaken;
         }
     }
 }
@@ -293,6 +309,12 @@ async fn next(words: &mut Streaming<proto::Downward>) -> Result<Option<Downward>
                 worker,
                 data_address,
             }))
+        }
+        Some(Kind::PeerGone(worker)) => Ok(Some(Downward::PeerGone {
+            worker: worker.into(),
+        })),
+        Some(Kind::NameTaken(proto::NameTaken { data_address })) => {
+            Ok(Some(Downward::NameTaken { data_address }))
         }
         Some(Kind::Beat(proto::Beat {})) => Ok(None),
         Some(_) => Err(StreamError::Unexpected("greeting in mid-stream")),

@@ -8,13 +8,12 @@ use crate::clock::{Clock, reached};
 use crate::line::{Downward, WorkerLine};
 use crate::tape::Recorder;
 use crate::telemetry::RouterMeters;
-use cleave_api::Readiness;
-use cleave_domain::{FlightId, Order, Report, Request, Role, TapeLine, WorkerId, WorkerRef};
-use cleave_router::{Brain, Input, Limits, Note, Output};
+use cleave_domain::{FlightId, Order, Report, Request, TapeLine, WorkerId, WorkerRef};
+use cleave_router::{Brain, Input, Limits, Note, Output, Readiness};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// What the outside tells a router's driver.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ pub(crate) struct Hands {
     pub(crate) flights: Arc<Flights>,
     pub(crate) meters: RouterMeters,
     pub(crate) recorder: Recorder,
-    pub(crate) readiness: watch::Sender<Readiness>,
+    pub(crate) readiness: watch::Sender<cleave_api::Readiness>,
     pub(crate) drained: watch::Sender<bool>,
 }
 
@@ -63,8 +62,6 @@ struct Connected {
     line: WorkerLine,
     /// Peers whose address it has been told.
     knows: BTreeSet<WorkerRef>,
-    /// It takes nothing new.
-    draining: bool,
 }
 
 /// A router's brain and its body.
@@ -76,11 +73,11 @@ pub(crate) struct Driver {
     workers: BTreeMap<WorkerId, Connected>,
     /// Facts that came up while the brain was being drained.
     pending: VecDeque<Input>,
-    draining: bool,
 }
 
 impl Driver {
     pub(crate) fn new(limits: Limits, ears: Ears, mut hands: Hands) -> Self {
+        hands.readiness.send_replace(words(Readiness::NONE));
         hands.recorder.router(TapeLine::Born { limits: &limits });
         Self {
             clock: Clock::start(),
@@ -89,7 +86,6 @@ impl Driver {
             hands,
             workers: BTreeMap::new(),
             pending: VecDeque::new(),
-            draining: false,
         }
     }
 
@@ -103,7 +99,7 @@ impl Driver {
         }
     }
 
-    /// `None` when the deadline came: there is no event, and the brain is woken.
+    /// The next event; `None` when nobody can send any more. Wakes the brain at its deadlines.
     async fn next_event(&mut self) -> Option<RouterEvent> {
         loop {
             let deadline = self.brain.deadline();
@@ -146,25 +142,34 @@ impl Driver {
                 self.hear(Input::Submitted { flight, request });
             }
             RouterEvent::Cancelled { flight } => self.hear(Input::Cancelled { flight }),
-            RouterEvent::Drain => {
-                self.draining = true;
-                self.tell_readiness();
-                self.hear(Input::Draining);
-            }
+            RouterEvent::Drain => self.hear(Input::Draining),
             RouterEvent::Stop => {}
         }
     }
 
     fn join(&mut self, line: WorkerLine) {
         let worker = line.introduction.worker;
-        let earlier = self.workers.get(&worker.worker);
-        let earlier = earlier.map(|earlier| earlier.line.introduction.worker);
-        if earlier.is_some_and(|earlier| earlier.incarnation > worker.incarnation) {
-            warn!(%worker, "an earlier life of a connected worker was turned away");
-            return; // Its line is dropped here, which ends the connection.
-        }
-        if let Some(earlier) = earlier {
-            self.workers.remove(&earlier.worker);
+        if let Some(connected) = self.workers.get(&worker.worker) {
+            let known = &connected.line.introduction;
+            if known.worker.incarnation > worker.incarnation {
+                // A process that was replaced and still dials lives: two have one name.
+                let name = &line.introduction.name;
+                let (there, here) = (&known.data_address, &line.introduction.data_address);
+                error!(
+                    name,
+                    kept = there,
+                    turned_away = here,
+                    "two workers have one name: give one of them another (--name)"
+                );
+                return tell_name_taken(&line, there.clone());
+            }
+            // A restart whose old stream lingers, or the second of two of one name: if the earlier
+            // one lives it hears why it is cut off, and says so.
+            let earlier = known.worker;
+            let (there, here) = (&known.data_address, &line.introduction.data_address);
+            warn!(%worker, before = there, now = here, "a later start replaces a worker");
+            tell_name_taken(&connected.line, here.clone());
+            self.remove(earlier);
             self.hear(Input::WorkerLost { worker: earlier });
         }
         let description = line.introduction.description.clone();
@@ -173,10 +178,8 @@ impl Driver {
         let connected = Connected {
             line,
             knows: BTreeSet::new(),
-            draining: false,
         };
         self.workers.insert(worker.worker, connected);
-        self.tell_readiness();
         self.hear(Input::WorkerJoined {
             worker,
             description,
@@ -186,8 +189,7 @@ impl Driver {
     fn lose(&mut self, worker: WorkerRef, serial: u64) {
         if self.is_current(worker, serial) {
             info!(%worker, "worker lost");
-            self.workers.remove(&worker.worker);
-            self.tell_readiness();
+            self.remove(worker);
             self.hear(Input::WorkerLost { worker });
         }
     }
@@ -196,12 +198,6 @@ impl Driver {
         // A word from a connection that was replaced meanwhile belongs to nobody.
         if !self.is_current(worker, serial) {
             return;
-        }
-        if report == Report::Draining
-            && let Some(connected) = self.workers.get_mut(&worker.worker)
-        {
-            connected.draining = true;
-            self.tell_readiness();
         }
         self.hear(Input::Told { worker, report });
     }
@@ -217,6 +213,9 @@ impl Driver {
             Output::End { flight, ending } => self.hands.flights.end(flight, ending),
             Output::Drained => {
                 self.hands.drained.send_replace(true);
+            }
+            Output::Readiness(readiness) => {
+                self.hands.readiness.send_replace(words(readiness));
             }
             Output::Note(note) => self.note(&note),
         }
@@ -274,54 +273,42 @@ impl Driver {
         }
         if let Err(error) = connected.line.out.try_send(word) {
             warn!(%worker, %error, "worker lost: it does not take its orders");
-            self.workers.remove(&worker.worker);
-            self.tell_readiness();
+            self.remove(worker);
             self.pending.push_back(Input::WorkerLost { worker });
         }
     }
 
-    /// Says whether a request sent now would find a worker for each leg, and counts workers.
-    fn tell_readiness(&self) {
-        let roles = [Role::Prefill, Role::Decode, Role::Both];
-        for role in roles {
-            let of_role = |worker: &&Connected| worker.line.introduction.description.role == role;
-            let count = self.workers.values().filter(of_role).count();
-            self.hands.meters.workers(role, count);
+    /// Forgets a connected worker; whoever was told where it is hears that it is gone.
+    fn remove(&mut self, worker: WorkerRef) {
+        self.workers.remove(&worker.worker);
+        let mut told = Vec::new();
+        for other in self.workers.values_mut() {
+            if other.knows.remove(&worker) {
+                told.push(other.line.introduction.worker);
+            }
         }
-        self.hands.readiness.send_replace(self.readiness());
-    }
-
-    fn readiness(&self) -> Readiness {
-        if self.draining {
-            return Readiness::NotReady("shutting down".into());
+        for other in told {
+            self.say(other, Downward::PeerGone { worker });
         }
-        let serving = self.workers.values().filter(|worker| !worker.draining);
-        let serving: Vec<_> = serving
-            .map(|worker| &worker.line.introduction.description)
-            .collect();
-        let pair = serving.iter().any(|first| {
-            let fits = |second: &&&_| fits(first, second);
-            first.role.prefills() && serving.iter().any(|second| fits(&second))
-        });
-        if pair {
-            return Readiness::Ready;
-        }
-        let can = |leg: &str, of: fn(Role) -> bool| {
-            let count = serving.iter().filter(|worker| of(worker.role)).count();
-            format!("{count} {leg}")
-        };
-        let (prefill, decode) = (can("prefill", Role::prefills), can("decode", Role::decodes));
-        Readiness::NotReady(format!(
-            "no pair of workers with equal fingerprints is connected ({prefill}, {decode})"
-        ))
     }
 }
 
-fn fits(
-    prefill: &cleave_domain::WorkerDescription,
-    decode: &cleave_domain::WorkerDescription,
-) -> bool {
-    decode.role.decodes() && decode.fingerprint == prefill.fingerprint
+/// The last thing said on a line; a line that is full ends without it.
+fn tell_name_taken(line: &WorkerLine, data_address: String) {
+    let _ = line.out.try_send(Downward::NameTaken { data_address });
+}
+
+/// In words, for whoever asks `/ready`.
+fn words(readiness: Readiness) -> cleave_api::Readiness {
+    let reason = match readiness {
+        Readiness::Ready => return cleave_api::Readiness::Ready,
+        Readiness::Draining => "shutting down".to_owned(),
+        Readiness::NoPair { prefill, decode } => format!(
+            "no pair of workers with equal fingerprints is connected ({prefill} prefill, {decode} \
+             decode)"
+        ),
+    };
+    cleave_api::Readiness::NotReady(reason)
 }
 
 /// The other worker that this one will have to reach.
@@ -329,7 +316,7 @@ fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
     let peer = match order {
         Order::Reserve(reserve) => reserve.sender,
         Order::Prefill(prefill) => prefill.target.worker,
-        Order::Renew { .. } | Order::Cancel { .. } | Order::Drain => return None,
+        Order::Renew { .. } | Order::Cancel { .. } => return None,
     };
     (peer != worker).then_some(peer)
 }

@@ -4,7 +4,7 @@ use super::driver::RouterEvent;
 use super::flights::Flights;
 use crate::health::Pulse;
 use crate::telemetry::Telemetry;
-use cleave_api::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
+use cleave_api::{FlightEvent, FlightStream, Frontend, Progress, RETRY_AFTER, Readiness};
 use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, Usage};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
@@ -12,11 +12,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-
-/// How long a client waits that finds the door itself full.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Opens flights and hands them to the router's driver.
 #[derive(Debug)]

@@ -43,7 +43,7 @@ pub(crate) struct RouterBody {
 
 /// How flights end that are cut off.
 fn stopping() -> Ending {
-    Ending::Failed(Failure::Engine("the server is shutting down".into()))
+    Ending::Failed(Failure::Draining)
 }
 
 impl RouterBody {
@@ -56,8 +56,8 @@ impl RouterBody {
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
-        let nobody = Readiness::NotReady("no worker is connected".into());
-        let (tell_readiness, readiness) = watch::channel(nobody);
+        let starting = Readiness::NotReady("starting".into());
+        let (tell_readiness, readiness) = watch::channel(starting);
         let (tell_drained, drained) = watch::channel(false);
         let hands = Hands {
             flights: Arc::clone(&flights),

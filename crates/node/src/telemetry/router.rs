@@ -2,7 +2,7 @@
 
 use super::seconds;
 use cleave_domain::{Ending, Failure, Role};
-use cleave_router::Note;
+use cleave_router::{Census, Note};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -169,21 +169,33 @@ impl RouterMeters {
                 series.cancel_seconds.observe(took.as_secs_f64());
             }
             Note::Fleet {
-                workers: _,
+                workers,
                 flights,
                 flights_waiting,
             } => {
+                self.workers(*workers);
                 series.flights.set(i64::from(*flights));
                 series.flights_waiting.set(i64::from(*flights_waiting));
             }
         }
     }
 
-    /// How many workers of a role are connected now.
-    pub(crate) fn workers(&self, role: Role, count: usize) {
-        let role = role.to_string();
-        let gauge = self.series.workers.get_or_create(&Connected { role });
-        gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+    fn workers(&self, census: Census) {
+        let Census {
+            prefill,
+            decode,
+            both,
+        } = census;
+        let counts = [
+            (Role::Prefill, prefill),
+            (Role::Decode, decode),
+            (Role::Both, both),
+        ];
+        for (role, count) in counts {
+            let role = role.to_string();
+            let gauge = self.series.workers.get_or_create(&Connected { role });
+            gauge.set(i64::from(count));
+        }
     }
 
     pub(crate) fn ended(&self, ending: &Ending) {
@@ -206,6 +218,7 @@ fn reason(failure: &Failure) -> &'static str {
         Failure::Rejected => "rejected",
         Failure::Engine(_) => "engine",
         Failure::OutOfBlocks => "out_of_blocks",
+        Failure::Draining => "draining",
         Failure::RetriesSpent(last) => reason(last),
     }
 }

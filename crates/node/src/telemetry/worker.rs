@@ -1,7 +1,7 @@
 //! A worker's series.
 
 use super::{Histograms, histograms};
-use cleave_domain::{Role, WorkerRef};
+use cleave_domain::{Role, WorkerId, WorkerRef};
 use cleave_sched::Note;
 use cleave_transfer::LinkSpeed;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -254,15 +254,26 @@ impl WorkerMeters {
     }
 
     pub(crate) fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {
-        let labels = Peer {
-            worker: self.worker.worker.clone(),
-            role: self.worker.role.clone(),
-            peer: peer.worker.to_string(),
-        };
+        let labels = self.peer(peer.worker);
         let bandwidth = self.series.link_bandwidth.get_or_create(&labels);
         bandwidth.set(speed.bytes_per_second as f64);
         let latency = self.series.link_latency.get_or_create(&labels);
         latency.set(speed.latency.as_secs_f64());
+    }
+
+    /// No life of that worker is known any more: its series end.
+    pub(crate) fn link_forgotten(&self, peer: WorkerId) {
+        let labels = self.peer(peer);
+        self.series.link_bandwidth.remove(&labels);
+        self.series.link_latency.remove(&labels);
+    }
+
+    fn peer(&self, peer: WorkerId) -> Peer {
+        Peer {
+            worker: self.worker.worker.clone(),
+            role: self.worker.role.clone(),
+            peer: peer.to_string(),
+        }
     }
 
     /// Counts what the brain noted, and logs it at `debug`.

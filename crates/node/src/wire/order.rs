@@ -15,7 +15,6 @@ impl From<Order> for proto::Order {
                 handoffs: handoffs.into_iter().map(Into::into).collect(),
             }),
             Order::Cancel { handoff } => Kind::Cancel(handoff.into()),
-            Order::Drain => Kind::Drain(proto::Drain {}),
         };
         Self { kind: Some(kind) }
     }
@@ -35,7 +34,6 @@ impl TryFrom<proto::Order> for Order {
             Kind::Cancel(handoff) => Self::Cancel {
                 handoff: handoff.into(),
             },
-            Kind::Drain(proto::Drain {}) => Self::Drain,
         })
     }
 }

@@ -213,6 +213,7 @@ impl From<Failure> for proto::Failure {
             Failure::Rejected => Kind::Rejected(proto::Nothing {}),
             Failure::Engine(reason) => Kind::Engine(reason),
             Failure::OutOfBlocks => Kind::OutOfBlocks(proto::Nothing {}),
+            Failure::Draining => Kind::Draining(proto::Nothing {}),
             Failure::RetriesSpent(last) => Kind::RetriesSpent(Box::new((*last).into())),
         };
         Self { kind: Some(kind) }
@@ -233,6 +234,7 @@ impl TryFrom<proto::Failure> for Failure {
             Kind::Rejected(proto::Nothing {}) => Self::Rejected,
             Kind::Engine(reason) => Self::Engine(reason),
             Kind::OutOfBlocks(proto::Nothing {}) => Self::OutOfBlocks,
+            Kind::Draining(proto::Nothing {}) => Self::Draining,
             Kind::RetriesSpent(last) => Self::RetriesSpent(Box::new((*last).try_into()?)),
         })
     }

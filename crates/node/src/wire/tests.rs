@@ -136,7 +136,6 @@ fn order() -> impl Strategy<Value = Order> {
         prefill,
         vec(handoff(), 0..4).prop_map(|handoffs| Order::Renew { handoffs }),
         handoff().prop_map(|handoff| Order::Cancel { handoff }),
-        Just(Order::Drain),
     ]
 }
 
@@ -148,6 +147,7 @@ fn failure() -> impl Strategy<Value = Failure> {
         Just(Failure::Corrupt),
         Just(Failure::Rejected),
         Just(Failure::OutOfBlocks),
+        Just(Failure::Draining),
         ".{0,20}".prop_map(Failure::Engine),
     ];
     plain.prop_recursive(3, 4, 1, |last| {

@@ -4,10 +4,10 @@
 //! router's line, and comes back as a fact.
 //! Invariant: the brain is drained before it is told the next thing.
 
-use super::engine::{EngineThread, Export, Import, Work};
+use super::directory::Directory;
+use super::engine::{EngineThread, Import, Work};
 use super::exports::Exports;
 use crate::clock::{Clock, reached};
-use crate::health::Pulse;
 use crate::line::{Downward, RouterLine, Upward};
 use crate::tape::Recorder;
 use crate::telemetry::WorkerMeters;
@@ -16,7 +16,6 @@ use cleave_kv::Packet;
 use cleave_sched::{Brain, Condition, Input, Limits, Output};
 use cleave_transfer::{LinkEvent, Links, Payload, Route};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, error, info, warn};
 
@@ -59,8 +58,10 @@ pub(crate) struct Hands {
     pub(crate) engine: EngineThread,
     pub(crate) links: Links,
     pub(crate) meters: WorkerMeters,
+    /// For messages: how this worker is called, and where its blocks are reached.
+    pub(crate) name: String,
+    pub(crate) data_address: String,
     pub(crate) recorder: Recorder,
-    pub(crate) pulse: Arc<Pulse>,
     pub(crate) drained: watch::Sender<bool>,
 }
 
@@ -72,13 +73,12 @@ pub(crate) struct Driver {
     ears: Ears,
     hands: Hands,
     routers: BTreeMap<RouterId, RouterLine>,
+    peers: Directory,
     exports: Exports,
     /// The payload of the frame that the brain is being told of.
     arriving: Option<Payload>,
     /// Facts that came up while the brain was being drained.
     pending: VecDeque<Input>,
-    /// A broken engine has been told to the brain.
-    gave_up: bool,
 }
 
 impl Driver {
@@ -92,10 +92,10 @@ impl Driver {
             ears,
             hands,
             routers: BTreeMap::new(),
+            peers: Directory::default(),
             exports: Exports::default(),
             arriving: None,
             pending: VecDeque::new(),
-            gave_up: false,
         }
     }
 
@@ -106,7 +106,7 @@ impl Driver {
                 Some(Event::Outside(WorkerEvent::Stop)) | None => return,
                 Some(Event::Outside(event)) => self.hear_outside(event),
                 Some(Event::Link(event)) => self.hear_link(event),
-                Some(Event::Engine(answer)) => self.hear_engine(answer),
+                Some(Event::Engine(answer)) => self.hear(answer),
                 Some(Event::Deadline) => self.hear(Input::Woke),
             }
         }
@@ -142,9 +142,10 @@ impl Driver {
                 self.perform(output);
             }
             self.hands.recorder.flush();
-            if self.arriving.take().is_some() {
-                error!("the brain neither imported nor discarded a frame");
-            }
+            assert!(
+                self.arriving.is_none(),
+                "the brain neither imported nor discarded a frame"
+            );
         }
     }
 
@@ -154,7 +155,7 @@ impl Driver {
                 let router = line.router;
                 info!(%router, "router joined");
                 if self.routers.remove(&router).is_some() {
-                    self.hear(Input::RouterLost { router });
+                    self.lose_router(router);
                 }
                 self.routers.insert(router, line);
                 self.hear(Input::RouterJoined { router });
@@ -167,7 +168,7 @@ impl Driver {
                 {
                     self.routers.remove(&router);
                     info!(%router, "router lost");
-                    self.hear(Input::RouterLost { router });
+                    self.lose_router(router);
                 }
             }
             WorkerEvent::Told {
@@ -199,7 +200,24 @@ impl Driver {
                     true => Route::Local,
                     false => Route::Tcp(data_address),
                 };
+                self.peers.name(worker, router);
                 self.hands.links.know(worker, route);
+            }
+            Downward::PeerGone { worker } => {
+                let gone = self.peers.strike(worker, router);
+                self.forget(gone);
+                self.settle();
+            }
+            Downward::NameTaken { data_address } => {
+                // The line ends after this; it is dialled again in case the other one leaves.
+                error!(
+                    name = self.hands.name,
+                    %router,
+                    here = self.hands.data_address,
+                    there = data_address,
+                    "another worker of this name started later and is connected to the router: \
+                     this one is cut off; give one of the two another name (--name)"
+                );
             }
             Downward::Order(order) => self.hear(Input::Ordered { router, order }),
         }
@@ -238,15 +256,6 @@ impl Driver {
         self.settle();
     }
 
-    fn hear_engine(&mut self, answer: Input) {
-        self.hear(answer);
-        if self.hands.pulse.is_broken() && !self.gave_up {
-            // Nothing more can run here: routers are to send elsewhere, and `/health` says why.
-            self.gave_up = true;
-            self.hear(Input::Draining);
-        }
-    }
-
     fn perform(&mut self, output: Output) {
         match output {
             Output::Step(plan) => self.hands.engine.push(Work::Step(plan)),
@@ -254,36 +263,25 @@ impl Driver {
             Output::Emit { handoff, emission } => {
                 self.tell(handoff.flight.router(), Upward::Emission(handoff, emission));
             }
-            Output::Export {
-                handoff,
-                to,
-                from,
-                ordinal,
-                block,
-            } => {
-                self.exports.push(Export {
-                    handoff,
-                    to,
-                    from,
-                    ordinal,
-                    block,
-                });
-                self.pump(to);
+            Output::Export(export) => {
+                self.exports.push(export);
+                self.pump(export.to);
             }
             Output::Send { to, packet } => self.send(to, packet),
             Output::Import {
                 handoff,
                 part,
                 block,
-            } => match self.arriving.take() {
-                Some(payload) => self.hands.engine.push(Work::Write(Import {
+            } => {
+                let arrived = self.arriving.take();
+                let payload = arrived.expect("the brain imports the frame that just arrived");
+                self.hands.engine.push(Work::Write(Import {
                     handoff,
                     part,
                     block,
                     payload,
-                })),
-                None => error!(%handoff, "the brain imports a frame that did not just arrive"),
-            },
+                }));
+            }
             Output::Discard { .. } => drop(self.arriving.take()),
             Output::Forget { handoff } => {
                 self.pending.extend(self.exports.forget(handoff));
@@ -305,6 +303,27 @@ impl Driver {
             warn!(%router, %error, "router lost: it does not take what it is told");
             self.routers.remove(&router);
             self.pending.push_back(Input::RouterLost { router });
+            let gone = self.peers.strike_all(router);
+            self.forget(gone);
+        }
+    }
+
+    /// Its flights end first, while the peers they concern can still be told.
+    fn lose_router(&mut self, router: RouterId) {
+        self.hear(Input::RouterLost { router });
+        let gone = self.peers.strike_all(router);
+        self.forget(gone);
+        self.settle();
+    }
+
+    /// Lives that no router vouches for any more.
+    fn forget(&mut self, gone: Vec<WorkerRef>) {
+        for peer in gone {
+            self.lose(peer);
+            self.hands.links.forget(peer);
+            if !self.peers.has(peer.worker) {
+                self.hands.meters.link_forgotten(peer.worker);
+            }
         }
     }
 

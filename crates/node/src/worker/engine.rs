@@ -10,10 +10,10 @@
 
 use crate::health::{Pulse, words};
 use bytes::{Bytes, BytesMut};
-use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, WorkerRef};
+use cleave_domain::{BlockRef, HandoffId, StepPlan};
 use cleave_engine::{Engine, EngineError};
 use cleave_kv::{BlockPart, handoff::Digest};
-use cleave_sched::{Damage, ExportOutcome, ImportOutcome, Input};
+use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input};
 use cleave_transfer::{Frame, Payload, Permit};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,16 +22,6 @@ use std::thread;
 use std::time::Instant;
 use tokio::sync::mpsc;
 use tracing::error;
-
-/// A block on its way out; its credit has been taken.
-#[derive(Debug)]
-pub(crate) struct Export {
-    pub(crate) handoff: HandoffId,
-    pub(crate) to: WorkerRef,
-    pub(crate) from: BlockIndex,
-    pub(crate) ordinal: u32,
-    pub(crate) block: BlockRef,
-}
 
 /// Bytes on their way into the pool.
 #[derive(Debug)]
@@ -48,16 +38,6 @@ pub(crate) enum Work {
     Step(StepPlan),
     Read(Export, Permit),
     Write(Import),
-}
-
-impl Export {
-    pub(crate) fn answer(&self, outcome: ExportOutcome) -> Input {
-        Input::Exported {
-            handoff: self.handoff,
-            ordinal: self.ordinal,
-            outcome,
-        }
-    }
 }
 
 impl Import {
@@ -115,6 +95,7 @@ impl EngineThread {
             engine,
             limits,
             pulse,
+            health: Health::Sound,
         };
         let work = Arc::clone(&queue);
         thread::Builder::new()
@@ -202,6 +183,14 @@ struct Bench {
     engine: Box<dyn Engine>,
     limits: EngineLimits,
     pulse: Arc<Pulse>,
+    health: Health,
+}
+
+/// Whether the engine panicked, and whether the brain knows.
+enum Health {
+    Sound,
+    Broke(String),
+    Told,
 }
 
 fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) {
@@ -213,29 +202,42 @@ fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) 
             Work::Write(import) => bench.write(&import),
         };
         bench.pulse.end();
-        if answers.send(answer).is_err() {
+        let lost = bench.lost();
+        if [Some(answer), lost]
+            .into_iter()
+            .flatten()
+            .any(|fact| answers.send(fact).is_err())
+        {
             return;
         }
     }
 }
 
 impl Bench {
+    /// After the answer to the work it panicked in, the loss of the engine; said once.
+    fn lost(&mut self) -> Option<Input> {
+        let Health::Broke(reason) = &mut self.health else {
+            return None;
+        };
+        let reason = std::mem::take(reason);
+        self.health = Health::Told;
+        Some(Input::EngineLost { reason })
+    }
+
     fn step(&mut self, plan: &StepPlan) -> Input {
         let start = Instant::now();
-        let (damage, reason) = match self.guarded(|engine| engine.step(plan)) {
+        let reason = match self.guarded(|engine| engine.step(plan)) {
             Ok(Ok(result)) => {
                 let took = start.elapsed();
                 return Input::Stepped { result, took };
             }
-            Ok(Err(error @ EngineError::Plan(_))) => (Damage::Nothing, error.to_string()),
-            Ok(Err(error @ EngineError::Device(_))) => (Damage::BlocksUnknown, error.to_string()),
-            Err(panic) => (Damage::BlocksUnknown, panic),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic,
         };
         error!(step = %plan.step, %reason, "step failed");
         Input::StepFailed {
             step: plan.step,
             reason,
-            damage,
         }
     }
 
@@ -275,6 +277,10 @@ impl Bench {
         caught.map_err(|panic| {
             let reason = format!("the engine panicked: {}", words(panic.as_ref()));
             self.pulse.broke(&reason);
+            self.health = match std::mem::replace(&mut self.health, Health::Told) {
+                Health::Sound => Health::Broke(reason.clone()),
+                known => known,
+            };
             reason
         })
     }
@@ -322,7 +328,7 @@ fn send(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{FlightId, StepId, WorkerId};
+    use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
     use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, Route};
 
     const BLOCK: u32 = 64;
@@ -416,7 +422,7 @@ mod tests {
         Export {
             handoff: handoff(flight),
             to: worker(2),
-            from: BlockIndex(0),
+            from: Default::default(),
             ordinal: 0,
             block: BlockRef::default(),
         }

@@ -3,9 +3,8 @@
 //! A block is read out of the pool only when the receiver has room for it: what waits here is a few
 //! numbers, not bytes, and waits in nobody's way.
 
-use super::engine::Export;
 use cleave_domain::{HandoffId, WorkerRef};
-use cleave_sched::{ExportOutcome, Input};
+use cleave_sched::{Export, ExportOutcome, Input};
 use std::collections::{BTreeMap, VecDeque};
 
 /// In the order in which the brain asked, per receiver.

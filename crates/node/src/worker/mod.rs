@@ -2,6 +2,7 @@
 //!
 //! Owns: the driver around the brain, the engine's thread, the worker's links.
 
+mod directory;
 mod driver;
 mod engine;
 mod exports;
@@ -72,12 +73,14 @@ impl WorkerBody {
         let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
         let links = Links::new(links_config(&options, me, &description), link_events, net);
         let (tell_drained, drained) = watch::channel(false);
+        let (listener, data_address) = data.unzip();
         let hands = Hands {
             engine: thread,
             links: links.clone(),
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, &files.name),
             recorder: Recorder::create(options.tape.as_deref())?,
-            pulse: Arc::clone(&pulse),
+            name: options.name.clone(),
+            data_address: data_address.clone().unwrap_or_default(),
             drained: tell_drained,
         };
         let (inbox, outside) = mpsc::channel(INBOX_MAX);
@@ -90,7 +93,6 @@ impl WorkerBody {
         let driver = Driver::new(limits, ears, hands);
         let watched = Arc::clone(&pulse);
         let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
-        let (listener, data_address) = data.unzip();
         let introduction = Introduction {
             worker: me,
             name: options.name.clone(),

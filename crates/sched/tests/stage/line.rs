@@ -4,7 +4,7 @@
 
 use cleave_domain::{BlockRef, HandoffId, Order, Report, StepPlan, StepResult, WorkerRef};
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{Condition, Input, Note, Output};
+use cleave_sched::{Condition, Export, Input, Note, Output};
 use std::fmt::Write;
 
 fn id(handoff: HandoffId) -> String {
@@ -71,7 +71,6 @@ fn order(order: &Order) -> String {
         ),
         Order::Renew { handoffs } => format!("renew {}", ids(handoffs)),
         Order::Cancel { handoff } => format!("cancel {}", id(*handoff)),
-        Order::Drain => "drain".into(),
     }
 }
 
@@ -106,6 +105,7 @@ pub fn input(input: &Input) -> String {
         Input::Stepped { result, .. } => stepped(result),
         Input::StepFailed { step, reason, .. } => format!("step {step} failed: {reason}"),
         Input::Woke => "woke".into(),
+        Input::EngineLost { reason } => format!("engine lost: {reason}"),
         Input::Draining => "draining".into(),
     }
 }
@@ -155,13 +155,13 @@ pub fn output(output: &Output) -> String {
             }
             line
         }
-        Output::Export {
+        Output::Export(Export {
             handoff,
             from,
             ordinal,
             block: to,
             ..
-        } => format!("export {} {ordinal} {from} to {}", id(*handoff), block(*to)),
+        }) => format!("export {} {ordinal} {from} to {}", id(*handoff), block(*to)),
         Output::Send { packet: of, .. } => format!("send {}", packet(of)),
         Output::Import {
             handoff,

@@ -20,7 +20,7 @@ use cleave_domain::{
 };
 use cleave_kv::handoff::Digest;
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{Brain, Condition, Damage, ExportOutcome, ImportOutcome, Input, Limits, Output};
+use cleave_sched::{Brain, Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Output};
 use engine::Engine;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -210,13 +210,13 @@ impl World {
             Output::Emit { handoff, emission } => {
                 self.heard.push((at, Heard::Emitted(handoff, emission)));
             }
-            Output::Export {
+            Output::Export(Export {
                 handoff,
                 to,
                 from,
                 ordinal,
                 block,
-            } => {
+            }) => {
                 let content = self.machines[at].engine.read(from, whole(ordinal));
                 self.later(
                     Duration::from_millis(1),
@@ -340,7 +340,6 @@ impl World {
                 Input::StepFailed {
                     step: plan.step,
                     reason: "on fire".into(),
-                    damage: Damage::BlocksUnknown,
                 }
             }
         };

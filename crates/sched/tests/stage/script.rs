@@ -123,7 +123,14 @@ impl Play {
                 let handoffs = vec![self.handoff(words)];
                 self.order(words.machine(&self.world, 3), Order::Renew { handoffs });
             }
-            ["drain", ..] => self.order(words.machine(&self.world, 1), Order::Drain),
+            ["drain", ..] => self
+                .world
+                .feed(words.machine(&self.world, 1), Input::Draining),
+            ["broken", ..] => {
+                let reason = "out of memory".into();
+                let at = words.machine(&self.world, 1);
+                self.world.feed(at, Input::EngineLost { reason });
+            }
             ["step", ..] => {
                 let at = words.machine(&self.world, 1);
                 self.perform(|what| matches!(what, Pending::Step(of) if *of == at), words);
