@@ -115,6 +115,11 @@ impl Driver {
     /// Tells the brain one fact, and does all that follows from it.
     fn hear(&mut self, input: Input) {
         self.pending.push_back(input);
+        self.settle();
+    }
+
+    /// Tells the brain all that is pending, and what comes up meanwhile.
+    fn settle(&mut self) {
         while let Some(input) = self.pending.pop_front() {
             let at = self.clock.now();
             let line = TapeLine::Heard { at, input: &input };
@@ -163,14 +168,15 @@ impl Driver {
                 );
                 return tell_name_taken(&line, there.clone());
             }
-            // A restart whose old stream lingers, or the second of two of one name: if the earlier
-            // one lives it hears why it is cut off, and says so.
             let earlier = known.worker;
-            let (there, here) = (&known.data_address, &line.introduction.data_address);
-            warn!(%worker, before = there, now = here, "a later start replaces a worker");
-            tell_name_taken(&connected.line, here.clone());
+            if earlier != worker {
+                // A restart whose old stream lingers, or the second of two of one name: if the
+                // earlier one lives it hears why it is cut off, and says so.
+                let (there, here) = (&known.data_address, &line.introduction.data_address);
+                warn!(%worker, before = there, now = here, "a later start replaces a worker");
+                tell_name_taken(&connected.line, here.clone());
+            }
             self.remove(earlier);
-            self.hear(Input::WorkerLost { worker: earlier });
         }
         let description = line.introduction.description.clone();
         let (name, role) = (&line.introduction.name, description.role);
@@ -190,7 +196,6 @@ impl Driver {
         if self.is_current(worker, serial) {
             info!(%worker, "worker lost");
             self.remove(worker);
-            self.hear(Input::WorkerLost { worker });
         }
     }
 
@@ -273,14 +278,24 @@ impl Driver {
         }
         if let Err(error) = connected.line.out.try_send(word) {
             warn!(%worker, %error, "worker lost: it does not take its orders");
-            self.remove(worker);
+            self.workers.remove(&worker.worker);
             self.pending.push_back(Input::WorkerLost { worker });
+            self.tell_gone(worker);
         }
     }
 
-    /// Forgets a connected worker; whoever was told where it is hears that it is gone.
+    /// A worker is connected no longer. Its flights' other legs are told first: they end of their
+    /// own, not by a lost link.
     fn remove(&mut self, worker: WorkerRef) {
         self.workers.remove(&worker.worker);
+        self.hear(Input::WorkerLost { worker });
+        self.tell_gone(worker);
+        // A line that was full has ended meanwhile.
+        self.settle();
+    }
+
+    /// Whoever was told where a worker is hears that it is gone.
+    fn tell_gone(&mut self, worker: WorkerRef) {
         let mut told = Vec::new();
         for other in self.workers.values_mut() {
             if other.knows.remove(&worker) {

@@ -586,6 +586,7 @@ async fn lesson_12_a_worker_whose_engine_panics_says_so_and_gets_no_more() {
     assert!(health_of(&broken).await.starts_with("HTTP/1.1 200"));
     gate.mine();
     let stream = router.frontend().submit(request(&prompt(1, 20), 6));
+    until(|| router.frontend().readiness() != Readiness::Ready).await;
     let (sound, _) = worker("d1", Role::Decode, &address).await;
     let (tokens, ending, _) = collect(stream).await;
     // Its first token is out; whether the rest is drawn elsewhere is the router's choice, and
