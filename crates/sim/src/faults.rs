@@ -236,6 +236,9 @@ impl Run<'_> {
                 return Err("a worker never came back".to_owned());
             };
             body.check_empty()?;
+            if body.draining {
+                return Err(format!("{} was to drain and stays", body.me));
+            }
             if !body.is_done() {
                 return Err(format!("{} has work and rests", body.me));
             }
