@@ -14,7 +14,7 @@ use cleave_sched::{Condition, Export, ExportOutcome, ImportOutcome, Input, Note,
 use std::time::Duration;
 
 /// How many of a thousand broken operations break the engine for good.
-const ENGINE_LOST: u32 = 100;
+const ENGINE_LOST: u32 = 300;
 
 /// Whether the device broke what it was asked to do.
 fn breaks(input: &Input) -> bool {
