@@ -11,6 +11,7 @@ use crate::model::ModelText;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
+use cleave_domain::Refusal;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::sync::Arc;
@@ -141,6 +142,7 @@ impl App {
             let reason = match self.frontend().readiness() {
                 Readiness::Ready => return Ok(()),
                 Readiness::NotReady(reason) => reason,
+                Readiness::Draining => return Err(ApiError::from(&Refusal::Draining)),
             };
             if Instant::now() >= self.shared.grace_ends {
                 let message = format!("Not ready: {reason}.");

@@ -42,8 +42,10 @@ pub enum FlightEvent {
 pub enum Readiness {
     /// Requests can be served.
     Ready,
-    /// Not yet or no longer, and why.
+    /// Not now, and why; waiting may help.
     NotReady(String),
+    /// Shutting down: waiting does not help.
+    Draining,
 }
 
 /// See [`Frontend::progress`].

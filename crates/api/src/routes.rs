@@ -176,6 +176,7 @@ async fn ready(State(app): State<App>) -> Response {
     match app.readiness() {
         Readiness::Ready => axum::Json(json!({"status": "ready"})).into_response(),
         Readiness::NotReady(reason) => ApiError::unavailable("not_ready", reason).into_response(),
+        Readiness::Draining => ApiError::from(&cleave_domain::Refusal::Draining).into_response(),
     }
 }
 

@@ -28,7 +28,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
-    /// `Device` if the device failed; what the plan's blocks hold is then unknown.
+    /// `Device` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
     /// Copies bytes of a block out; `out.len()` bytes from `offset`.

@@ -73,7 +73,7 @@ fn edit_header(file: &Path, change: impl FnOnce(&mut Value)) {
 fn absent_files_are_named() {
     assert_says(
         Path::new("/nonexistent/model"),
-        &["/nonexistent/model", "no such folder"],
+        &["/nonexistent/model", "not a folder"],
     );
     let empty = tempfile::tempdir().unwrap();
     assert_says(empty.path(), &["config.json", "missing"]);

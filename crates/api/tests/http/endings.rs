@@ -1,7 +1,7 @@
 //! What happens when it does not go well.
 
 use crate::stage::{Script, Set, done, ended, files, options, plain, post, set, set_with};
-use cleave_api::{ApiOptions, App, ModelText};
+use cleave_api::{ApiOptions, App, ModelText, Readiness};
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
 use http_body_util::BodyExt;
 use serde_json::json;
@@ -229,7 +229,7 @@ async fn one_failed_choice_left_the_others_running_while_the_client_read_on() {
 #[tokio::test]
 async fn nobody_was_there_and_nobody_said_so() {
     let set = set("llama3");
-    *set.stage.readiness.lock().unwrap() = Some("no decode worker".into());
+    *set.stage.readiness.lock().unwrap() = Some(Readiness::NotReady("no decode worker".into()));
     let answer = set.post(TEXT, json!({"prompt": "a"})).await;
     answer.is_error(503, "no_worker", None);
     assert!(answer.body.contains("no decode worker"));
@@ -281,7 +281,7 @@ async fn requests_at_start_up_were_refused_too_early_or_waited_for_ever() {
     // The model comes, and then a worker.
     let set = waiting();
     set.says("late");
-    *set.stage.readiness.lock().unwrap() = Some("no worker".into());
+    *set.stage.readiness.lock().unwrap() = Some(Readiness::NotReady("no worker".into()));
     let request = set.post(TEXT, json!({"prompt": "a"}));
     let arrive = async {
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -292,6 +292,18 @@ async fn requests_at_start_up_were_refused_too_early_or_waited_for_ever() {
     };
     let (answer, ()) = futures::join!(request, arrive);
     assert_eq!(answer.json()["choices"][0]["text"], "late");
+
+    // The server shuts down: within the grace too, nobody waits for a worker.
+    let set = waiting();
+    set.app
+        .serve_model(ModelText::new(files("llama3")).unwrap());
+    *set.stage.readiness.lock().unwrap() = Some(Readiness::Draining);
+    let before = tokio::time::Instant::now();
+    set.post(TEXT, json!({"prompt": "a"}))
+        .await
+        .is_error(503, "draining", None);
+    assert!(before.elapsed() < Duration::from_secs(1));
+    set.get("/ready").await.is_error(503, "draining", None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -34,7 +34,7 @@ pub(crate) enum Script {
 pub(crate) struct Stage {
     pub(crate) scripts: Mutex<VecDeque<Script>>,
     pub(crate) submitted: Mutex<Vec<Request>>,
-    pub(crate) readiness: Mutex<Option<String>>,
+    pub(crate) readiness: Mutex<Option<Readiness>>,
 }
 
 impl Frontend for Stage {
@@ -64,10 +64,8 @@ impl Frontend for Stage {
     }
 
     fn readiness(&self) -> Readiness {
-        match &*self.readiness.lock().unwrap() {
-            None => Readiness::Ready,
-            Some(reason) => Readiness::NotReady(reason.clone()),
-        }
+        let said = self.readiness.lock().unwrap().clone();
+        said.unwrap_or(Readiness::Ready)
     }
 
     fn metrics(&self) -> String {

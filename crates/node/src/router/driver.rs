@@ -317,7 +317,7 @@ fn tell_name_taken(line: &WorkerLine, data_address: String) {
 fn words(readiness: Readiness) -> cleave_api::Readiness {
     let reason = match readiness {
         Readiness::Ready => return cleave_api::Readiness::Ready,
-        Readiness::Draining => "shutting down".to_owned(),
+        Readiness::Draining => return cleave_api::Readiness::Draining,
         Readiness::NoPair { prefill, decode } => format!(
             "no pair of workers with equal fingerprints is connected ({prefill} prefill, {decode} \
              decode)"

@@ -56,7 +56,7 @@ impl Frontend for RouterFrontend {
 
     fn readiness(&self) -> Readiness {
         if self.driver.is_closed() {
-            return Readiness::NotReady("the router has stopped".into());
+            return Readiness::Draining;
         }
         self.readiness.borrow().clone()
     }
