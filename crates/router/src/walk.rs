@@ -153,7 +153,9 @@ impl Brain {
     }
 
     fn landed(&mut self, worker: WorkerRef, handoff: HandoffId) {
-        let here = |a: &&mut Attempt| a.reserved && a.decode == worker;
+        // Released is a worker's last word: what it says after that is not so.
+        let holds = self.fleet.promised(worker, handoff).is_some();
+        let here = |a: &&mut Attempt| holds && a.reserved && a.decode == worker;
         let attempt = self
             .flights
             .get_mut(&handoff.flight)

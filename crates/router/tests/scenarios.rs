@@ -323,6 +323,7 @@ scenarios! {
     cached_prefix_draws_its_kind
     refusal_goes_to_the_next_worker
     blocks_let_go_open_the_door
+    a_word_after_the_last_one_is_stale
     line_keeps_urgency_and_arrival
     refused_when_nobody_could_ever
     cancel_at_each_stage
