@@ -197,3 +197,26 @@ fn a_damaged_checkpoint_is_one_clear_error() {
         "{unknown}"
     );
 }
+
+#[test]
+fn each_command_explains_itself_with_an_example() {
+    let commands: [&[&str]; 11] = [
+        &[],
+        &["serve"],
+        &["router"],
+        &["worker"],
+        &["generate"],
+        &["synth"],
+        &["sim"],
+        &["sim", "chaos"],
+        &["replay"],
+        &["bench"],
+        &["bench", "engine"],
+    ];
+    for command in commands {
+        let (status, out, err) = harness::run(&[command, &["--help"]].concat());
+        assert!(status.success(), "{command:?}: {err}");
+        let example = out.split("Example").nth(1).unwrap_or_default();
+        assert!(example.contains("cleave "), "{command:?} has no example");
+    }
+}

@@ -133,6 +133,23 @@ fn sixteen_at_once_say_what_each_says_alone() {
 }
 
 #[test]
+fn the_start_says_what_runs_where() {
+    let (process, _client) = serve(&["--dtype", "f32"]);
+    let logs = process.logs();
+    for said in [
+        "cleave-demo",
+        "f32",
+        "prefill-0",
+        "decode-0",
+        "1 thread",
+        "KV cache",
+        "tokens",
+    ] {
+        assert!(logs.contains(said), "no `{said}` in: {logs}");
+    }
+}
+
+#[test]
 fn each_request_goes_through_prefill_hand_off_and_decode() {
     let (_process, client) = serve(&[]);
     let before = client.metric("cleave_handoffs_total", &["landed"]);
