@@ -19,8 +19,8 @@ pub use id::{
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,
 };
 pub use message::{
-    Cause, Emission, Ending, Failure, FinishReason, Order, Prefill, PromptFacts, Refusal, Report,
-    Reserve, Target, Usage,
+    Cause, Emission, Ending, Failure, FinishReason, Migrate, Order, Prefill, PromptFacts, Refusal,
+    Report, Reserve, Target, Usage,
 };
 pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepResult};
 pub use request::{Request, Sampling, Slo, StopRules};

@@ -1,7 +1,7 @@
 //! What routers and workers say to each other. The same values travel through a channel in one
 //! process, a gRPC stream between processes, and the simulator's links.
 
-use crate::{BlockHash, BlockRef, HandoffId, Load, Request, Sampled, WorkerRef};
+use crate::{BlockHash, BlockRef, HandoffId, Load, Request, Role, Sampled, WorkerRef};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +13,8 @@ pub enum Order {
     Reserve(Reserve),
     /// Prefill leg: run the prompt and hand it on.
     Prefill(Prefill),
+    /// Decode leg: hand a running sequence on to another decode worker.
+    Migrate(Migrate),
     /// These are still wanted: their leases start anew.
     Renew {
         /// Every hand-off that the router has on this worker.
@@ -22,6 +24,13 @@ pub enum Order {
     Cancel {
         /// What.
         handoff: HandoffId,
+    },
+    /// Take on nothing new and leave once nothing is left, as when the process is asked to end.
+    Drain,
+    /// Serve these legs from now on; what is here of another leg goes on until it is moved or over.
+    Serve {
+        /// Which.
+        role: Role,
     },
 }
 
@@ -36,6 +45,10 @@ pub struct Reserve {
     pub sender: WorkerRef,
     /// Output tokens to set blocks aside for; beyond it blocks are taken as they are needed.
     pub expected_output_tokens: u32,
+    /// Output tokens, beyond [`Request::generated`], that the sender may draw before it seals: the
+    /// answer names blocks for them too. 0 when the sender is a prefill leg, whose one token needs
+    /// no room.
+    pub ahead_tokens: u32,
     /// How long the request is under way already; clocks are not shared.
     pub waited: Duration,
 }
@@ -51,6 +64,27 @@ pub struct Prefill {
     pub target: Target,
     /// How long the request is under way already; clocks are not shared.
     pub waited: Duration,
+}
+
+/// See [`Order::Migrate`]. The sequence runs on under its old attempt while its full blocks leave;
+/// then it stands still until its last block, and the tokens drawn meanwhile, have landed. That
+/// standstill is the pause its client sees, so it must not grow with the context.
+///
+/// The order is answered by `Stayed`, or by `Prefilled` of the new attempt when it stands still. After
+/// that the old attempt ends here as any does, or `Stayed` takes it back: the receiver said that it
+/// did not take the sequence. When nobody can tell (the link broke after the seal), the old attempt
+/// fails here: two workers must never run one sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Migrate {
+    /// The new attempt; another worker has reserved for it.
+    pub handoff: HandoffId,
+    /// The attempt that generates here.
+    pub of: HandoffId,
+    /// Where the blocks go.
+    pub target: Target,
+    /// Tokens of the sequence, prompt and output, that the receiver was told of when it reserved:
+    /// the seal carries those after them, at least one.
+    pub tokens: u32,
 }
 
 /// The reserved place on the decode worker.
@@ -86,13 +120,28 @@ pub enum Report {
         /// Why.
         refusal: Refusal,
     },
-    /// Prefill leg: the first token was drawn, and emitted before this is said.
+    /// The sending leg drew its last token, and emitted it before this is said: the first token of
+    /// a prefill leg, or the last one before a running sequence moves.
     Prefilled {
         /// The attempt.
         handoff: HandoffId,
     },
     /// Decode leg: everything arrived, was verified, and the sequence runs.
     Landed {
+        /// The attempt.
+        handoff: HandoffId,
+    },
+    /// Answers `Migrate`, or takes back its `Prefilled`: the sequence does not move, and goes on here
+    /// under its old attempt if that is not over.
+    Stayed {
+        /// The new attempt, which is over for this worker.
+        handoff: HandoffId,
+        /// Why.
+        failure: Failure,
+    },
+    /// Blocks are about to run out here. A wish, without an answer: this running sequence is the one to
+    /// move, if another worker has room.
+    Crowded {
         /// The attempt.
         handoff: HandoffId,
     },
@@ -120,8 +169,16 @@ pub enum Report {
     },
     /// How busy the worker is; also said to a router that joins.
     Load(Load),
+    /// The step under way takes longer than any should: nothing moves here. The next `Load` takes
+    /// it back.
+    Stuck,
     /// The worker takes nothing new and will leave.
     Draining,
+    /// The worker serves these legs from now on; the answer to `Serve`, told to every router.
+    Serves {
+        /// Which.
+        role: Role,
+    },
     /// What the worker's prefix cache gained and lost; a router that joins is told all of it.
     Prefix {
         /// Blocks that can now be reused.
@@ -162,6 +219,8 @@ pub enum Refusal {
 pub enum Failure {
     /// A worker went away.
     WorkerLost,
+    /// A worker answers, and makes no progress.
+    WorkerStuck,
     /// The link to the other worker broke.
     LinkLost,
     /// Nobody renewed the lease.
@@ -176,6 +235,8 @@ pub enum Failure {
     OutOfBlocks,
     /// The router stopped before the end.
     Draining,
+    /// The client took nothing of what waits for it for too long.
+    SlowReader,
     /// Retries are used up; the last reason.
     RetriesSpent(Box<Failure>),
 }

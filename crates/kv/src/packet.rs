@@ -34,6 +34,18 @@ pub enum Packet {
         /// Why.
         cause: Cause,
     },
+    /// Receiver to sender, over a link whose sender writes into the receiver's pool itself: write
+    /// nothing more of this. Answered by `Stopped`, also when the hand-off is unknown.
+    Stop {
+        /// The attempt.
+        handoff: HandoffId,
+    },
+    /// Sender to receiver: no write of this is under way, and none will follow. Until then the
+    /// receiver's blocks are in quarantine.
+    Stopped {
+        /// The attempt.
+        handoff: HandoffId,
+    },
 }
 
 impl Packet {
@@ -42,6 +54,8 @@ impl Packet {
         match self {
             Self::Frame { handoff, .. }
             | Self::Landed { handoff }
+            | Self::Stop { handoff }
+            | Self::Stopped { handoff }
             | Self::Abandoned { handoff, .. } => *handoff,
             Self::Seal(seal) => seal.handoff,
         }

@@ -102,6 +102,10 @@ impl Brain {
             Input::Told { worker, report } => self.told(worker, report),
             Input::Submitted { flight, request } => self.submitted(flight, request),
             Input::Cancelled { flight } => self.cancelled(flight),
+            Input::Counted { .. }
+            | Input::Stalled { .. }
+            | Input::Flowing { .. }
+            | Input::Commanded { .. } => {}
             Input::Woke => {}
             Input::Draining => {
                 if self.draining == Draining::No {
@@ -370,6 +374,7 @@ impl Brain {
             request,
             sender: choice.prefill,
             expected_output_tokens: self.limits.expected_output_tokens,
+            ahead_tokens: 0,
             waited,
         };
         self.tell(choice.decode, Order::Reserve(reserve));

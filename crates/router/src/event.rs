@@ -1,8 +1,8 @@
 //! Everything that can happen to the fleet, and everything the router can ask of its body.
 
 use cleave_domain::{
-    Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, Role, WorkerDescription,
-    WorkerRef,
+    Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, Role, TokenId,
+    WorkerDescription, WorkerId, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -17,8 +17,9 @@ pub struct Limits {
     pub queue_max: u32,
     /// How long a flight may wait for room before it is refused. Default 30 s.
     pub queue_wait_max: Duration,
-    /// Failures a flight survives. A worker that refuses starts a new attempt too, but is no
-    /// failure; `queue_wait_max` bounds those. Default 2.
+    /// Failures a flight survives, before its first token and after it: what the prompt did to one
+    /// worker it may do to the next. A worker that refuses starts a new attempt too, but is no
+    /// failure; `queue_wait_max` bounds those. Default 3.
     pub failures_max: u32,
     /// How often leases are renewed; a third of the workers' lease or less. Default 5 s.
     pub renew_every: Duration,
@@ -28,6 +29,13 @@ pub struct Limits {
     /// Output tokens to count on when a decode worker's room is judged (or `max_tokens`, if
     /// smaller); the workers' own number. Default 256.
     pub expected_output_tokens: u32,
+    /// Running sequences that leave one worker at once; the others wait, and run on. Default 4.
+    pub moves_max: u32,
+    /// Output tokens that a sequence may draw while it moves; past them it stands still until it has
+    /// arrived. Default 64.
+    pub move_ahead_tokens: u32,
+    /// How long a client may take nothing while tokens wait for it. Default 60 s.
+    pub reader_wait_max: Duration,
 }
 
 impl Default for Limits {
@@ -36,10 +44,13 @@ impl Default for Limits {
             flights_max: 4096,
             queue_max: 1024,
             queue_wait_max: Duration::from_secs(30),
-            failures_max: 2,
+            failures_max: 3,
             renew_every: Duration::from_secs(5),
             reserve_timeout: Duration::from_secs(2),
             expected_output_tokens: 256,
+            moves_max: 4,
+            move_ahead_tokens: 64,
+            reader_wait_max: Duration::from_secs(60),
         }
     }
 }
@@ -78,10 +89,43 @@ pub enum Input {
         /// Which.
         flight: FlightId,
     },
+    /// The one answer to `Fence` and to `Count`, before any further fact of that flight.
+    Counted {
+        /// Which.
+        flight: FlightId,
+        /// All output tokens that the client was given, [`Request::generated`] included.
+        generated: Arc<[TokenId]>,
+    },
+    /// A client does not read: what was given to it waits, more than a socket holds.
+    Stalled {
+        /// Whose.
+        flight: FlightId,
+    },
+    /// It reads again.
+    Flowing {
+        /// Whose.
+        flight: FlightId,
+    },
+    /// An operator wants something of a worker.
+    Commanded {
+        /// Of which, in whatever life it is.
+        worker: WorkerId,
+        /// What.
+        command: Command,
+    },
     /// The brain's deadline passed; an early wake-up is harmless.
     Woke,
     /// The process was asked to end: accept nothing new.
     Draining,
+}
+
+/// See [`Input::Commanded`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// Take nothing new; running sequences move to others; leave once nothing is left.
+    Drain,
+    /// Serve these legs from now on; running sequences that no longer fit move to others.
+    Serve(Role),
 }
 
 /// What the body must do, in this order.
@@ -93,6 +137,17 @@ pub enum Output {
         worker: WorkerRef,
         /// What.
         order: Order,
+    },
+    /// Give the client nothing more that an attempt up to this one emitted: it is over, and another
+    /// worker will draw its further tokens. Answered by `Counted`.
+    Fence {
+        /// The last attempt that is over.
+        handoff: HandoffId,
+    },
+    /// Say what the client was given so far; nothing stops. Answered by `Counted`.
+    Count {
+        /// Whose.
+        flight: FlightId,
     },
     /// The flight is over; said once.
     End {
@@ -190,9 +245,36 @@ pub enum Note {
         /// Whose.
         worker: WorkerRef,
     },
-    /// An attempt failed and another was started.
+    /// An attempt failed and another is to be started.
     Retried {
         /// The attempt that failed.
+        handoff: HandoffId,
+        /// Why.
+        failure: Failure,
+        /// Output tokens that the client has; if any, the stream is resumed.
+        generated_tokens: u32,
+    },
+    /// A running sequence is to move.
+    Moving {
+        /// The new attempt.
+        handoff: HandoffId,
+        /// From.
+        from: WorkerRef,
+        /// To.
+        to: WorkerRef,
+        /// Why.
+        why: MoveReason,
+    },
+    /// It runs there.
+    Moved {
+        /// The new attempt.
+        handoff: HandoffId,
+        /// From the first order on.
+        took: Duration,
+    },
+    /// It did not, and goes on where it was.
+    Stayed {
+        /// The new attempt.
         handoff: HandoffId,
         /// Why.
         failure: Failure,
@@ -203,6 +285,13 @@ pub enum Note {
         flight: FlightId,
         /// How long.
         took: Duration,
+        /// How far the flight had come when its client left.
+        stage: CancelStage,
+    },
+    /// A worker that makes no progress is passed over, until it does.
+    WorkerStuck {
+        /// Who.
+        worker: WorkerRef,
     },
     /// How the fleet stands.
     Fleet {
@@ -213,4 +302,30 @@ pub enum Note {
         /// Flights waiting for room.
         flights_waiting: u32,
     },
+}
+
+/// Why a running sequence moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum MoveReason {
+    /// Its worker leaves.
+    Drain,
+    /// Its worker serves other legs from now on.
+    Role,
+    /// Its worker is about to run out of blocks.
+    Crowded,
+}
+
+/// How far a flight had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum CancelStage {
+    /// It waited for room.
+    Queued,
+    /// The decode worker was asked for blocks.
+    Reserving,
+    /// Its prompt was to run, or ran.
+    Prefilling,
+    /// Its first token was drawn; blocks were on their way.
+    Sending,
+    /// It generated.
+    Decoding,
 }

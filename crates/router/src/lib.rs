@@ -16,5 +16,5 @@ mod stream;
 mod walk;
 
 pub use brain::Brain;
-pub use event::{Census, Input, Limits, Note, Output, Readiness};
+pub use event::{CancelStage, Census, Command, Input, Limits, MoveReason, Note, Output, Readiness};
 pub use stream::TokenStream;

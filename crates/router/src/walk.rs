@@ -98,6 +98,10 @@ impl Brain {
             } => self.finished(worker, handoff, reason),
             Report::LegFailed { handoff, failure } => self.leg_failed(worker, handoff, failure),
             Report::Released { handoff } => self.released(worker, handoff),
+            Report::Stayed { .. }
+            | Report::Crowded { .. }
+            | Report::Stuck
+            | Report::Serves { .. } => {}
         }
     }
 
@@ -348,7 +352,11 @@ impl Brain {
         if flight.failures > failures_max {
             return self.give_up(id);
         }
-        self.note(Note::Retried { handoff, failure });
+        self.note(Note::Retried {
+            handoff,
+            failure,
+            generated_tokens: 0,
+        });
         let choice = self.find(id).or_else(|_| {
             // Nobody else is there: the one that failed is better than none.
             if let Some(flight) = self.flights.get_mut(&id) {
@@ -433,7 +441,11 @@ impl Brain {
         }
         if let Some(since) = self.leaving.remove(&flight) {
             let took = self.now.since(since);
-            self.note(Note::CancelFreed { flight, took });
+            self.note(Note::CancelFreed {
+                flight,
+                took,
+                stage: crate::CancelStage::Decoding,
+            });
         }
     }
 }

@@ -65,6 +65,7 @@ impl Brain {
             request,
             sender,
             expected_output_tokens,
+            ahead_tokens: _,
             waited,
         } = order;
         let size = self.limits.capacity.block_tokens;

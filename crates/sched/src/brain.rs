@@ -151,6 +151,7 @@ impl Brain {
             Input::EngineLost { reason } => self.engine_lost(&reason),
             Input::Woke => {}
             Input::Draining => self.drain(),
+            Input::PeerDead { .. } | Input::SwappedOut { .. } | Input::SwappedIn { .. } => {}
         }
         self.expire();
         if self.stirred {
@@ -166,6 +167,8 @@ impl Brain {
             Order::Prefill(prefill) => self.prefill(router, prefill),
             Order::Renew { handoffs } => self.renew(router, &handoffs),
             Order::Cancel { handoff } => self.cancel(router, handoff),
+            Order::Drain => self.drain(),
+            Order::Migrate(_) | Order::Serve { .. } => {}
         }
     }
 
@@ -208,6 +211,11 @@ impl Brain {
             blocks_cached: self.pool.blocks_cached(),
             sequences_running: load.sequences_running,
             sequences_waiting: load.sequences_waiting,
+            blocks_reserved: 0,
+            blocks_leased: 0,
+            blocks_quarantined: 0,
+            blocks_leaked: 0,
+            blocks_swapped: 0,
         };
         if self.pool_told.as_ref() != Some(&pool) {
             self.pool_told = Some(pool.clone());

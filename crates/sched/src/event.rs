@@ -24,8 +24,26 @@ pub struct Limits {
     /// How long a hand-off may stand still once nothing is left to compute for it: a frame or seal
     /// that got lost without its link breaking.
     pub stall_max: Duration,
+    /// How long a step may take before the worker says that it is stuck.
+    pub step_max: Duration,
     /// Whether blocks of finished sequences are kept for reuse.
     pub prefix_cache: bool,
+    /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none.
+    pub swap_blocks: u32,
+    /// How frames from other workers reach the pool.
+    pub writer: Writer,
+}
+
+/// See [`Limits::writer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Writer {
+    /// This worker writes them, by `Import` (TCP, shared memory): a late frame is dropped, and harms
+    /// nobody.
+    Receiver,
+    /// The sender writes into the pool itself (CUDA IPC, RDMA) and the frame only tells of it;
+    /// `Import` then means to verify it in place. Blocks of a hand-off that ended before it landed stay
+    /// in quarantine until the sender said `Stopped` or is dead.
+    Sender,
 }
 
 /// What happened.
@@ -57,6 +75,29 @@ pub enum Input {
         packet: Packet,
         /// Whether a frame's payload has the checksum that the sender gave it.
         condition: Condition,
+    },
+    /// Another worker's life is over for certain: it writes nothing any more. More than a lost link.
+    PeerDead {
+        /// Whose.
+        peer: WorkerRef,
+    },
+    /// The one answer to `SwapOut`.
+    SwappedOut {
+        /// The attempt.
+        handoff: HandoffId,
+        /// What became of it.
+        outcome: SwapOutcome,
+        /// How long the copy took.
+        took: Duration,
+    },
+    /// The one answer to `SwapIn`.
+    SwappedIn {
+        /// The attempt.
+        handoff: HandoffId,
+        /// What became of it.
+        outcome: SwapOutcome,
+        /// How long the copy took.
+        took: Duration,
     },
     /// The link to another worker's life broke; what was under way on it will not arrive, and it is
     /// said before anything that arrives on a new one.
@@ -153,6 +194,27 @@ pub enum Output {
         /// Which frame.
         part: BlockPart,
     },
+    /// Copy these blocks to host memory, to be kept under the hand-off's name; answered by
+    /// `SwappedOut`. The blocks stay as they are until then.
+    SwapOut {
+        /// The attempt.
+        handoff: HandoffId,
+        /// From where, in the sequence's order.
+        blocks: Vec<BlockIndex>,
+    },
+    /// Copy what `SwapOut` kept back into these blocks, as many as it had, and drop it; answered by
+    /// `SwappedIn`.
+    SwapIn {
+        /// The attempt.
+        handoff: HandoffId,
+        /// To where, in the sequence's order.
+        blocks: Vec<BlockIndex>,
+    },
+    /// Drop what `SwapOut` kept, or would have; `SwapOut` and `SwapIn` are answered all the same.
+    SwapDrop {
+        /// The attempt.
+        handoff: HandoffId,
+    },
     /// The hand-off is over for this worker: what is still under way of it need not be finished, but
     /// every `Export` and `Import` is still answered.
     Forget {
@@ -224,6 +286,17 @@ pub enum ImportOutcome {
     /// The hand-off was forgotten before that.
     Dropped,
     /// The engine could not write them.
+    Broken,
+}
+
+/// See [`Input::SwappedOut`] and [`Input::SwappedIn`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SwapOutcome {
+    /// Every block was copied.
+    Copied,
+    /// Dropped before that.
+    Dropped,
+    /// The engine could not read or write one, or host memory ran out.
     Broken,
 }
 
@@ -304,6 +377,49 @@ pub enum Note {
         /// Tokens whose KV is computed again.
         recomputed_tokens: u32,
     },
+    /// A running sequence gave up its blocks to host memory.
+    SwappedOut {
+        /// The attempt.
+        handoff: HandoffId,
+        /// How many.
+        blocks: u32,
+        /// How long the copy took.
+        took: Duration,
+    },
+    /// It has them back.
+    SwappedIn {
+        /// The attempt.
+        handoff: HandoffId,
+        /// How many.
+        blocks: u32,
+        /// How long the copy took.
+        took: Duration,
+    },
+    /// A running sequence moved to another worker.
+    MovedOut {
+        /// The new attempt.
+        handoff: HandoffId,
+        /// Bytes sent.
+        bytes: u64,
+        /// Blocks sent.
+        blocks: u32,
+        /// From the order to the landing.
+        took: Duration,
+        /// Of that, how long it stood still.
+        still: Duration,
+    },
+    /// A running sequence was to move, and did not.
+    Stayed {
+        /// The new attempt.
+        handoff: HandoffId,
+        /// Why.
+        failure: Failure,
+    },
+    /// The step under way takes too long.
+    Stuck {
+        /// So far.
+        running: Duration,
+    },
     /// From the order to cancel to every block free.
     CancelFreed {
         /// How long.
@@ -321,5 +437,15 @@ pub enum Note {
         sequences_running: u32,
         /// Sequences waiting.
         sequences_waiting: u32,
+        /// Of those held: by reservations whose KV has not landed.
+        blocks_reserved: u32,
+        /// Of those held: by prompts that run or leave under a lease, to be handed on.
+        blocks_leased: u32,
+        /// Of those held: by hand-offs that are over and whose writer has not stopped.
+        blocks_quarantined: u32,
+        /// Held by nobody that the audit can name; anything but 0 is a defect.
+        blocks_leaked: u32,
+        /// Blocks in host memory.
+        blocks_swapped: u32,
     },
 }

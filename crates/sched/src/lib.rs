@@ -25,4 +25,7 @@ mod sequence;
 mod settle;
 
 pub use brain::Brain;
-pub use event::{Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output};
+pub use event::{
+    Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome,
+    Writer,
+};

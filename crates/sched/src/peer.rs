@@ -40,6 +40,7 @@ impl Brain {
                     self.turn_away(handoff, from);
                 }
             }
+            Packet::Stop { .. } | Packet::Stopped { .. } => {}
             Packet::Landed { .. } => {
                 self.send(handoff, sender::Input::Landed { from });
             }
