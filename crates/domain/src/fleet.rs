@@ -84,4 +84,16 @@ pub struct Load {
     pub sequences_running: u32,
     /// Blocks neither held nor promised; cached prefixes that could be evicted count as free.
     pub blocks_free: u32,
+    /// Whether its steps come to an end.
+    pub progress: Progress,
+}
+
+/// Whether a worker gets anywhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Progress {
+    /// Idle, or in a step that takes no longer than a step may.
+    #[default]
+    Moving,
+    /// The step under way takes longer than any should.
+    Stuck,
 }

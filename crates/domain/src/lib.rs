@@ -13,7 +13,7 @@ mod request;
 mod tape;
 mod time;
 
-pub use fleet::{Capacity, Fingerprint, Load, Role, WorkerDescription};
+pub use fleet::{Capacity, Fingerprint, Load, Progress, Role, WorkerDescription};
 pub use id::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,

@@ -20,7 +20,8 @@ pub enum Order {
         /// Every hand-off that the router has on this worker.
         handoffs: Vec<HandoffId>,
     },
-    /// No longer wanted: free everything of it.
+    /// No longer wanted: free everything of it. At the source of a `Migrate`, its new attempt names the
+    /// move alone: it is given up unless the seal was sent, and the old attempt goes on.
     Cancel {
         /// What.
         handoff: HandoffId,
@@ -169,9 +170,6 @@ pub enum Report {
     },
     /// How busy the worker is; also said to a router that joins.
     Load(Load),
-    /// The step under way takes longer than any should: nothing moves here. The next `Load` takes
-    /// it back.
-    Stuck,
     /// The worker takes nothing new and will leave.
     Draining,
     /// The worker serves these legs from now on; the answer to `Serve`, told to every router.

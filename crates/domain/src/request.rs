@@ -1,6 +1,6 @@
 //! What a client asked for, after validation: tokens and numbers, no text.
 
-use crate::TokenId;
+use crate::{FinishReason, TokenId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,6 +83,19 @@ pub struct StopRules {
     /// Drawing one of these ends the sequence; the token itself is reported.
     /// Empty when the client asked to ignore the end token.
     pub stop_tokens: Arc<[TokenId]>,
+}
+
+impl StopRules {
+    /// Why a request that has produced `output` so far is over, if it is. Schedulers and routers ask
+    /// here, so that a stream that is resumed after its last token ends as it would have.
+    pub fn reached(&self, output: &[TokenId]) -> Option<FinishReason> {
+        let last = output.last()?;
+        if output.len() >= self.min_tokens as usize && self.stop_tokens.contains(last) {
+            return Some(FinishReason::Stop);
+        }
+        let full = output.len() >= self.max_tokens as usize;
+        full.then_some(FinishReason::Length)
+    }
 }
 
 /// What the client was promised. `None` is no promise.

@@ -1,7 +1,7 @@
 //! What two workers say to each other about one hand-off. The payload of a frame travels beside
 //! it; brains see only this.
 
-use cleave_domain::{BlockRef, Cause, HandoffId, TokenId};
+use cleave_domain::{BlockHash, BlockRef, Cause, HandoffId, TokenId};
 use serde::{Deserialize, Serialize};
 
 /// From worker to worker over a link. Nothing may depend on the order in which packets arrive: a
@@ -82,6 +82,10 @@ pub struct Seal {
     pub blocks_count: u32,
     /// The digest over every frame, in any order; both ends compute it.
     pub digest: u64,
+    /// The hash of the tokens, prompt and output, that the receiver was told of with its reservation,
+    /// as the sender has them ([`crate::block_hash`] of all of them as one block). If the receiver has
+    /// others, the KV is of another text.
+    pub content: BlockHash,
     /// Output tokens drawn since the reservation, `[tokens >= 1]`, emitted already by the sender. The
     /// last of them has no KV yet: the KV covers everything before it.
     pub output: Vec<TokenId>,

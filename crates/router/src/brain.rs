@@ -280,7 +280,11 @@ impl Brain {
         if let Some(refusal) = refusal {
             self.ended += 1;
             let ending = Ending::Refused(refusal);
-            self.say(Output::End { flight: id, ending });
+            self.say(Output::End {
+                flight: id,
+                ending,
+                output_tokens: None,
+            });
             return;
         }
         let place = Place {
@@ -448,7 +452,11 @@ impl Brain {
         };
         self.line.leave(&flight.place);
         self.ended += 1;
-        self.say(Output::End { flight: id, ending });
+        self.say(Output::End {
+            flight: id,
+            ending,
+            output_tokens: None,
+        });
     }
 
     fn settle_readiness(&mut self) {

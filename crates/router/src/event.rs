@@ -89,10 +89,10 @@ pub enum Input {
         /// Which.
         flight: FlightId,
     },
-    /// The one answer to `Fence` and to `Count`, before any further fact of that flight.
+    /// Answers `Fence` and `Count`, if the flight is open.
     Counted {
-        /// Which.
-        flight: FlightId,
+        /// As in the question.
+        handoff: HandoffId,
         /// All output tokens that the client was given, [`Request::generated`] included.
         generated: Arc<[TokenId]>,
     },
@@ -141,13 +141,13 @@ pub enum Output {
     /// Give the client nothing more that an attempt up to this one emitted: it is over, and another
     /// worker will draw its further tokens. Answered by `Counted`.
     Fence {
-        /// The last attempt that is over.
+        /// The last attempt ever begun.
         handoff: HandoffId,
     },
     /// Say what the client was given so far; nothing stops. Answered by `Counted`.
     Count {
-        /// Whose.
-        flight: FlightId,
+        /// The attempt that needs to know.
+        handoff: HandoffId,
     },
     /// The flight is over; said once.
     End {
@@ -155,6 +155,9 @@ pub enum Output {
         flight: FlightId,
         /// How.
         ending: Ending,
+        /// Of a flight that is done: its output tokens. Where fewer passed, some were lost, and it
+        /// has failed.
+        output_tokens: Option<u32>,
     },
     /// Draining is done: no flight is left.
     Drained,

@@ -98,10 +98,7 @@ impl Brain {
             } => self.finished(worker, handoff, reason),
             Report::LegFailed { handoff, failure } => self.leg_failed(worker, handoff, failure),
             Report::Released { handoff } => self.released(worker, handoff),
-            Report::Stayed { .. }
-            | Report::Crowded { .. }
-            | Report::Stuck
-            | Report::Serves { .. } => {}
+            Report::Stayed { .. } | Report::Crowded { .. } | Report::Serves { .. } => {}
         }
     }
 

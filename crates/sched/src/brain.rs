@@ -151,7 +151,7 @@ impl Brain {
             Input::EngineLost { reason } => self.engine_lost(&reason),
             Input::Woke => {}
             Input::Draining => self.drain(),
-            Input::PeerDead { .. } | Input::SwappedOut { .. } | Input::SwappedIn { .. } => {}
+            Input::Severed { .. } | Input::SwappedOut { .. } | Input::SwappedIn { .. } => {}
         }
         self.expire();
         if self.stirred {

@@ -76,9 +76,10 @@ pub enum Input {
         /// Whether a frame's payload has the checksum that the sender gave it.
         condition: Condition,
     },
-    /// Another worker's life is over for certain: it writes nothing any more. More than a lost link.
-    PeerDead {
-        /// Whose.
+    /// Nothing that another worker's life still does can reach this pool: its process is known to have
+    /// ended, or its access was revoked. More than a lost link, which stops no write under way.
+    Severed {
+        /// From whose.
         peer: WorkerRef,
     },
     /// The one answer to `SwapOut`.

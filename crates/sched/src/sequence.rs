@@ -249,16 +249,9 @@ impl Sequence {
 
     /// Why it is over, if its last token was the last.
     pub(crate) fn ended(&self, context_tokens_max: u32) -> Option<FinishReason> {
-        let stop = &self.request.stop;
-        let last = self.tokens.last()?;
-        if self.output_count() > 0
-            && self.output_count() >= stop.min_tokens
-            && stop.stop_tokens.contains(last)
-        {
-            return Some(FinishReason::Stop);
-        }
-        let full = self.output_count() >= stop.max_tokens || self.len() >= context_tokens_max;
-        full.then_some(FinishReason::Length)
+        let output = &self.tokens[self.request.prompt.len()..];
+        let full = (self.len() >= context_tokens_max).then_some(FinishReason::Length);
+        self.request.stop.reached(output).or(full)
     }
 
     /// Hashes of the leading blocks it could take from the cache if it is to run here: never the

@@ -242,6 +242,7 @@ impl Sender {
                 handoff: self.handoff,
                 blocks_count: self.blocks_count,
                 digest: self.digest.value(),
+                content: cleave_domain::BlockHash::default(),
                 output,
             })));
         }
