@@ -169,7 +169,7 @@ pub enum Output {
 }
 
 /// See [`Output::Readiness`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Readiness {
     /// A pair of workers could serve it, now or once they have room.
     Ready,

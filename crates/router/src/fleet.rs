@@ -4,17 +4,19 @@
 //! each. Never: sends anything, or knows what a flight is about.
 //! Invariant: nothing of an earlier life is kept: load, promises and prefixes go with it.
 
-use crate::event::{Census, Readiness};
+use crate::event::{Census, MoveReason, Readiness};
 use crate::ledger::{Ledger, Promise};
 use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
 use crate::prefix::Content;
 use cleave_domain::{
-    Fingerprint, FlightId, HandoffId, Load, Report, Time, WorkerDescription, WorkerId, WorkerRef,
+    Fingerprint, FlightId, HandoffId, Load, Report, Role, Time, WorkerDescription, WorkerId,
+    WorkerRef,
 };
 use cleave_kv::FleetIndex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Worker {
     pub(crate) me: WorkerRef,
     pub(crate) description: WorkerDescription,
@@ -22,20 +24,22 @@ pub(crate) struct Worker {
     pub(crate) ledger: Ledger,
     /// It said that it accepts nothing new.
     pub(crate) draining: bool,
+    /// It said that it makes no progress.
+    pub(crate) stuck: bool,
     /// It refused; not asked again before this.
     pub(crate) shut_until: Time,
     /// The count of placements when it was last chosen.
-    chosen: u64,
+    pub(crate) chosen: u64,
 }
 
 /// Workers that may exchange blocks.
-#[derive(Debug, Default)]
-struct Group {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Group {
     workers: BTreeSet<WorkerId>,
     prefixes: FleetIndex,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     workers: BTreeMap<WorkerId, Worker>,
     groups: BTreeMap<Fingerprint, Group>,
@@ -44,8 +48,11 @@ pub(crate) struct Fleet {
     placements: u64,
     /// Everybody, those who drain too.
     census: Census,
-    /// Counts who came, went or began to drain.
+    /// Counts who came, went, began to drain, changed its role, got stuck or came free.
     turns: u64,
+    /// Who drains, or stopped decoding: what runs there is to move.
+    leaving: BTreeSet<WorkerId>,
+    stuck: BTreeSet<WorkerId>,
 }
 
 /// What a placement is asked with.
@@ -55,6 +62,36 @@ pub(crate) struct Query<'a> {
     pub(crate) content: &'a Content,
     pub(crate) excluded: &'a BTreeSet<WorkerId>,
     pub(crate) now: Time,
+}
+
+impl Query<'_> {
+    /// The same content elsewhere.
+    pub(crate) fn asking<'a>(&self, ask: Ask, excluded: &'a BTreeSet<WorkerId>) -> Query<'a>
+    where
+        Self: 'a,
+    {
+        Query {
+            ask,
+            content: self.content,
+            excluded,
+            now: self.now,
+        }
+    }
+}
+
+impl Worker {
+    /// Whether it is there for new requests.
+    fn accepts(&self) -> bool {
+        !self.draining && !self.stuck
+    }
+
+    /// Why its running sequences are to move, if they are.
+    fn leaves(&self) -> Option<MoveReason> {
+        match self.draining {
+            true => Some(MoveReason::Drain),
+            false => (!self.description.role.decodes()).then_some(MoveReason::Role),
+        }
+    }
 }
 
 impl Fleet {
@@ -75,10 +112,10 @@ impl Fleet {
             excluded: &BTreeSet::new(),
             now,
         };
-        match self.choose(&query) {
+        match self.choose_among(&query, Worker::accepts) {
             Ok(_) | Err(NoPlace::Busy) => Readiness::Ready,
             Err(NoPlace::NoWorker | NoPlace::TooLong { .. }) => {
-                let accepting = || self.workers.values().filter(|worker| !worker.draining);
+                let accepting = || self.workers.values().filter(|worker| worker.accepts());
                 let roles = || accepting().map(|worker| worker.description.role);
                 Readiness::NoPair {
                     prefill: roles().filter(|role| role.prefills()).count() as u32,
@@ -127,6 +164,7 @@ impl Fleet {
             load,
             ledger: Ledger::default(),
             draining: false,
+            stuck: false,
             shut_until: Time::ZERO,
             chosen: 0,
         };
@@ -143,6 +181,8 @@ impl Fleet {
         };
         *self.census.of_role(gone.description.role) -= 1;
         self.turns += 1;
+        self.leaving.remove(&worker);
+        self.stuck.remove(&worker);
         let fingerprint = &gone.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);
@@ -196,7 +236,91 @@ impl Fleet {
         if let Some(worker) = self.get_mut(who) {
             worker.draining = true;
             self.turns += 1;
+            self.leaving.insert(who.worker);
         }
+    }
+
+    /// The worker serves these legs from now on.
+    pub(crate) fn serve(&mut self, who: WorkerRef, role: Role) {
+        let Some(worker) = self.get_mut(who) else {
+            return;
+        };
+        let before = std::mem::replace(&mut worker.description.role, role);
+        let leaves = worker.leaves().is_some();
+        *self.census.of_role(before) -= 1;
+        *self.census.of_role(role) += 1;
+        self.turns += 1;
+        if leaves {
+            self.leaving.insert(who.worker);
+        } else {
+            self.leaving.remove(&who.worker);
+        }
+    }
+
+    /// Says whether that is new.
+    pub(crate) fn set_stuck(&mut self, who: WorkerRef, stuck: bool) -> bool {
+        let Some(worker) = self.get_mut(who).filter(|w| w.stuck != stuck) else {
+            return false;
+        };
+        worker.stuck = stuck;
+        self.turns += 1;
+        if stuck {
+            self.stuck.insert(who.worker);
+        } else {
+            self.stuck.remove(&who.worker);
+        }
+        true
+    }
+
+    /// Workers that make no progress.
+    pub(crate) fn stuck(&self) -> Vec<WorkerRef> {
+        self.lives(&self.stuck).map(|worker| worker.me).collect()
+    }
+
+    /// Workers from which running sequences are to move, and why.
+    pub(crate) fn leaving(&self) -> Vec<(WorkerRef, MoveReason)> {
+        self.lives(&self.leaving)
+            .filter(|worker| worker.ledger.totals().sequences > 0)
+            .filter_map(|worker| Some((worker.me, worker.leaves()?)))
+            .collect()
+    }
+
+    pub(crate) fn leaves(&self, who: WorkerRef) -> Option<MoveReason> {
+        let worker = self.get(who)?;
+        worker
+            .leaves()
+            .filter(|_| self.leaving.contains(&who.worker))
+    }
+
+    fn lives<'a>(&'a self, ids: &'a BTreeSet<WorkerId>) -> impl Iterator<Item = &'a Worker> {
+        ids.iter().filter_map(|id| self.workers.get(id))
+    }
+
+    /// The worker in the life in which it is connected.
+    pub(crate) fn life_of(&self, worker: WorkerId) -> Option<WorkerRef> {
+        self.workers.get(&worker).map(|worker| worker.me)
+    }
+
+    /// The longest sequence that a worker can hold; nothing is known of one that is gone.
+    pub(crate) fn context_tokens_max(&self, who: WorkerRef) -> u32 {
+        let about = self.get(who).map(|worker| &worker.description.capacity);
+        about.map_or(u32::MAX, |capacity| capacity.context_tokens_max)
+    }
+
+    /// Hand-offs of which the worker holds something.
+    pub(crate) fn handoffs(&self, who: WorkerRef) -> Vec<HandoffId> {
+        let ledger = self.get(who).map(|worker| &worker.ledger);
+        let all = ledger.into_iter().flat_map(Ledger::handoffs);
+        all.map(|(handoff, _)| handoff).collect()
+    }
+
+    /// Of these, those that generate there or will.
+    pub(crate) fn sequences(&self, who: WorkerRef) -> Vec<HandoffId> {
+        let ledger = self.get(who).map(|worker| &worker.ledger);
+        let all = ledger.into_iter().flat_map(Ledger::handoffs);
+        all.filter(|(_, promise)| promise.blocks > 0)
+            .map(|(handoff, _)| handoff)
+            .collect()
     }
 
     // === promises ===
@@ -234,6 +358,29 @@ impl Fleet {
         }
     }
 
+    /// The same for a sequence that moves: its sender has it already.
+    pub(crate) fn promise_move(&mut self, handoff: HandoffId, target: WorkerRef, ask: &Ask) {
+        self.placements += 1;
+        let placements = self.placements;
+        let Some(worker) = self.get_mut(target) else {
+            return;
+        };
+        let block_tokens = worker.description.capacity.block_tokens;
+        worker.chosen = placements;
+        worker.ledger.open(
+            handoff,
+            Promise {
+                tokens: 0,
+                blocks: ask.tokens_expected.div_ceil(block_tokens),
+                told: true,
+                answered: false,
+                fresh: true,
+                live: true,
+            },
+        );
+        *self.legs.entry(handoff.flight).or_default() += 1;
+    }
+
     pub(crate) fn promised(&self, who: WorkerRef, handoff: HandoffId) -> Option<&Promise> {
         self.get(who)?.ledger.get(handoff)
     }
@@ -269,19 +416,17 @@ impl Fleet {
 
     /// Chooses in each group and takes the cheapest choice.
     pub(crate) fn choose(&self, query: &Query) -> Result<Choice, NoPlace> {
+        self.choose_among(query, |worker| !worker.draining)
+    }
+
+    fn choose_among(
+        &self,
+        query: &Query,
+        counts: impl Fn(&Worker) -> bool,
+    ) -> Result<Choice, NoPlace> {
         let mut best: Result<Choice, NoPlace> = Err(NoPlace::NoWorker);
         for group in self.groups.values() {
-            let cached = self.cached(group, query);
-            let candidates: Vec<Candidate> = group
-                .workers
-                .iter()
-                .filter_map(|id| self.workers.get(id))
-                .filter(|worker| !worker.draining)
-                .map(|worker| {
-                    let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
-                    candidate(worker, query, blocks)
-                })
-                .collect();
+            let candidates = self.candidates(group, query, &counts);
             let choice = policy::choose(&candidates, &query.ask);
             best = match (best, choice) {
                 (Ok(old), Ok(new)) => Ok(if new.cost < old.cost { new } else { old }),
@@ -291,6 +436,35 @@ impl Fleet {
             };
         }
         best
+    }
+
+    /// Chooses where a sequence that runs on `source` could go on.
+    pub(crate) fn choose_target(
+        &self,
+        source: WorkerRef,
+        query: &Query,
+    ) -> Result<WorkerRef, NoPlace> {
+        let worker = self.get(source).ok_or(NoPlace::NoWorker)?;
+        let group = self.groups.get(&worker.description.fingerprint);
+        let group = group.ok_or(NoPlace::NoWorker)?;
+        let other = |worker: &Worker| !worker.draining && worker.me != source;
+        policy::choose_target(&self.candidates(group, query, &other), &query.ask)
+    }
+
+    fn candidates(
+        &self,
+        group: &Group,
+        query: &Query,
+        counts: &impl Fn(&Worker) -> bool,
+    ) -> Vec<Candidate> {
+        let cached = self.cached(group, query);
+        self.lives(&group.workers)
+            .filter(|worker| counts(worker))
+            .map(|worker| {
+                let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
+                candidate(worker, query, blocks)
+            })
+            .collect()
     }
 
     /// Each group's block size; it is part of what makes a fingerprint.
@@ -316,16 +490,30 @@ impl Fleet {
 
     /// Whether news of this worker could give `query` a place.
     pub(crate) fn could_help(&self, who: WorkerRef, query: &Query) -> bool {
-        self.get(who)
-            .filter(|worker| !worker.draining)
-            .is_some_and(|worker| {
-                // Cached blocks only make room; suppose that all are.
-                let blocks = query
-                    .ask
-                    .prompt_tokens
-                    .div_ceil(worker.description.capacity.block_tokens);
-                policy::has_room(&candidate(worker, query, blocks), &query.ask)
-            })
+        self.at_best(who, query)
+            .is_some_and(|candidate| policy::has_room(&candidate, &query.ask))
+    }
+
+    /// Whether news of this worker could give a running sequence a place to move to.
+    pub(crate) fn could_take(&self, who: WorkerRef, query: &Query) -> bool {
+        self.at_best(who, query)
+            .is_some_and(|candidate| policy::choose_target(&[candidate], &query.ask).is_ok())
+    }
+
+    /// Cached blocks only make room; suppose that all are.
+    fn at_best(&self, who: WorkerRef, query: &Query) -> Option<Candidate> {
+        let worker = self.get(who).filter(|worker| !worker.draining)?;
+        let block_tokens = worker.description.capacity.block_tokens;
+        let blocks = query.ask.prompt_tokens.div_ceil(block_tokens);
+        Some(candidate(worker, query, blocks))
+    }
+
+    /// See [`crate::Brain::fingerprint`].
+    pub(crate) fn hash_groups(&self, hasher: &mut impl Hasher) {
+        for group in self.groups.values() {
+            group.prefixes.hash(hasher);
+        }
+        self.leaving.hash(hasher);
     }
 
     pub(crate) fn check(&self) {
@@ -342,6 +530,25 @@ impl Fleet {
                 worker.me
             );
         }
+        for (id, worker) in &self.workers {
+            assert_eq!(
+                worker.stuck,
+                self.stuck.contains(id),
+                "{id} is or is not stuck"
+            );
+            let is_left = self.leaving.contains(id);
+            assert!(is_left || !worker.draining, "{id} drains in silence");
+            assert!(
+                !is_left || worker.leaves().is_some(),
+                "{id} is left for no reason"
+            );
+        }
+        let known = |id: &WorkerId| self.workers.contains_key(id);
+        let lists = self.leaving.iter().chain(&self.stuck);
+        assert!(
+            lists.into_iter().all(known),
+            "a list holds a worker that is gone"
+        );
         let total = self.census.total() as usize;
         assert_eq!(total, self.workers.len(), "the census is wrong");
         assert_eq!(legs, self.legs, "open legs are miscounted");
@@ -360,7 +567,9 @@ fn candidate(worker: &Worker, query: &Query, cached_blocks: u32) -> Candidate {
     Candidate {
         worker: worker.me,
         role: about.role,
-        shut: worker.shut_until > query.now || query.excluded.contains(&worker.me.worker),
+        shut: worker.stuck
+            || worker.shut_until > query.now
+            || query.excluded.contains(&worker.me.worker),
         capacity: about.capacity,
         blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
         sequences: busy.max(totals.sequences),

@@ -1,6 +1,7 @@
-//! Which two workers serve an attempt: filter, score, pick, with a reason.
+//! Which two workers serve an attempt, and where a running sequence moves: filter, score, pick, with
+//! a reason.
 //!
-//! Owns: the placement rule. Never: changes anything, reads a clock, or knows of flights; it sees
+//! Owns: the placement rules. Never: changes anything, reads a clock, or knows of flights; it sees
 //! a snapshot and returns a choice. Costs O(workers): the legs are judged apart, because what
 //! makes a good prefill worker and a good decode worker has nothing in common but the link.
 
@@ -127,6 +128,24 @@ pub fn choose(candidates: &[Candidate], ask: &Ask) -> Result<Choice, NoPlace> {
         cached_tokens,
         cost,
     })
+}
+
+/// Chooses where a running sequence goes on; the worker that it leaves is not among the candidates.
+/// It needs no prompt run, only a seat and blocks.
+///
+/// # Errors
+/// Says why nobody was chosen.
+pub fn choose_target(candidates: &[Candidate], ask: &Ask) -> Result<WorkerRef, NoPlace> {
+    if let Some((_, target)) = best(candidates, |c| decode_cost(c, ask)) {
+        return Ok(target.worker);
+    }
+    let decode = || candidates.iter().filter(|c| c.role.decodes());
+    let tokens_max = decode().map(Candidate::tokens_max).max();
+    let tokens_max = tokens_max.ok_or(NoPlace::NoWorker)?;
+    match decode().any(|c| c.holds_whole(ask)) {
+        true => Err(NoPlace::Busy),
+        false => Err(NoPlace::TooLong { tokens_max }),
+    }
 }
 
 /// Whether `candidate` could now take one of the legs; tells whether news of it is worth a look
