@@ -181,7 +181,7 @@ impl Brain {
             .flights
             .get_mut(&handoff.flight)
             .and_then(|flight| flight.attempt_mut(handoff))
-            .filter(|a| here(a));
+            .filter(|a| here(a) && !a.landed);
         let Some(attempt) = attempt else {
             return self.note(Note::Stale { worker });
         };

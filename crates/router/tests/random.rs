@@ -72,6 +72,9 @@ struct Told {
     ordered: bool,
     /// Its decode worker said that it is over, was told so, or is gone.
     over: bool,
+    /// What was said of it, as an honest worker would.
+    prefilled: bool,
+    landed: bool,
 }
 
 /// What is known of a flight outside the brain.
@@ -220,6 +223,8 @@ impl Driver {
                     of,
                     ordered: false,
                     over: false,
+                    prefilled: false,
+                    landed: false,
                 };
                 let before = known.attempts.insert(order.handoff.attempt, told);
                 assert!(before.is_none(), "{} means two pairs", order.handoff);
@@ -286,7 +291,8 @@ impl Driver {
     }
 
     fn act(&mut self, [what, a, b, c]: [u8; 4]) {
-        self.now += u64::from(c) * 300_000;
+        // Most steps take next to nothing, some as long as a time limit.
+        self.now += u64::from(c) * if b % 16 == 0 { 300_000 } else { 5_000 };
         self.chance ^= u64::from(a) << 40 | u64::from(b) << 20;
         // Most of the time an answer comes at once.
         if c % 4 > 0 {
@@ -294,7 +300,7 @@ impl Driver {
         }
         let worker = usize::from(a % 5);
         let me = self.me(worker);
-        match what % 24 {
+        match what % 40 {
             0 | 1 => {
                 self.lives[worker] += u64::from(b % 2);
                 self.handle(Input::WorkerJoined {
@@ -328,7 +334,7 @@ impl Driver {
                 worker: me.worker,
                 command: Command::Serve(role(b)),
             }),
-            12..=16 => self.true_answer(a),
+            12..=33 => self.true_answer(a),
             _ => self.answer(a, b),
         }
     }
@@ -385,24 +391,36 @@ impl Driver {
             return;
         };
         let flight = *self.open.iter().nth(index).expect("is within");
-        let Some((attempt, told)) = self.flights[&flight].attempts.last_key_value() else {
+        let known = self.flights.get_mut(&flight).expect("was submitted");
+        let Some(mut entry) = known.attempts.last_entry() else {
             return;
         };
         let handoff = HandoffId {
             flight,
-            attempt: *attempt,
+            attempt: *entry.key(),
         };
+        let told = entry.get_mut();
         let (sender, decode) = (told.sender, told.decode);
-        let old = told.of.map(|attempt| HandoffId { flight, attempt });
-        let (worker, report) = match a % 8 {
-            _ if !told.ordered => (decode, reserved(handoff)),
-            0..=2 => (sender, Report::Prefilled { handoff }),
-            3..=5 => (decode, Report::Landed { handoff }),
-            6 => (decode, Report::Crowded { handoff }),
-            _ => match old {
-                Some(handoff) => (sender, Report::Released { handoff }),
-                None => (decode, finished(handoff)),
-            },
+        let failure = Failure::LinkLost;
+        let (worker, report) = if !told.ordered {
+            (decode, reserved(handoff))
+        } else if !told.prefilled && a % 8 > 1 {
+            told.prefilled = true;
+            (sender, Report::Prefilled { handoff })
+        } else if !told.landed && a % 8 > 2 {
+            told.landed = true;
+            (decode, Report::Landed { handoff })
+        } else {
+            let attempt = told.of.unwrap_or(handoff.attempt);
+            let old = HandoffId { flight, attempt };
+            match a % 8 {
+                0 if told.of.is_some() => (sender, Report::Stayed { handoff, failure }),
+                1 => (sender, Report::Released { handoff: old }),
+                2 => (sender, finished(old)),
+                3..=5 if self.chance % 3 == 0 => (decode, Report::Draining),
+                3..=6 => (decode, Report::Crowded { handoff }),
+                _ => (decode, finished(handoff)),
+            }
         };
         self.handle(Input::Told { worker, report });
     }
