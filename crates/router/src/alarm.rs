@@ -14,7 +14,7 @@ pub(crate) enum Alarm {
     Step,
     /// Its client has read nothing for too long.
     Reader,
-    /// Workers that did not take it over may be asked again.
+    /// Another try to move it may be made, after one that came to nothing.
     Pause,
 }
 

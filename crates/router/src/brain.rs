@@ -11,7 +11,7 @@
 use crate::alarm::{Alarm, Alarms};
 use crate::event::{Census, Input, Limits, Note, Output, Readiness};
 use crate::fleet::Fleet;
-use crate::flight::{Attempt, Flight, Stage};
+use crate::flight::{Attempt, Finish, Flight, Stage};
 use crate::ledger::Promise;
 use crate::legs::Leaving;
 use crate::line::Line;
@@ -36,6 +36,10 @@ pub struct Brain {
     pub(crate) leaving: BTreeMap<FlightId, Leaving>,
     /// Flights that are fenced and not counted.
     pub(crate) counting: u32,
+    /// Flights that failed over from a stuck worker and do not run elsewhere yet.
+    pub(crate) rescued: BTreeMap<FlightId, WorkerId>,
+    /// When flights on a stuck worker have waited long enough for it.
+    pub(crate) patience: BTreeSet<(Time, WorkerId)>,
     pub(crate) outputs: VecDeque<Output>,
     pub(crate) arrivals: u64,
     ended: u64,
@@ -68,6 +72,8 @@ impl Brain {
             renew_at: None,
             leaving: BTreeMap::new(),
             counting: 0,
+            rescued: BTreeMap::new(),
+            patience: BTreeSet::new(),
             outputs: VecDeque::new(),
             arrivals: 0,
             ended: 0,
@@ -91,7 +97,7 @@ impl Brain {
             Input::Told { worker, report } => self.told(worker, report),
             Input::Submitted { flight, request } => self.submitted(flight, request),
             Input::Cancelled { flight } => self.cancelled(flight),
-            Input::Counted { flight, generated } => self.counted(flight, generated),
+            Input::Counted { handoff, generated } => self.counted(handoff, generated),
             Input::Stalled { flight } => self.stalled(flight),
             Input::Flowing { flight } => self.alarms.set(flight, Alarm::Reader, None),
             Input::Commanded { worker, command } => self.commanded(worker, command),
@@ -113,7 +119,8 @@ impl Brain {
     /// When to wake the brain at the latest, if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
         let door = self.doors.first().map(|(at, _)| *at);
-        [self.alarms.first(), door, self.renew_at]
+        let patience = self.patience.first().map(|(at, _)| *at);
+        [self.alarms.first(), door, patience, self.renew_at]
             .into_iter()
             .flatten()
             .min()
@@ -143,9 +150,10 @@ impl Brain {
                     assert!(alarm.is_some(), "{id} would wait for ever");
                     waiting += 1;
                 }
-                Stage::Counting(_) => {
+                Stage::Counting(broken) => {
                     assert!(!in_line, "{id} is counted and waits");
-                    assert!(flight.counts_due > 0, "{id} waits for no answer");
+                    let last = flight.attempts - 1;
+                    assert_eq!(broken.fence.attempt, last, "{id} is fenced too low");
                     counting += 1;
                 }
                 Stage::Flying(attempt) => {
@@ -161,6 +169,19 @@ impl Brain {
         for flight in self.alarms.flights() {
             let known = self.flights.contains_key(&flight);
             assert!(known, "an alarm outlived {flight}");
+        }
+        for flight in self.rescued.keys() {
+            assert!(
+                self.flights.contains_key(flight),
+                "{flight} needs no rescue"
+            );
+        }
+        for (_, worker) in &self.patience {
+            let stuck = self
+                .fleet
+                .life_of(*worker)
+                .is_some_and(|w| self.fleet.is_stuck(w));
+            assert!(stuck, "{worker} is waited for and not stuck");
         }
         for flight in self.leaving.keys() {
             assert!(self.fleet.legs_open(*flight) > 0, "{flight} has left");
@@ -237,7 +258,7 @@ impl Brain {
             match alarm {
                 Alarm::Step => self.timed_out(id),
                 Alarm::Reader => self.reader_stayed_away(id),
-                Alarm::Pause => self.paused(id),
+                Alarm::Pause => self.rested(id),
             }
         }
         let mut opened = false;
@@ -251,16 +272,24 @@ impl Brain {
         if opened {
             self.look_around();
         }
+        while let Some((at, worker)) = self.patience.first().copied() {
+            if at > self.now {
+                break;
+            }
+            self.patience.remove(&(at, worker));
+            self.abandon(worker);
+        }
         if self.renew_at.is_some_and(|at| at <= self.now) {
             self.renew();
         }
     }
 
-    /// Everybody who waits for room anywhere is looked at.
+    /// Everybody who waits for room anywhere is looked at: streams before newcomers.
     fn look_around(&mut self) {
-        self.serve_line();
-        self.evacuate(None);
         self.rescue();
+        self.evacuate(None);
+        self.serve_line();
+        self.grant_wishes(None);
     }
 
     /// The client's time to read runs from its first stall on.
@@ -292,14 +321,33 @@ impl Brain {
 
     /// The flight's one end. Its legs are taken back before.
     pub(crate) fn end(&mut self, id: FlightId, ending: Ending) {
+        self.end_with(id, ending, None);
+    }
+
+    /// Every token was produced.
+    pub(crate) fn done(&mut self, id: FlightId, finish: Finish) {
+        self.drop_legs(id);
+        let Finish {
+            reason,
+            output_tokens,
+        } = finish;
+        self.end_with(id, Ending::Done { reason }, Some(output_tokens));
+    }
+
+    fn end_with(&mut self, id: FlightId, ending: Ending, output_tokens: Option<u32>) {
         self.alarms.forget(id);
         let Some(flight) = self.flights.remove(&id) else {
             return;
         };
         self.counting -= u32::from(matches!(flight.stage, Stage::Counting(_)));
+        self.rescued.remove(&id);
         self.line.leave(&flight.place);
         self.ended += 1;
-        self.say(Output::End { flight: id, ending });
+        self.say(Output::End {
+            flight: id,
+            ending,
+            output_tokens,
+        });
     }
 
     fn settle_readiness(&mut self) {

@@ -42,7 +42,11 @@ impl Brain {
         for (at, worker) in &self.doors {
             (self.ahead(Some(*at)), worker).hash(hasher);
         }
+        for (at, worker) in &self.patience {
+            (self.ahead(Some(*at)), worker).hash(hasher);
+        }
         self.ahead(self.renew_at).hash(hasher);
+        self.rescued.hash(hasher);
         self.leaving.len().hash(hasher);
         for (flight, leaving) in &self.leaving {
             (flight, leaving.stage).hash(hasher);
@@ -96,7 +100,7 @@ impl Brain {
         (flight.refusals, &flight.excluded, &flight.avoided).hash(hasher);
         self.ahead(flight.wait_until).hash(hasher);
         (flight.too_long == Some(self.fleet.turns())).hash(hasher);
-        flight.counts_due.hash(hasher);
+        (flight.stays, flight.yielded_at).hash(hasher);
         match &flight.stage {
             Stage::Waiting => 0.hash(hasher),
             Stage::Flying(attempt) => {
@@ -105,11 +109,12 @@ impl Brain {
             }
             Stage::Counting(Broken {
                 handoff,
+                fence,
                 context_tokens_max,
-            }) => (2, handoff, context_tokens_max).hash(hasher),
+            }) => (2, handoff, fence, context_tokens_max).hash(hasher),
         }
         let moving = flight.moving.as_ref();
-        moving.map(|moving| moving.why).hash(hasher);
+        moving.map(|m| (m.handoff, m.why)).hash(hasher);
         if let Some(leg) = flight.leg() {
             hash_attempt(leg, hasher);
         }
@@ -131,5 +136,6 @@ fn hash_attempt(attempt: &Attempt, hasher: &mut impl Hasher) {
     } = attempt;
     (handoff, prefill, decode, of, context_tokens_max).hash(hasher);
     (reserved, prefilled, trouble, landed).hash(hasher);
-    finished.map(|reason| reason as u8).hash(hasher);
+    let finished = finished.map(|finish| (finish.reason as u8, finish.output_tokens));
+    finished.hash(hasher);
 }

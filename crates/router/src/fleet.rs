@@ -4,10 +4,9 @@
 //! each. Never: sends anything, or knows what a flight is about.
 //! Invariant: nothing of an earlier life is kept: load, promises and prefixes go with it.
 
-use crate::event::{Census, MoveReason, Readiness};
+use crate::event::{Census, MoveReason};
 use crate::ledger::{Ledger, Promise};
-use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
-use crate::prefix::Content;
+use crate::policy::{Ask, Choice};
 use cleave_domain::{
     Fingerprint, FlightId, HandoffId, Load, Report, Role, Time, WorkerDescription, WorkerId,
     WorkerRef,
@@ -35,14 +34,14 @@ pub(crate) struct Worker {
 /// Workers that may exchange blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
-    workers: BTreeSet<WorkerId>,
-    prefixes: FleetIndex,
+    pub(crate) workers: BTreeSet<WorkerId>,
+    pub(crate) prefixes: FleetIndex,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     workers: BTreeMap<WorkerId, Worker>,
-    groups: BTreeMap<Fingerprint, Group>,
+    pub(crate) groups: BTreeMap<Fingerprint, Group>,
     /// Open promises by flight, over all attempts and workers.
     legs: BTreeMap<FlightId, u32>,
     placements: u64,
@@ -53,35 +52,13 @@ pub(crate) struct Fleet {
     /// Who drains, or stopped decoding: what runs there is to move.
     leaving: BTreeSet<WorkerId>,
     stuck: BTreeSet<WorkerId>,
-}
-
-/// What a placement is asked with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Query<'a> {
-    pub(crate) ask: Ask,
-    pub(crate) content: &'a Content,
-    pub(crate) excluded: &'a BTreeSet<WorkerId>,
-    pub(crate) now: Time,
-}
-
-impl Query<'_> {
-    /// The same content elsewhere.
-    pub(crate) fn asking<'a>(&self, ask: Ask, excluded: &'a BTreeSet<WorkerId>) -> Query<'a>
-    where
-        Self: 'a,
-    {
-        Query {
-            ask,
-            content: self.content,
-            excluded,
-            now: self.now,
-        }
-    }
+    /// Who is about to run out of blocks, and what it wishes to be rid of.
+    pub(crate) wishes: BTreeMap<WorkerId, HandoffId>,
 }
 
 impl Worker {
     /// Whether it is there for new requests.
-    fn accepts(&self) -> bool {
+    pub(crate) fn accepts(&self) -> bool {
         !self.draining && !self.stuck
     }
 
@@ -102,27 +79,6 @@ impl Fleet {
     /// Moves when readiness may have changed.
     pub(crate) fn turns(&self) -> u64 {
         self.turns
-    }
-
-    /// Whether the shortest of requests would find a pair, asked as any other is.
-    pub(crate) fn readiness(&self, now: Time) -> Readiness {
-        let query = Query {
-            ask: Ask::SHORTEST,
-            content: &Content::default(),
-            excluded: &BTreeSet::new(),
-            now,
-        };
-        match self.choose_among(&query, Worker::accepts) {
-            Ok(_) | Err(NoPlace::Busy) => Readiness::Ready,
-            Err(NoPlace::NoWorker | NoPlace::TooLong { .. }) => {
-                let accepting = || self.workers.values().filter(|worker| worker.accepts());
-                let roles = || accepting().map(|worker| worker.description.role);
-                Readiness::NoPair {
-                    prefill: roles().filter(|role| role.prefills()).count() as u32,
-                    decode: roles().filter(|role| role.decodes()).count() as u32,
-                }
-            }
-        }
     }
 
     pub(crate) fn workers(&self) -> impl Iterator<Item = &Worker> {
@@ -183,6 +139,7 @@ impl Fleet {
         self.turns += 1;
         self.leaving.remove(&worker);
         self.stuck.remove(&worker);
+        self.wishes.remove(&worker);
         let fingerprint = &gone.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);
@@ -292,7 +249,37 @@ impl Fleet {
             .filter(|_| self.leaving.contains(&who.worker))
     }
 
-    fn lives<'a>(&'a self, ids: &'a BTreeSet<WorkerId>) -> impl Iterator<Item = &'a Worker> {
+    pub(crate) fn is_stuck(&self, who: WorkerRef) -> bool {
+        self.get(who).is_some_and(|worker| worker.stuck)
+    }
+
+    pub(crate) fn wish(&mut self, who: WorkerRef, handoff: HandoffId) {
+        if self.promised(who, handoff).is_some() {
+            self.wishes.insert(who.worker, handoff);
+        }
+    }
+
+    pub(crate) fn unwish(&mut self, who: WorkerRef) {
+        if self.get(who).is_some() {
+            self.wishes.remove(&who.worker);
+        }
+    }
+
+    pub(crate) fn wishes(&self) -> Vec<(WorkerRef, HandoffId)> {
+        let live = |(id, handoff): (&WorkerId, &HandoffId)| Some((self.life_of(*id)?, *handoff));
+        self.wishes.iter().filter_map(live).collect()
+    }
+
+    /// How many of the worker's blocks so many tokens fill.
+    pub(crate) fn blocks(&self, who: WorkerRef, tokens: u32) -> Option<u32> {
+        let capacity = &self.get(who)?.description.capacity;
+        Some(tokens.div_ceil(capacity.block_tokens))
+    }
+
+    pub(crate) fn lives<'a>(
+        &'a self,
+        ids: &'a BTreeSet<WorkerId>,
+    ) -> impl Iterator<Item = &'a Worker> {
         ids.iter().filter_map(|id| self.workers.get(id))
     }
 
@@ -399,6 +386,9 @@ impl Fleet {
     /// Nothing of the hand-off is on this worker any more. Says whether there was.
     pub(crate) fn release(&mut self, who: WorkerRef, handoff: HandoffId) -> Option<Promise> {
         let promise = self.get_mut(who)?.ledger.close(handoff)?;
+        if self.wishes.get(&who.worker) == Some(&handoff) {
+            self.wishes.remove(&who.worker);
+        }
         self.drop_leg(handoff.flight);
         Some(promise)
     }
@@ -412,100 +402,16 @@ impl Fleet {
         }
     }
 
-    // === placing ===
-
-    /// Chooses in each group and takes the cheapest choice.
-    pub(crate) fn choose(&self, query: &Query) -> Result<Choice, NoPlace> {
-        self.choose_among(query, |worker| !worker.draining)
-    }
-
-    fn choose_among(
-        &self,
-        query: &Query,
-        counts: impl Fn(&Worker) -> bool,
-    ) -> Result<Choice, NoPlace> {
-        let mut best: Result<Choice, NoPlace> = Err(NoPlace::NoWorker);
-        for group in self.groups.values() {
-            let candidates = self.candidates(group, query, &counts);
-            let choice = policy::choose(&candidates, &query.ask);
-            best = match (best, choice) {
-                (Ok(old), Ok(new)) => Ok(if new.cost < old.cost { new } else { old }),
-                (Ok(old), Err(_)) => Ok(old),
-                (Err(_), Ok(new)) => Ok(new),
-                (Err(old), Err(new)) => Err(old.max(new)),
-            };
-        }
-        best
-    }
-
-    /// Chooses where a sequence that runs on `source` could go on.
-    pub(crate) fn choose_target(
-        &self,
-        source: WorkerRef,
-        query: &Query,
-    ) -> Result<WorkerRef, NoPlace> {
-        let worker = self.get(source).ok_or(NoPlace::NoWorker)?;
-        let group = self.groups.get(&worker.description.fingerprint);
-        let group = group.ok_or(NoPlace::NoWorker)?;
-        let other = |worker: &Worker| !worker.draining && worker.me != source;
-        policy::choose_target(&self.candidates(group, query, &other), &query.ask)
-    }
-
-    fn candidates(
-        &self,
-        group: &Group,
-        query: &Query,
-        counts: &impl Fn(&Worker) -> bool,
-    ) -> Vec<Candidate> {
-        let cached = self.cached(group, query);
-        self.lives(&group.workers)
-            .filter(|worker| counts(worker))
-            .map(|worker| {
-                let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
-                candidate(worker, query, blocks)
-            })
-            .collect()
-    }
+    // === contents ===
 
     /// Each group's block size; it is part of what makes a fingerprint.
     pub(crate) fn block_sizes(&self) -> impl Iterator<Item = u32> {
         self.groups.values().filter_map(|g| self.block_tokens(g))
     }
 
-    fn block_tokens(&self, group: &Group) -> Option<u32> {
+    pub(crate) fn block_tokens(&self, group: &Group) -> Option<u32> {
         let worker = self.workers.get(group.workers.first()?)?;
         Some(worker.description.capacity.block_tokens)
-    }
-
-    fn cached(&self, group: &Group, query: &Query) -> BTreeMap<WorkerId, u32> {
-        let Some(block_tokens) = self.block_tokens(group) else {
-            return BTreeMap::new();
-        };
-        let found = group.prefixes.longest(query.content.hashes(block_tokens));
-        found
-            .into_iter()
-            .map(|(who, blocks)| (who.worker, blocks))
-            .collect()
-    }
-
-    /// Whether news of this worker could give `query` a place.
-    pub(crate) fn could_help(&self, who: WorkerRef, query: &Query) -> bool {
-        self.at_best(who, query)
-            .is_some_and(|candidate| policy::has_room(&candidate, &query.ask))
-    }
-
-    /// Whether news of this worker could give a running sequence a place to move to.
-    pub(crate) fn could_take(&self, who: WorkerRef, query: &Query) -> bool {
-        self.at_best(who, query)
-            .is_some_and(|candidate| policy::choose_target(&[candidate], &query.ask).is_ok())
-    }
-
-    /// Cached blocks only make room; suppose that all are.
-    fn at_best(&self, who: WorkerRef, query: &Query) -> Option<Candidate> {
-        let worker = self.get(who).filter(|worker| !worker.draining)?;
-        let block_tokens = worker.description.capacity.block_tokens;
-        let blocks = query.ask.prompt_tokens.div_ceil(block_tokens);
-        Some(candidate(worker, query, blocks))
     }
 
     /// See [`crate::Brain::fingerprint`].
@@ -514,6 +420,7 @@ impl Fleet {
             group.prefixes.hash(hasher);
         }
         self.leaving.hash(hasher);
+        self.wishes.hash(hasher);
     }
 
     pub(crate) fn check(&self) {
@@ -554,29 +461,5 @@ impl Fleet {
         assert_eq!(legs, self.legs, "open legs are miscounted");
         let grouped: usize = self.groups.values().map(|g| g.workers.len()).sum();
         assert_eq!(grouped, self.workers.len(), "a group holds a worker twice");
-    }
-}
-
-/// A worker's last report with what was promised since on top. What this router promised and
-/// still counts is a lower bound, whatever the report says.
-fn candidate(worker: &Worker, query: &Query, cached_blocks: u32) -> Candidate {
-    let about = &worker.description;
-    let load = &worker.load;
-    let totals = worker.ledger.totals();
-    let busy = load.sequences_running + load.sequences_waiting + totals.sequences_fresh;
-    Candidate {
-        worker: worker.me,
-        role: about.role,
-        shut: worker.stuck
-            || worker.shut_until > query.now
-            || query.excluded.contains(&worker.me.worker),
-        capacity: about.capacity,
-        blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
-        sequences: busy.max(totals.sequences),
-        queue_max: about.queue_max,
-        prompts_open: totals.prompts,
-        queue_tokens: (load.queue_tokens + totals.tokens_fresh).max(totals.tokens),
-        cached_blocks,
-        chosen: worker.chosen,
     }
 }

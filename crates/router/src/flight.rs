@@ -8,9 +8,7 @@
 use crate::event::{CancelStage, MoveReason};
 use crate::line::Place;
 use crate::prefix::Content;
-use cleave_domain::{
-    Failure, FinishReason, HandoffId, Request, Time, TokenId, WorkerId, WorkerRef,
-};
+use cleave_domain::{Failure, FinishReason, HandoffId, Request, Time, WorkerId, WorkerRef};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -36,12 +34,14 @@ pub(crate) struct Flight {
     pub(crate) wait_until: Option<Time>,
     /// The fleet's turn in which no worker was large enough.
     pub(crate) too_long: Option<u64>,
-    /// `Fence` and `Count` said and not answered; only the last answer is up to date.
-    pub(crate) counts_due: u32,
     /// The way to another decode worker.
     pub(crate) moving: Option<Move>,
-    /// Workers that did not take it over, not to be asked again for a moment.
+    /// Moves that came to nothing since the last that did not, and the workers that did not take it
+    /// over: others are asked before them.
+    pub(crate) stays: u32,
     pub(crate) avoided: BTreeSet<WorkerId>,
+    /// Output tokens it had when it was last moved to make room.
+    pub(crate) yielded_at: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -58,6 +58,8 @@ pub(crate) enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Broken {
     pub(crate) handoff: HandoffId,
+    /// As the fence named it: the last attempt ever begun.
+    pub(crate) fence: HandoffId,
     /// The longest sequence its decode worker could hold: there a sequence ends of its own accord.
     pub(crate) context_tokens_max: u32,
 }
@@ -83,17 +85,27 @@ pub(crate) struct Attempt {
     /// D has everything.
     pub(crate) landed: bool,
     /// The last token was produced.
-    pub(crate) finished: Option<FinishReason>,
+    pub(crate) finished: Option<Finish>,
+}
+
+/// How a sequence ended of its own accord.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Finish {
+    pub(crate) reason: FinishReason,
+    /// Over its whole life.
+    pub(crate) output_tokens: u32,
 }
 
 /// A running sequence on its way to another decode worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Move {
+    /// The new attempt's name.
+    pub(crate) handoff: HandoffId,
     pub(crate) why: MoveReason,
     pub(crate) began: Time,
     /// The new attempt; none until the client's tokens are counted. Its sender is the decode worker
-    /// of the flight's current attempt. In trouble, it will not come to anything, and what the
-    /// sender says of it is awaited.
+    /// of the flight's current attempt. In trouble, it is given up, and the sender's last word about
+    /// it is awaited.
     pub(crate) leg: Option<Attempt>,
 }
 
@@ -158,9 +170,9 @@ impl Flight {
         }
     }
 
-    /// Once the last token is known to be out and the sender's to be with the client: why it
-    /// stopped. Waiting for both means that every token has passed, for links keep their order.
-    pub(crate) fn done(&self) -> Option<FinishReason> {
+    /// Once the last token is known to be out and the sender's to be with the client: how it
+    /// ended. Waiting for both means that every token has passed, for links keep their order.
+    pub(crate) fn done(&self) -> Option<Finish> {
         let attempt = self.attempt()?;
         attempt.finished.filter(|_| attempt.prefilled)
     }
@@ -175,16 +187,18 @@ impl Flight {
         }
     }
 
-    /// Why the sequence is over with the tokens that the client has, if it is. The rule is the
-    /// workers' own: the worker that knew is gone.
-    pub(crate) fn over(&self, context_tokens_max: u32) -> Option<FinishReason> {
-        let (stop, output) = (&self.request.stop, &self.request.generated);
-        let last: &TokenId = output.last()?;
-        let count = output.len() as u32;
-        if count >= stop.min_tokens && stop.stop_tokens.contains(last) {
-            return Some(FinishReason::Stop);
-        }
-        let len = self.request.prompt.len() as u32 + count;
-        (count >= stop.max_tokens || len >= context_tokens_max).then_some(FinishReason::Length)
+    /// How the sequence ended, if the client has all of it. A context's end is not in the request: the
+    /// worker that knew it may be gone.
+    pub(crate) fn over(&self, context_tokens_max: u32) -> Option<Finish> {
+        let output = &self.request.generated;
+        let output_tokens = output.len() as u32;
+        let len = self.request.prompt.len() as u32 + output_tokens;
+        let full = output_tokens > 0 && len >= context_tokens_max;
+        let reached = self.request.stop.reached(output);
+        let reason = reached.or(full.then_some(FinishReason::Length))?;
+        Some(Finish {
+            reason,
+            output_tokens,
+        })
     }
 }

@@ -6,6 +6,7 @@
 
 mod alarm;
 mod brain;
+mod candidates;
 mod event;
 mod fingerprint;
 mod fleet;
@@ -17,6 +18,7 @@ mod moves;
 mod place;
 pub mod policy;
 mod prefix;
+mod rescue;
 mod resume;
 mod stream;
 mod walk;

@@ -1,25 +1,32 @@
 //! Running sequences move: away from a worker that leaves, serves other legs, or runs out of blocks.
 //!
-//! Owns: a move from the wish to the landing, and the failing over from a worker that is stuck.
-//! Never: ends the attempt that generates, or counts a move that came to nothing as a failure of the
-//! flight. Invariant: at most `moves_max` sequences leave one worker at once; a sequence moves only
-//! while it runs, and begins no second move before the worker it would leave has answered the first.
+//! Owns: a move from the wish to the landing. Never: ends the attempt that generates, or counts a move
+//! that came to nothing as a failure of the flight.
+//! Invariant: at most `moves_max` sequences leave one worker at once; a sequence moves only while it
+//! runs, and begins no second move before the worker it would leave has spoken of the first.
 //!
 //! A move is a hand-off whose sender is the decode worker. The client's tokens are counted, the
 //! target reserves for prompt and tokens, the source sends while it generates on, stands still for
 //! the rest, and the target's `Landed` makes the new attempt the flight's. The source answers for the
-//! old attempt until then: whatever happens to the target, the source says whether it goes on.
+//! old attempt until then: whatever happens to the target, the source says whether it goes on. After a
+//! move that came to nothing the flight stays where it is for a while, twice as long each time.
 
 use crate::alarm::Alarm;
 use crate::brain::Brain;
 use crate::event::{MoveReason, Note, Output};
-use crate::flight::{Attempt, Move, Stage};
+use crate::flight::{Attempt, Flight, Move, Stage};
 use crate::legs::Parting;
 use crate::policy::{Ask, NoPlace};
 use cleave_domain::{
-    Failure, FlightId, HandoffId, Migrate, Order, Refusal, Reserve, Target, WorkerRef,
+    Failure, FlightId, HandoffId, Load, Migrate, Order, Refusal, Reserve, Target, WorkerId,
+    WorkerRef,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a flight stays where it is after a move that came to nothing: at first, and at most.
+const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 impl Brain {
     // === who is to move ===
@@ -47,22 +54,49 @@ impl Brain {
             }
             let id = handoff.flight;
             let helps = |who| self.could_move_to(id, who);
-            if self.may_move(source, handoff) && news.is_none_or(helps) && self.target(id).is_ok() {
+            if self.may_move(source, handoff)
+                && news.is_none_or(helps)
+                && self.target(id, why).is_ok()
+            {
                 self.begin_move(id, why);
                 free -= 1;
             }
         }
     }
 
-    /// A worker wishes to be rid of a sequence.
+    /// A worker wishes to be rid of a sequence. The wish stands until another takes its place, the
+    /// sequence is gone, or there is room; meanwhile no other is placed there.
     pub(crate) fn crowded(&mut self, worker: WorkerRef, handoff: HandoffId) {
         if self.current(handoff).is_none_or(|a| a.decode != worker) {
             return self.note(Note::Stale { worker });
         }
+        self.fleet.wish(worker, handoff);
+        self.grant(worker, handoff);
+    }
+
+    /// Moves away what workers wish to be rid of; `news` as in [`Brain::evacuate`].
+    pub(crate) fn grant_wishes(&mut self, news: Option<WorkerRef>) {
+        for (source, handoff) in self.fleet.wishes() {
+            if news.is_none_or(|who| self.could_move_to(handoff.flight, who)) {
+                self.grant(source, handoff);
+            }
+        }
+    }
+
+    fn grant(&mut self, source: WorkerRef, handoff: HandoffId) {
         let id = handoff.flight;
-        let may = self.may_move(worker, handoff) && self.moves_free(worker) > 0;
-        if may && self.target(id).is_ok() {
+        let may = self.may_move(source, handoff) && self.moves_free(source) > 0;
+        if may && self.target(id, MoveReason::Crowded).is_ok() {
             self.begin_move(id, MoveReason::Crowded);
+        }
+    }
+
+    /// Whether a worker's load shows room for what one more sequence is expected to draw.
+    pub(crate) fn settle_wish(&mut self, worker: WorkerRef, load: &Load) {
+        let tokens = self.limits.expected_output_tokens;
+        let blocks = self.fleet.blocks(worker, tokens);
+        if blocks.is_some_and(|blocks| load.blocks_free >= blocks) {
+            self.fleet.unwish(worker);
         }
     }
 
@@ -84,34 +118,50 @@ impl Brain {
 
     fn may_move(&self, source: WorkerRef, handoff: HandoffId) -> bool {
         let runs = |a: &Attempt| a.decode == source && a.runs();
+        let rests = self.alarms.get(handoff.flight, Alarm::Pause).is_some();
         let flight = self.flights.get(&handoff.flight);
-        self.current(handoff).is_some_and(runs) && flight.is_some_and(|f| f.moving.is_none())
+        let free = flight.is_some_and(|f| f.moving.is_none()) && !rests;
+        free && self.current(handoff).is_some_and(runs)
     }
 
     // === where to ===
 
-    fn move_ask(&self, id: FlightId) -> Option<Ask> {
+    /// Whoever takes a sequence over to make room elsewhere must have more of it than it takes: or it
+    /// would be the next to wish.
+    fn move_ask(&self, flight: &Flight, why: MoveReason) -> Ask {
         let output = self.limits.expected_output_tokens;
         let output = output.max(self.limits.move_ahead_tokens);
-        Some(Ask::of(&self.flights.get(&id)?.request, output))
+        Ask::of(
+            &flight.request,
+            match why {
+                MoveReason::Drain | MoveReason::Role => output,
+                MoveReason::Crowded => output.saturating_mul(2),
+            },
+        )
     }
 
-    /// Where the sequence could move now.
-    fn target(&self, id: FlightId) -> Result<WorkerRef, NoPlace> {
-        let ask = self.move_ask(id).ok_or(NoPlace::NoWorker)?;
+    /// Where the sequence could move now: to one that did not fail to take it before, if there is one.
+    fn target(&self, id: FlightId, why: MoveReason) -> Result<WorkerRef, NoPlace> {
         let flight = self.flights.get(&id).ok_or(NoPlace::NoWorker)?;
         let source = flight.attempt().ok_or(NoPlace::NoWorker)?.decode;
-        let query = self.query(flight).asking(ask, &flight.avoided);
-        self.fleet.choose_target(source, &query)
+        let ask = self.move_ask(flight, why);
+        let query = self.query(flight);
+        let among = |excluded: &BTreeSet<WorkerId>| {
+            let query = query.asking(ask, excluded);
+            self.fleet.choose_target(source, &query)
+        };
+        among(&flight.avoided).or_else(|_| among(&BTreeSet::new()))
     }
 
     /// Whether news of `who` could give the sequence a place to move to.
     fn could_move_to(&self, id: FlightId, who: WorkerRef) -> bool {
-        let (Some(ask), Some(flight)) = (self.move_ask(id), self.flights.get(&id)) else {
+        let Some(flight) = self.flights.get(&id) else {
             return false;
         };
-        let query = self.query(flight).asking(ask, &flight.avoided);
-        self.fleet.could_take(who, &query)
+        let ask = self.move_ask(flight, MoveReason::Drain);
+        let query = self.query(flight);
+        self.fleet
+            .could_take(who, &query.asking(ask, &BTreeSet::new()))
     }
 
     // === the way ===
@@ -121,13 +171,14 @@ impl Brain {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
+        let handoff = flight.name_attempt();
         flight.moving = Some(Move {
+            handoff,
             why,
             began,
             leg: None,
         });
-        flight.counts_due += 1;
-        self.say(Output::Count { flight: id });
+        self.say(Output::Count { handoff });
     }
 
     /// The client's tokens are counted: the target is asked for blocks.
@@ -136,24 +187,50 @@ impl Brain {
             return;
         };
         let of = flight.attempt().filter(|a| a.runs()).cloned();
-        let Some(moving) = flight.moving.take_if(|moving| moving.leg.is_none()) else {
+        let Some((of, moving)) = of.zip(flight.moving.take()) else {
             return;
         };
-        let target = self.target(id);
-        let (Some(of), Ok(target), Some(ask)) = (of, target, self.move_ask(id)) else {
-            // There is no room any more; news of some will be told.
-            return;
-        };
-        let Some(flight) = self.flights.get_mut(&id) else {
+        let why = moving.why;
+        let Some(flight) = self.flights.get(&id) else {
             return;
         };
         if flight.over(of.context_tokens_max).is_some() {
             // Its `Finished` is on the way.
             return;
         }
-        let handoff = flight.name_attempt();
-        let why = moving.why;
-        let attempt = Attempt {
+        if why == MoveReason::Crowded && self.yielded_lately(flight) {
+            return self.fleet.unwish(of.decode);
+        }
+        // If there is no room any more, news of some will be told.
+        if let Ok(target) = self.target(id, why) {
+            self.ask_target(id, &of, target, moving);
+        }
+    }
+
+    /// A sequence that was moved to make room draws some tokens before it is moved for that again.
+    fn yielded_lately(&self, flight: &Flight) -> bool {
+        let drawn = flight.request.generated.len() as u32;
+        let rest = self.limits.expected_output_tokens;
+        flight
+            .yielded_at
+            .is_some_and(|at| drawn < at.saturating_add(rest))
+    }
+
+    fn ask_target(&mut self, id: FlightId, of: &Attempt, target: WorkerRef, moving: Move) {
+        let (handoff, why) = (moving.handoff, moving.why);
+        let Some(flight) = self.flights.get(&id) else {
+            return;
+        };
+        let ask = self.move_ask(flight, why);
+        let reserve = Reserve {
+            handoff,
+            request: Arc::clone(&flight.request),
+            sender: of.decode,
+            expected_output_tokens: self.limits.expected_output_tokens,
+            ahead_tokens: self.limits.move_ahead_tokens,
+            waited: self.now.since(flight.submitted),
+        };
+        let leg = Attempt {
             handoff,
             prefill: of.decode,
             decode: target,
@@ -165,19 +242,13 @@ impl Brain {
             landed: false,
             finished: None,
         };
-        flight.moving = Some(Move {
-            began: self.now,
-            leg: Some(attempt),
-            ..moving
-        });
-        let reserve = Reserve {
-            handoff,
-            request: Arc::clone(&flight.request),
-            sender: of.decode,
-            expected_output_tokens: self.limits.expected_output_tokens,
-            ahead_tokens: self.limits.move_ahead_tokens,
-            waited: self.now.since(flight.submitted),
-        };
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.moving = Some(Move {
+                began: self.now,
+                leg: Some(leg),
+                ..moving
+            });
+        }
         self.fleet.promise_move(handoff, target, &ask);
         let until = self.now + self.limits.reserve_timeout;
         self.alarms.set(id, Alarm::Step, Some(until));
@@ -217,6 +288,7 @@ impl Brain {
             return;
         };
         let Some(Move {
+            why,
             began,
             leg: Some(leg),
             ..
@@ -224,6 +296,10 @@ impl Brain {
         else {
             return;
         };
+        flight.stays = 0;
+        if why == MoveReason::Crowded {
+            flight.yielded_at = Some(flight.request.generated.len() as u32);
+        }
         let (handoff, source, of) = (leg.handoff, leg.prefill, leg.sending());
         flight.stage = Stage::Flying(Attempt {
             landed: true,
@@ -237,7 +313,7 @@ impl Brain {
         // The target tells the source too, but if that is lost nobody else would. The source stood
         // still before it sealed: it has nothing more to say than what is on its way.
         self.part(source, of, Parting::Cancel);
-        self.evacuate(None);
+        self.evacuate_one(source);
     }
 
     // === what comes to nothing ===
@@ -248,20 +324,25 @@ impl Brain {
         leg.is_some_and(|leg| leg.prefilled && leg.trouble.is_none())
     }
 
-    /// The target does not take the sequence. The source, once it was told to send, says what
-    /// becomes of it: it may have stood still already.
+    /// The target does not take the sequence, or should not. The source, once it was told to send, has
+    /// the last word about it: it may have sealed, and then waits for what the target says.
     pub(crate) fn move_broken(&mut self, handoff: HandoffId, failure: Failure) {
         let id = handoff.flight;
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        let waits = flight.attempt().is_some_and(|a| a.trouble.is_none());
-        match flight.leg_mut(handoff) {
-            Some(leg) if leg.reserved && waits => {
-                leg.trouble.get_or_insert(failure);
-            }
-            Some(_) => self.move_over(id, failure),
-            None => {}
+        let speaks = flight.attempt().is_some_and(|a| a.trouble.is_none());
+        let Some(leg) = flight.leg_mut(handoff) else {
+            return;
+        };
+        if !(leg.reserved && speaks) {
+            return self.move_over(id, failure);
+        }
+        if leg.trouble.is_none() {
+            leg.trouble = Some(failure);
+            let (source, target) = (leg.prefill, leg.decode);
+            self.part(target, handoff, Parting::Cancel);
+            self.tell(source, Order::Cancel { handoff });
         }
     }
 
@@ -274,10 +355,8 @@ impl Brain {
         self.move_broken(handoff, Failure::Rejected);
     }
 
-    /// The sequence goes on where it was, if it still is there. The target is not asked again for a
-    /// moment; another one may be.
+    /// The sequence goes on where it was, if it still is there, and rests before it tries again.
     pub(crate) fn move_over(&mut self, id: FlightId, failure: Failure) {
-        let until = self.now + self.limits.reserve_timeout;
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
@@ -285,6 +364,10 @@ impl Brain {
             return;
         };
         flight.avoided.insert(leg.decode.worker);
+        let (shortest, longest) = REST;
+        let rest = shortest * (1 << flight.stays.min(10));
+        let until = self.now + rest.min(longest);
+        flight.stays += 1;
         let doubt = flight.attempt().and_then(|a| a.trouble.clone());
         let current = flight.attempt().map(|a| a.handoff);
         self.alarms.set(id, Alarm::Step, None);
@@ -295,16 +378,22 @@ impl Brain {
             _ => {
                 let handoff = leg.handoff;
                 self.note(Note::Stayed { handoff, failure });
-                self.evacuate(None);
+                // Another may go in its place.
+                self.evacuate_one(leg.prefill);
             }
         }
     }
 
-    /// Targets that did not take the sequence may be asked again.
-    pub(crate) fn paused(&mut self, id: FlightId) {
-        if let Some(flight) = self.flights.get_mut(&id) {
-            flight.avoided.clear();
-            self.evacuate(None);
+    /// The flight has rested after a move that came to nothing.
+    pub(crate) fn rested(&mut self, id: FlightId) {
+        let source = self
+            .flights
+            .get(&id)
+            .and_then(|f| f.attempt())
+            .map(|a| a.decode);
+        if let Some(source) = source {
+            self.evacuate_one(source);
+            self.grant_wishes(None);
         }
     }
 
@@ -321,48 +410,5 @@ impl Brain {
             Some(a) if moves(a) && !a.prefilled => self.fail(handoff, failure, worker),
             _ => self.note(Note::Stale { worker }),
         }
-    }
-
-    // === stuck workers ===
-
-    /// The worker makes no progress. Nothing moves there; what is there goes elsewhere, if it can.
-    pub(crate) fn stuck(&mut self, worker: WorkerRef) {
-        if !self.fleet.set_stuck(worker, true) {
-            return;
-        }
-        self.note(Note::WorkerStuck { worker });
-        for handoff in self.fleet.sequences(worker) {
-            if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
-                self.part(worker, handoff, Parting::Cancel);
-                self.move_broken(handoff, Failure::WorkerStuck);
-            }
-        }
-        self.rescue();
-    }
-
-    /// Fails flights over from stuck workers while there is another place for them; one at a time,
-    /// for a flight whose tokens are being counted has no place yet.
-    pub(crate) fn rescue(&mut self) {
-        for worker in self.fleet.stuck() {
-            for handoff in self.fleet.handoffs(worker) {
-                if self.counting > 0 {
-                    return;
-                }
-                if self.may_rescue(worker, handoff) && self.find(handoff.flight).is_ok() {
-                    self.fail(handoff, Failure::WorkerStuck, worker);
-                }
-            }
-        }
-    }
-
-    /// A flight on its last failure is better off waiting for the worker.
-    fn may_rescue(&self, worker: WorkerRef, handoff: HandoffId) -> bool {
-        let waits_for = |a: &Attempt| {
-            let sends = a.prefill == worker && !a.landed;
-            a.finished.is_none() && (a.decode == worker || sends)
-        };
-        let flight = self.flights.get(&handoff.flight);
-        let budget = flight.is_some_and(|f| f.failures < self.limits.failures_max);
-        budget && self.current(handoff).is_some_and(waits_for) && !self.is_sealed(handoff.flight)
     }
 }

@@ -6,8 +6,8 @@
 
 use crate::alarm::Alarm;
 use crate::brain::{Brain, Draining};
+use crate::candidates::Query;
 use crate::event::Note;
-use crate::fleet::Query;
 use crate::flight::{Attempt, Flight, Stage};
 use crate::line::Place;
 use crate::policy::{Ask, Choice, NoPlace};
@@ -67,9 +67,10 @@ impl Brain {
             excluded: BTreeSet::new(),
             wait_until: None,
             too_long: None,
-            counts_due: 0,
             moving: None,
+            stays: 0,
             avoided: BTreeSet::new(),
+            yielded_at: None,
         };
         self.flights.insert(id, flight);
         if let Some(refusal) = refusal {
@@ -184,13 +185,15 @@ impl Brain {
         self.line.places().find(fits).copied()
     }
 
-    /// Something was let go, or reported anew: whoever waits for it is looked at.
+    /// Something was let go, or reported anew: whoever waits for it is looked at. Streams that are to
+    /// leave a worker go before newcomers, those that make room for others after them.
     pub(crate) fn room_at(&mut self, worker: WorkerRef) {
-        self.news_of(worker);
+        self.rescue();
         // What left a worker that is to be left makes way for what is still there.
         let source = self.fleet.leaves(worker).is_some();
         self.evacuate((!source).then_some(worker));
-        self.rescue();
+        self.news_of(worker);
+        self.grant_wishes(Some(worker));
     }
 
     /// News of a worker: looks at the line if it could help whoever is first.

@@ -54,6 +54,8 @@ pub struct Candidate {
     pub role: Role,
     /// Not to be chosen now: it refused or failed a moment ago. It still counts as existing.
     pub shut: bool,
+    /// It is about to run out of blocks: it takes no sequence more.
+    pub crowded: bool,
     /// What it can hold.
     pub capacity: Capacity,
     /// Blocks free after every promise is kept.
@@ -228,7 +230,7 @@ fn prefill_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
 }
 
 fn decode_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
-    let able = c.role.decodes() && !c.shut && c.holds_whole(ask);
+    let able = c.role.decodes() && !c.shut && !c.crowded && c.holds_whole(ask);
     let room =
         c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= c.blocks_free + c.cached_blocks;
     (able && room).then(|| {

@@ -104,13 +104,17 @@ impl Brain {
             return;
         };
         let ordered = attempt.reserved;
-        let broken = Broken {
-            handoff,
-            context_tokens_max: attempt.context_tokens_max,
-        };
+        let context_tokens_max = attempt.context_tokens_max;
+        // While a count is out its answer must not pass for the fence's.
+        let flight = self.flights.get_mut(&id);
+        if let Some(flight) = flight.filter(|f| f.moving.as_ref().is_some_and(|m| m.leg.is_none()))
+        {
+            flight.name_attempt();
+        }
         self.drop_legs(id);
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, None);
+        self.rescued.remove(&id);
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
@@ -118,35 +122,50 @@ impl Brain {
         flight.failure = Some(failure);
         flight.excluded.insert(worker.worker);
         flight.avoided.clear();
+        flight.stays = 0;
         flight.wait_until = None;
         if !ordered {
             return self.try_again(id, handoff);
         }
-        flight.stage = Stage::Counting(broken);
-        flight.counts_due += 1;
-        let last = HandoffId {
+        let fence = HandoffId {
             flight: id,
             attempt: flight.attempts - 1,
         };
+        flight.stage = Stage::Counting(Broken {
+            handoff,
+            fence,
+            context_tokens_max,
+        });
         self.counting += 1;
-        self.say(Output::Fence { handoff: last });
+        self.say(Output::Fence { handoff: fence });
     }
 
     // === resuming ===
 
-    /// What the client has. While another answer is due this one is out of date.
-    pub(crate) fn counted(&mut self, id: FlightId, generated: Arc<[TokenId]>) {
+    /// What the client has; an answer to a question that is no longer asked is out of date.
+    pub(crate) fn counted(&mut self, handoff: HandoffId, generated: Arc<[TokenId]>) {
+        let Some(flight) = self.flights.get(&handoff.flight) else {
+            return;
+        };
+        match (&flight.stage, &flight.moving) {
+            (Stage::Counting(broken), _) if broken.fence == handoff => {
+                let broken = *broken;
+                self.given(handoff.flight, generated);
+                self.resume(handoff.flight, broken);
+            }
+            (_, Some(moving)) if moving.handoff == handoff && moving.leg.is_none() => {
+                self.given(handoff.flight, generated);
+                self.depart(handoff.flight);
+            }
+            _ => {}
+        }
+    }
+
+    fn given(&mut self, id: FlightId, generated: Arc<[TokenId]>) {
         let sizes: Vec<u32> = self.fleet.block_sizes().collect();
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        if flight.counts_due == 0 {
-            return;
-        }
-        flight.counts_due -= 1;
-        if flight.counts_due > 0 {
-            return;
-        }
         if generated.len() > flight.request.generated.len() {
             let request = Request {
                 generated,
@@ -154,14 +173,6 @@ impl Brain {
             };
             flight.content = Content::of(&request, sizes.into_iter());
             flight.request = Arc::new(request);
-        }
-        match &flight.stage {
-            Stage::Counting(broken) => {
-                let broken = *broken;
-                self.resume(id, broken);
-            }
-            Stage::Flying(_) => self.depart(id),
-            Stage::Waiting => {}
         }
     }
 
@@ -171,8 +182,8 @@ impl Brain {
             return;
         };
         flight.stage = Stage::Waiting;
-        if let Some(reason) = flight.over(broken.context_tokens_max) {
-            self.end(id, Ending::Done { reason });
+        if let Some(finish) = flight.over(broken.context_tokens_max) {
+            self.done(id, finish);
         } else {
             self.try_again(id, broken.handoff);
         }

@@ -8,11 +8,11 @@
 use crate::alarm::Alarm;
 use crate::brain::Brain;
 use crate::event::{Command, Note};
-use crate::flight::Attempt;
+use crate::flight::{Attempt, Finish};
 use crate::ledger::Promise;
 use crate::legs::Parting;
 use cleave_domain::{
-    Ending, Failure, FinishReason, FlightId, HandoffId, Order, Prefill, Refusal, Report, Target,
+    Failure, FlightId, HandoffId, Order, Prefill, Progress, Refusal, Report, Target,
     WorkerDescription, WorkerId, WorkerRef,
 };
 use std::sync::Arc;
@@ -36,6 +36,7 @@ impl Brain {
     /// Whatever life of the worker is known is over, and with it all it held.
     fn forget(&mut self, worker: WorkerRef) {
         let held = self.fleet.leave(worker.worker);
+        self.stop_waiting_for(worker);
         let lost = || Failure::WorkerLost;
         for handoff in held {
             self.leg_closed(handoff.flight);
@@ -74,13 +75,16 @@ impl Brain {
             return;
         }
         match report {
-            Report::Load(_) => {
+            Report::Load(load) => {
                 self.fleet.hear(worker, &report);
-                self.fleet.set_stuck(worker, false);
+                match load.progress {
+                    Progress::Moving => self.moves_again(worker),
+                    Progress::Stuck => self.stuck(worker),
+                }
+                self.settle_wish(worker, &load);
                 self.room_at(worker);
             }
             Report::Prefix { .. } => self.fleet.hear(worker, &report),
-            Report::Stuck => self.stuck(worker),
             Report::Draining => self.drains(worker),
             Report::Serves { role } => {
                 self.fleet.serve(worker, role);
@@ -104,8 +108,16 @@ impl Brain {
             Report::Stayed { handoff, failure } => self.stayed(worker, handoff, failure),
             Report::Crowded { handoff } => self.crowded(worker, handoff),
             Report::Finished {
-                handoff, reason, ..
-            } => self.finished(worker, handoff, reason),
+                handoff,
+                reason,
+                output_tokens,
+            } => {
+                let finish = Finish {
+                    reason,
+                    output_tokens,
+                };
+                self.finished(worker, handoff, finish);
+            }
             Report::LegFailed { handoff, failure } => self.leg_failed(worker, handoff, failure),
             Report::Released { handoff } => self.released(worker, handoff),
         }
@@ -195,9 +207,12 @@ impl Brain {
             self.part(sender, handoff, Parting::Cancel);
         }
         self.evacuate_one(worker);
+        if self.rescued.remove(&handoff.flight).is_some() {
+            self.rescue();
+        }
     }
 
-    fn finished(&mut self, worker: WorkerRef, handoff: HandoffId, reason: FinishReason) {
+    fn finished(&mut self, worker: WorkerRef, handoff: HandoffId, finish: Finish) {
         let arrived = |a: &Attempt| a.reserved && a.decode == worker && a.trouble.is_none();
         if self.leg(handoff).is_some_and(arrived) {
             self.moved(handoff.flight);
@@ -214,7 +229,7 @@ impl Brain {
         let Some(attempt) = attempt else {
             return self.note(Note::Stale { worker });
         };
-        attempt.finished = Some(reason);
+        attempt.finished = Some(finish);
         attempt.landed = true;
         attempt.trouble = None;
         if attempt.prefill == worker {
@@ -230,9 +245,8 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        if let Some(reason) = flight.done() {
-            self.drop_legs(id);
-            self.end(id, Ending::Done { reason });
+        if let Some(finish) = flight.done() {
+            self.done(id, finish);
         }
     }
 

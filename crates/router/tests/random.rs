@@ -4,8 +4,8 @@
 
 use cleave_domain::{
     BlockHash, Capacity, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
-    Load, Order, Refusal, Report, Request, Role, Sampling, Slo, StopRules, Time, WorkerDescription,
-    WorkerId, WorkerRef,
+    Load, Order, Progress, Refusal, Report, Request, Role, Sampling, Slo, StopRules, Time,
+    WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_router::{Brain, Command, Input, Limits, Output};
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, proptest};
@@ -25,6 +25,7 @@ fn limits() -> Limits {
         expected_output_tokens: 8,
         moves_max: 2,
         move_ahead_tokens: 4,
+        stuck_max: Duration::from_millis(80),
         reader_wait_max: Duration::from_millis(60),
     }
 }
@@ -85,7 +86,8 @@ struct Known {
     unfenced: u32,
     /// Tokens the client was given.
     given: u32,
-    answers_due: u32,
+    /// Of these the brain waits for an answer to the last only.
+    asked: Option<HandoffId>,
 }
 
 /// Drives a brain, remembers what was asked of whom, and which flights ended.
@@ -98,7 +100,7 @@ struct Driver {
     open: BTreeSet<FlightId>,
     flights: BTreeMap<FlightId, Known>,
     /// Asked for and not answered yet, with the tokens that the client had then.
-    counts: VecDeque<(FlightId, u32)>,
+    counts: VecDeque<(HandoffId, u32)>,
     chance: u64,
 }
 
@@ -182,26 +184,30 @@ impl Driver {
                     "{handoff} is fenced twice"
                 );
                 known.unfenced = handoff.attempt + 1;
-                self.count(handoff.flight);
+                self.count(handoff);
             }
-            Output::Count { flight } => self.count(flight),
+            Output::Count { handoff } => self.count(handoff),
             Output::Tell { worker, order } => self.order(worker, order),
             Output::Drained | Output::Readiness(_) | Output::Note(_) => {}
         }
     }
 
     /// Meanwhile the client was given some more.
-    fn count(&mut self, flight: FlightId) {
+    fn count(&mut self, handoff: HandoffId) {
         self.chance = self
             .chance
             .wrapping_mul(6364136223846793005)
             .wrapping_add(1);
         let more = (self.chance >> 33) as u32 % 4;
-        let known = self.flights.get_mut(&flight).expect("was submitted");
+        let known = self
+            .flights
+            .get_mut(&handoff.flight)
+            .expect("was submitted");
+        assert_ne!(known.asked, Some(handoff), "{handoff} is asked for twice");
         let ordered = known.attempts.values().any(|told| told.ordered);
         known.given = (known.given + if ordered { more } else { 0 }).min(20);
-        known.answers_due += 1;
-        self.counts.push_back((flight, known.given));
+        known.asked = Some(handoff);
+        self.counts.push_back((handoff, known.given));
     }
 
     fn order(&mut self, worker: WorkerRef, order: Order) {
@@ -209,7 +215,7 @@ impl Driver {
             Order::Reserve(order) => {
                 let known = self.flights.entry(order.handoff.flight).or_default();
                 // Nothing began while the client's tokens were uncounted, or at another place.
-                assert_eq!(known.answers_due, 0, "{}", order.handoff);
+                assert_eq!(known.asked, None, "{}", order.handoff);
                 let generated = order.request.generated.len() as u32;
                 assert!(generated <= known.given, "{} has too many", order.handoff);
                 let of = known
@@ -280,13 +286,14 @@ impl Driver {
     }
 
     fn answer_counts(&mut self) {
-        while let Some((flight, given)) = self.counts.pop_front() {
-            self.flights
-                .get_mut(&flight)
-                .expect("was submitted")
-                .answers_due -= 1;
+        while let Some((handoff, given)) = self.counts.pop_front() {
+            let known = self
+                .flights
+                .get_mut(&handoff.flight)
+                .expect("was submitted");
+            known.asked.take_if(|asked| *asked == handoff);
             let generated = (1000..1000 + given).collect();
-            self.handle(Input::Counted { flight, generated });
+            self.handle(Input::Counted { handoff, generated });
         }
     }
 
@@ -347,12 +354,16 @@ impl Driver {
                 sequences_waiting: u32::from(c % 4),
                 sequences_running: u32::from(b % 4),
                 blocks_free: u32::from(c % 31),
+                progress: Progress::Moving,
             }),
             4 | 5 => Report::Prefix {
                 stored: vec![BlockHash([b % 4; 16])],
                 evicted: vec![BlockHash([c % 4; 16])],
             },
-            6 => Report::Stuck,
+            6 => Report::Load(Load {
+                progress: Progress::Stuck,
+                ..Load::default()
+            }),
             7 => Report::Draining,
             _ => Report::Serves { role: role(c) },
         }

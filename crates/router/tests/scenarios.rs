@@ -7,8 +7,8 @@
 
 use cleave_domain::{
     BlockIndex, BlockRef, Capacity, Failure, Fingerprint, FinishReason, FlightId, Generation,
-    HandoffId, Incarnation, Load, Order, Refusal, Report, Request, Role, Sampling, Slo, StopRules,
-    Time, WorkerDescription, WorkerId, WorkerRef,
+    HandoffId, Incarnation, Load, Order, Progress, Refusal, Report, Request, Role, Sampling, Slo,
+    StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_kv::block_hashes;
 use cleave_router::{Brain, Command, Input, Limits, Note, Output};
@@ -76,6 +76,7 @@ fn limits(script: &str) -> Limits {
         expected_output_tokens: 8,
         moves_max: number("moves", 4),
         move_ahead_tokens: number("ahead", 8),
+        stuck_max: Duration::from_millis(number("stuck", 2000).into()),
         reader_wait_max: Duration::from_millis(number("reader", 1000).into()),
     }
 }
@@ -150,7 +151,7 @@ fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
             flight: flight(words[1]),
         },
         "counted" => Input::Counted {
-            flight: flight(words[1]),
+            handoff: handoff(words[1]),
             generated: (0..number(words, "tokens").unwrap())
                 .map(output_token)
                 .collect(),
@@ -249,7 +250,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
         "finished" => Report::Finished {
             handoff: id(),
             reason: FinishReason::Length,
-            output_tokens: 4,
+            output_tokens: number("tokens").max(1),
         },
         "failed" => Report::LegFailed {
             handoff: id(),
@@ -260,7 +261,6 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             failure: failure(words[2]),
         },
         "crowded" => Report::Crowded { handoff: id() },
-        "stuck" => Report::Stuck,
         "serves" => Report::Serves {
             role: role(words[1]),
         },
@@ -271,6 +271,10 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             sequences_waiting: number("waiting"),
             sequences_running: number("running"),
             blocks_free: number("free"),
+            progress: match words.contains(&"stuck") {
+                true => Progress::Stuck,
+                false => Progress::Moving,
+            },
         }),
         // The first so many blocks of a flight's prompt.
         "stored" => Report::Prefix {
@@ -295,10 +299,17 @@ fn hashes(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Vec<cleave_
 fn output_words(output: &Output) -> Option<String> {
     Some(match output {
         Output::Tell { worker, order } => format!("{worker} {}", order_words(order)),
-        Output::End { flight, ending } => format!("{flight} ends: {ending:?}"),
+        Output::End {
+            flight,
+            ending,
+            output_tokens,
+        } => {
+            let tokens = output_tokens.map(|count| format!(" after {count} tokens"));
+            format!("{flight} ends: {ending:?}{}", tokens.unwrap_or_default())
+        }
         Output::Drained => "drained".to_owned(),
         Output::Fence { handoff } => format!("fence {handoff}"),
-        Output::Count { flight } => format!("count {flight}"),
+        Output::Count { handoff } => format!("count for {handoff}"),
         Output::Readiness(readiness) => format!("{readiness:?}"),
         Output::Note(Note::Fleet { .. }) => return None,
         Output::Note(note) => format!("note {}", note_words(note)),
