@@ -27,5 +27,5 @@ mod settle;
 pub use brain::Brain;
 pub use event::{
     Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome,
-    Writer,
 };
+pub use cleave_kv::Writer;
