@@ -205,6 +205,7 @@ impl Chaos {
             request: self.request(flight),
             sender: self.world.me(prefill),
             expected_output_tokens: self.dice.between(0, 12),
+            ahead_tokens: 0,
             waited: Duration::ZERO,
         });
         let of = &mut self.desk.flights[flight];
@@ -308,6 +309,9 @@ impl Chaos {
             Report::Prefilled { .. }
             | Report::Load(_)
             | Report::Draining
+            | Report::Stayed { .. }
+            | Report::Crowded { .. }
+            | Report::Serves { .. }
             | Report::Prefix { .. } => {}
         }
     }

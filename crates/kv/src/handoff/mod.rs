@@ -22,7 +22,7 @@ pub enum Writer {
     Receiver,
     /// The sender writes into the pool itself (CUDA IPC, RDMA) and the frame only tells of it;
     /// `Import` then means to verify it in place. Blocks of a hand-off that ended before it landed stay
-    /// in quarantine until the sender said `Stopped` or is dead.
+    /// in quarantine until the sender said `Stopped` or cannot reach them any more.
     Sender,
 }
 
