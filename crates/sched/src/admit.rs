@@ -47,9 +47,11 @@ impl Brain {
     fn may_reserve(&self, order: &Reserve) -> Result<(), Refusal> {
         let me = self.limits.me;
         // Serving both halves of one request is any worker's business; the role is what it does for
-        // others. A sender that is an earlier life of this worker will never write.
+        // others. A sender that is an earlier life of this worker, or is severed, will never write.
         let served = self.limits.role.decodes() && order.sender.worker != me.worker;
-        if order.sender != me && !served {
+        let severed = self.severed.get(&order.sender.worker);
+        let severed = severed.is_some_and(|life| order.sender.incarnation <= *life);
+        if order.sender != me && (!served || severed) {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;

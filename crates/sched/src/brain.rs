@@ -12,7 +12,8 @@ use crate::policy::{Prices, Rank};
 use crate::sequence::{Phase, Sequence, Stage};
 use crate::{Input, Limits, Note, Output};
 use cleave_domain::{
-    HandoffId, Load, Order, Progress, Report, Role, RouterId, SlotIndex, StepId, Time,
+    HandoffId, Incarnation, Load, Order, Progress, Report, Role, RouterId, SlotIndex, StepId, Time,
+    WorkerId,
 };
 use cleave_kv::{Packet, Pool};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -44,6 +45,8 @@ pub struct Brain {
     pub(crate) stalls: Deadlines,
     pub(crate) under_way: Option<Step>,
     pub(crate) routers: BTreeSet<RouterId>,
+    /// The last life of each worker that can reach nothing here any more; nor can earlier ones.
+    pub(crate) severed: BTreeMap<WorkerId, Incarnation>,
     /// Steps so far; names the next one.
     pub(crate) steps: u64,
     /// Orders accepted so far.
@@ -110,6 +113,7 @@ impl Brain {
             stalls: Deadlines::default(),
             under_way: None,
             routers: BTreeSet::new(),
+            severed: BTreeMap::new(),
             steps: 0,
             arrivals: 0,
             step_mean: Duration::ZERO,
@@ -167,7 +171,7 @@ impl Brain {
             Input::EngineLost { reason } => self.engine_lost(&reason),
             Input::Woke => {}
             Input::Draining => self.drain(),
-            Input::Severed { peer } => self.severed(peer),
+            Input::Severed { peer } => self.cut_off(peer),
             Input::SwappedOut {
                 handoff,
                 outcome,

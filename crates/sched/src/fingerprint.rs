@@ -35,6 +35,7 @@ impl Brain {
             stalls,
             under_way,
             routers,
+            severed,
             steps: _,
             arrivals: _,
             step_mean: _,
@@ -73,7 +74,7 @@ impl Brain {
         if let Some(Wish { handoff, said }) = wish {
             (handoff, now.since(*said)).hash(hasher);
         }
-        (routers, prices, stirred).hash(hasher);
+        (routers, severed, prices, stirred).hash(hasher);
         let Load {
             queue_tokens,
             sequences_waiting,

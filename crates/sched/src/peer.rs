@@ -78,8 +78,10 @@ impl Brain {
     }
 
     /// What is under way with it will not come, and it can write to nothing any more.
-    pub(crate) fn severed(&mut self, peer: WorkerRef) {
+    pub(crate) fn cut_off(&mut self, peer: WorkerRef) {
         self.link_lost(peer);
+        let known = self.severed.entry(peer.worker).or_default();
+        *known = (*known).max(peer.incarnation);
         let from_peer = self.sequences.iter().filter(|(_, s)| {
             let receiver = s.incoming.as_ref();
             receiver.is_some_and(|receiver| receiver.sender() == peer && receiver.quarantined())

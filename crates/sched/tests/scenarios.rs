@@ -525,6 +525,43 @@ scenarios! {
         step a
         run 400
         empty"
+    lesson_14_a_sequence_does_not_stand_still_for_ever: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=8 max=9
+        prefill 1 on a to a
+        run 20
+        reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
+        migrate 1 on a to e
+        step a
+        step a
+        step a
+        wait 310
+        copies a
+        run 400
+        cancel 1 on e attempt=1
+        empty"
+    a_late_seal_of_what_landed_and_ended_is_answered_landed: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=7
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=7 ahead=8
+        migrate 1 on a to e
+        copies a
+        step a
+        copies a
+        deliver a e 8
+        keep a e
+        deliver a e
+        copies e
+        drop e a
+        step e
+        step e
+        replay
+        run 400
+        empty"
     what_the_receiver_has_already_does_not_move: "
         worker a both
         worker e decode blocks=12

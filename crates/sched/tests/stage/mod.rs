@@ -342,7 +342,7 @@ impl World {
             } => {
                 let outcome = match fate {
                     Fate::Well => {
-                        self.machines[at].engine.write(block.block, part, &payload);
+                        self.import(at, block, part, &payload);
                         ImportOutcome::Written
                     }
                     Fate::Damaged => ImportOutcome::Broken,
@@ -493,6 +493,18 @@ impl World {
         self.feed(at, input);
     }
 
+    /// Writes a frame's payload, or looks whether its sender has.
+    fn import(&mut self, at: usize, block: BlockRef, part: BlockPart, payload: &[u64]) {
+        let machine = &mut self.machines[at];
+        match machine.brain.limits().writer {
+            Writer::Receiver => machine.engine.write(block.block, part, payload),
+            Writer::Sender => {
+                let found = machine.engine.read(block.block, part);
+                assert_eq!(found, payload, "{} was overwritten", block.block);
+            }
+        }
+    }
+
     /// Two frames for each block; the block is read only now.
     fn perform_export(&mut self, at: usize, what: &Pending, fate: Fate) {
         let Pending::Export {
@@ -512,6 +524,13 @@ impl World {
             now, *content,
             "{from} was given away while it was to be read"
         );
+        // A sender that writes itself is held back by nothing, a lost link neither.
+        if let Some(target) = self.find(to) {
+            let target = &mut self.machines[target];
+            if target.brain.limits().writer == Writer::Sender {
+                target.engine.write(block.block, whole(ordinal), content);
+            }
+        }
         if fate == Fate::Damaged {
             let outcome = match ordinal % 2 {
                 0 => ExportOutcome::Dropped,
