@@ -1,7 +1,10 @@
 //! From a worker to a router.
 
 use super::request::{pairs_in, pairs_out};
-use super::{WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required};
+use super::{
+    WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required, role_of,
+};
+use crate::line::LinkState;
 use cleave_domain::{
     Emission, Failure, FinishReason, HandoffId, Load, PromptFacts, Refusal, Report, Sampled, Scores,
 };
@@ -40,7 +43,14 @@ impl From<Report> for proto::Report {
                 failure: Some(failure.into()),
             }),
             Report::Released { handoff } => Kind::Released(handoff.into()),
+            Report::Stayed { handoff, failure } => Kind::Stayed(proto::Stayed {
+                handoff: Some(handoff.into()),
+                failure: Some(failure.into()),
+            }),
+            Report::Crowded { handoff } => Kind::Crowded(handoff.into()),
             Report::Load(load) => Kind::Load(load.into()),
+            Report::Stuck => Kind::Stuck(proto::Nothing {}),
+            Report::Serves { role } => Kind::Serves(proto::Role::from(role).into()),
             Report::Draining => Kind::Draining(proto::Draining {}),
             Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
                 stored: hashes_out(stored),
@@ -84,7 +94,18 @@ impl TryFrom<proto::Report> for Report {
             Kind::Released(handoff) => Self::Released {
                 handoff: handoff.into(),
             },
+            Kind::Stayed(proto::Stayed { handoff, failure }) => Self::Stayed {
+                handoff: required(handoff, "stayed.handoff")?.into(),
+                failure: required(failure, "stayed.failure")?.try_into()?,
+            },
+            Kind::Crowded(handoff) => Self::Crowded {
+                handoff: handoff.into(),
+            },
             Kind::Load(load) => Self::Load(load.into()),
+            Kind::Stuck(proto::Nothing {}) => Self::Stuck,
+            Kind::Serves(role) => Self::Serves {
+                role: role_of(role, "report.serves")?.try_into()?,
+            },
             Kind::Draining(proto::Draining {}) => Self::Draining,
             Kind::Prefix(proto::Prefix { stored, evicted }) => Self::Prefix {
                 stored: hashes_in(stored, "prefix.stored")?,
@@ -207,6 +228,8 @@ impl From<Failure> for proto::Failure {
         use proto::failure::Kind;
         let kind = match failure {
             Failure::WorkerLost => Kind::WorkerLost(proto::Nothing {}),
+            Failure::WorkerStuck => Kind::WorkerStuck(proto::Nothing {}),
+            Failure::SlowReader => Kind::SlowReader(proto::Nothing {}),
             Failure::LinkLost => Kind::LinkLost(proto::Nothing {}),
             Failure::LeaseExpired => Kind::LeaseExpired(proto::Nothing {}),
             Failure::Corrupt => Kind::Corrupt(proto::Nothing {}),
@@ -228,6 +251,8 @@ impl TryFrom<proto::Failure> for Failure {
         use proto::failure::Kind;
         Ok(match required(failure.kind, "failure.kind")? {
             Kind::WorkerLost(proto::Nothing {}) => Self::WorkerLost,
+            Kind::WorkerStuck(proto::Nothing {}) => Self::WorkerStuck,
+            Kind::SlowReader(proto::Nothing {}) => Self::SlowReader,
             Kind::LinkLost(proto::Nothing {}) => Self::LinkLost,
             Kind::LeaseExpired(proto::Nothing {}) => Self::LeaseExpired,
             Kind::Corrupt(proto::Nothing {}) => Self::Corrupt,
@@ -236,6 +261,42 @@ impl TryFrom<proto::Failure> for Failure {
             Kind::OutOfBlocks(proto::Nothing {}) => Self::OutOfBlocks,
             Kind::Draining(proto::Nothing {}) => Self::Draining,
             Kind::RetriesSpent(last) => Self::RetriesSpent(Box::new((*last).try_into()?)),
+        })
+    }
+}
+
+impl From<LinkState> for proto::LinkState {
+    fn from(link: LinkState) -> Self {
+        let LinkState {
+            peer,
+            transport,
+            bytes_per_second,
+            latency,
+        } = link;
+        Self {
+            peer: Some(peer.into()),
+            transport,
+            bytes_per_second,
+            latency_nanos: nanos(latency),
+        }
+    }
+}
+
+impl TryFrom<proto::LinkState> for LinkState {
+    type Error = WireError;
+
+    fn try_from(link: proto::LinkState) -> Result<Self, WireError> {
+        let proto::LinkState {
+            peer,
+            transport,
+            bytes_per_second,
+            latency_nanos,
+        } = link;
+        Ok(Self {
+            peer: required(peer, "link.peer")?.into(),
+            transport,
+            bytes_per_second,
+            latency: Duration::from_nanos(latency_nanos),
         })
     }
 }

@@ -1,11 +1,11 @@
 //! What is converted there and back is equal, through the encoded bytes.
 
 use super::{WireError, proto};
-use crate::line::Introduction;
+use crate::line::{Introduction, LinkState};
 use cleave_api::ModelFiles;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, Fingerprint, FinishReason,
-    FlightId, Generation, HandoffId, Incarnation, Load, Order, Prefill, PromptFacts, Refusal,
+    FlightId, Generation, HandoffId, Incarnation, Load, Migrate, Order, Prefill, PromptFacts, Refusal,
     Report, Request, Reserve, Role, Sampled, Sampling, Scores, Slo, StopRules, Target,
     WorkerDescription, WorkerId, WorkerRef,
 };
@@ -106,24 +106,30 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
 }
 
 fn order() -> impl Strategy<Value = Order> {
-    let reserve = (handoff(), request(), worker(), any::<u32>(), span()).prop_map(
-        |(handoff, request, sender, expected_output_tokens, waited)| {
+    let reserve = (
+        handoff(),
+        request(),
+        worker(),
+        any::<[u32; 2]>(),
+        span(),
+    )
+        .prop_map(|(handoff, request, sender, tokens, waited)| {
             Order::Reserve(Reserve {
                 handoff,
                 request,
                 sender,
-                expected_output_tokens,
+                expected_output_tokens: tokens[0],
+                ahead_tokens: tokens[1],
                 waited,
             })
-        },
-    );
-    let target = (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| Target {
+        });
+    let target = || (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| Target {
         worker,
         present,
         blocks,
     });
     let prefill =
-        (handoff(), request(), target, span()).prop_map(|(handoff, request, target, waited)| {
+        (handoff(), request(), target(), span()).prop_map(|(handoff, request, target, waited)| {
             Order::Prefill(Prefill {
                 handoff,
                 request,
@@ -131,17 +137,36 @@ fn order() -> impl Strategy<Value = Order> {
                 waited,
             })
         });
+    let migrate = (handoff(), handoff(), target(), any::<u32>()).prop_map(
+        |(handoff, of, target, tokens)| {
+            Order::Migrate(Migrate {
+                handoff,
+                of,
+                target,
+                tokens,
+            })
+        },
+    );
     prop_oneof![
         reserve,
         prefill,
+        migrate,
+        Just(Order::Drain),
+        role().prop_map(|role| Order::Serve { role }),
         vec(handoff(), 0..4).prop_map(|handoffs| Order::Renew { handoffs }),
         handoff().prop_map(|handoff| Order::Cancel { handoff }),
     ]
 }
 
+fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)]
+}
+
 fn failure() -> impl Strategy<Value = Failure> {
     let plain = prop_oneof![
         Just(Failure::WorkerLost),
+        Just(Failure::WorkerStuck),
+        Just(Failure::SlowReader),
         Just(Failure::LinkLost),
         Just(Failure::LeaseExpired),
         Just(Failure::Corrupt),
@@ -204,6 +229,10 @@ fn report() -> impl Strategy<Value = Report> {
             .prop_map(|(handoff, failure)| Report::LegFailed { handoff, failure }),
         handoff().prop_map(|handoff| Report::Released { handoff }),
         load,
+        (handoff(), failure()).prop_map(|(handoff, failure)| Report::Stayed { handoff, failure }),
+        handoff().prop_map(|handoff| Report::Crowded { handoff }),
+        Just(Report::Stuck),
+        role().prop_map(|role| Report::Serves { role }),
         Just(Report::Draining),
         (hashes(), hashes()).prop_map(|(stored, evicted)| Report::Prefix { stored, evicted }),
     ]
@@ -234,7 +263,6 @@ fn emission() -> impl Strategy<Value = Emission> {
 }
 
 fn introduction() -> impl Strategy<Value = Introduction> {
-    let role = prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)];
     let capacity = any::<[u32; 6]>().prop_map(|[a, b, c, d, e, f]| Capacity {
         block_tokens: a,
         block_bytes: b,
@@ -243,7 +271,7 @@ fn introduction() -> impl Strategy<Value = Introduction> {
         step_tokens_max: e,
         context_tokens_max: f,
     });
-    let description = (role, ".{0,9}", ".{0,9}", capacity, any::<u32>()).prop_map(
+    let description = (role(), ".{0,9}", ".{0,9}", capacity, any::<u32>()).prop_map(
         |(role, model, fingerprint, capacity, queue_max)| WorkerDescription {
             role,
             model,
@@ -277,13 +305,14 @@ fn introduction() -> impl Strategy<Value = Introduction> {
                 })
             },
         );
-    (worker(), ".{0,9}", description, ".{0,9}", files).prop_map(
-        |(worker, name, description, data_address, files)| Introduction {
+    (worker(), ".{0,9}", description, ".{0,9}", files, span()).prop_map(
+        |(worker, name, description, data_address, files, silence)| Introduction {
             worker,
             name,
             description,
             data_address,
             files,
+            silence,
         },
     )
 }
@@ -311,6 +340,15 @@ proptest! {
         let wire = travel(&proto::Tokens::from((handoff, emission.clone())));
         let back: (HandoffId, Emission) = wire.try_into().unwrap();
         prop_assert_eq!(back, (handoff, emission));
+    }
+
+    #[test]
+    fn every_link_state_comes_back(
+        peer in worker(), transport in ".{0,9}", bytes_per_second in any::<u64>(), latency in span(),
+    ) {
+        let link = LinkState { peer, transport, bytes_per_second, latency };
+        let wire = travel(&proto::LinkState::from(link.clone()));
+        prop_assert_eq!(LinkState::try_from(wire).unwrap(), link);
     }
 
     #[test]
