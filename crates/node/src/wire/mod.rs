@@ -65,7 +65,7 @@ fn role_of(number: i32, name: &'static str) -> Result<proto::Role, WireError> {
 }
 
 /// Lengths of time beyond 584 years are 584 years.
-fn nanos(span: Duration) -> u64 {
+pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
