@@ -214,7 +214,9 @@ fn card(view: &WorkerView) -> Value {
             "latency_seconds": link.latency.as_secs_f64(),
         })
     };
-    let counted = counters.iter().map(|(name, count)| ((*name).to_owned(), (*count).into()));
+    let counted = counters
+        .iter()
+        .map(|(name, count)| ((*name).to_owned(), (*count).into()));
     serde_json::json!({
         "object": "worker",
         "name": name,

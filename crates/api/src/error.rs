@@ -84,9 +84,8 @@ impl ApiError {
     }
 
     pub(crate) fn worker_not_found(asked: &str) -> Self {
-        let message = format!(
-            "No worker `{asked}` is connected; GET /admin/workers lists those that are."
-        );
+        let message =
+            format!("No worker `{asked}` is connected; GET /admin/workers lists those that are.");
         let error = Self::new(StatusCode::NOT_FOUND, message).coded("worker_not_found");
         Self {
             param: Some("worker".into()),

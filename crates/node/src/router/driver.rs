@@ -9,7 +9,9 @@ use crate::clock::{Clock, reached};
 use crate::line::{Downward, LinkState, WorkerLine};
 use crate::tape::Recorder;
 use crate::telemetry::RouterMeters;
-use cleave_domain::{FlightId, Order, Report, Request, TapeLine, WorkerId, WorkerRef};
+use cleave_domain::{
+    FlightId, HandoffId, Order, Report, Request, TapeLine, TokenId, WorkerId, WorkerRef,
+};
 use cleave_router::{Brain, Command, Input, Limits, Note, Output, Readiness};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -255,15 +257,18 @@ impl Driver {
         match output {
             Output::Tell { worker, order } => self.tell(worker, order),
             Output::Fence { handoff } => {
-                let flight = handoff.flight;
                 let generated = self.hands.flights.fence(handoff);
-                self.answers.push_back(Input::Counted { flight, generated });
+                self.answer(handoff, generated);
             }
-            Output::Count { flight } => {
-                let generated = self.hands.flights.given(flight);
-                self.answers.push_back(Input::Counted { flight, generated });
+            Output::Count { handoff } => {
+                let generated = self.hands.flights.given(handoff.flight);
+                self.answer(handoff, generated);
             }
-            Output::End { flight, ending } => self.hands.flights.end(flight, ending),
+            Output::End {
+                flight,
+                ending,
+                output_tokens,
+            } => self.hands.flights.end(flight, ending, output_tokens),
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
@@ -272,6 +277,12 @@ impl Driver {
             }
             Output::Note(note) => self.note(&note),
         }
+    }
+
+    /// A flight that was ended from outside is asked about no more.
+    fn answer(&mut self, handoff: HandoffId, generated: Option<Arc<[TokenId]>>) {
+        let answer = generated.map(|generated| Input::Counted { handoff, generated });
+        self.answers.extend(answer);
     }
 
     fn note(&self, note: &Note) {

@@ -42,9 +42,8 @@ struct Flight {
     /// The attempt that emitted the last of them, and when it went out.
     last: Option<(u32, Instant)>,
     prompt_tokens: u32,
-    /// As the first attempt that ran the prompt found it; a resumed one finds other blocks cached,
-    /// and the client is told one thing.
-    cached_tokens: Option<u32>,
+    /// As the attempt that drew the first token found them.
+    cached_tokens: u32,
     story: Story,
 }
 
@@ -75,7 +74,7 @@ impl Flights {
             generated: Vec::new(),
             last: None,
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
-            cached_tokens: None,
+            cached_tokens: 0,
             story: Story::begin(),
         };
         self.open.insert(flight, opened);
@@ -108,26 +107,24 @@ impl Flights {
 
     /// Attempts up to this one are over. Says what the client was given; what waited behind a gap
     /// was not.
-    pub(crate) fn fence(&self, handoff: HandoffId) -> Arc<[TokenId]> {
-        let Some(mut open) = self.open.get_mut(&handoff.flight) else {
-            return Arc::default(); // It ended with the driver; the answer no longer matters.
-        };
+    pub(crate) fn fence(&self, handoff: HandoffId) -> Option<Arc<[TokenId]>> {
+        let mut open = self.open.get_mut(&handoff.flight)?;
         open.fence = open.fence.max(handoff.attempt.saturating_add(1));
         open.tokens.restart();
-        open.generated.as_slice().into()
+        Some(open.generated.as_slice().into())
     }
 
     /// Says what the client was given so far.
-    pub(crate) fn given(&self, flight: FlightId) -> Arc<[TokenId]> {
-        let open = self.open.get(&flight);
-        open.map_or_else(Arc::default, |open| open.generated.as_slice().into())
+    pub(crate) fn given(&self, flight: FlightId) -> Option<Arc<[TokenId]>> {
+        let open = self.open.get(&flight)?;
+        Some(open.generated.as_slice().into())
     }
 
-    /// Ends a flight, after the last token.
-    pub(crate) fn end(&self, flight: FlightId, ending: Ending) {
+    /// Ends a flight, after the last token; of one that is done the brain knows how many there were.
+    pub(crate) fn end(&self, flight: FlightId, ending: Ending, output_tokens: Option<u32>) {
         if let Some((_, open)) = self.open.remove(&flight) {
             let story = open.story.clone();
-            let (ending, usage) = open.close(flight, ending);
+            let (ending, usage) = open.close(flight, ending, output_tokens);
             self.meters.ended(&ending);
             self.traces.tell(flight, &story, (&ending, usage));
         }
@@ -137,7 +134,7 @@ impl Flights {
     pub(crate) fn end_all(&self, ending: &Ending) {
         let flights: Vec<FlightId> = self.open.iter().map(|entry| *entry.key()).collect();
         for flight in flights {
-            self.end(flight, ending.clone());
+            self.end(flight, ending.clone(), None);
         }
     }
 }
@@ -149,8 +146,9 @@ impl Flight {
         }
         self.tokens.accept(emission.index, (attempt, emission));
         while let Some((_, (attempt, mut emission))) = self.tokens.poll() {
-            match (self.cached_tokens, &emission.prompt) {
-                (None, Some(facts)) => self.cached_tokens = Some(facts.cached_tokens),
+            // Every attempt runs the prompt; what the first token brings is what the client is told.
+            match &emission.prompt {
+                Some(facts) if emission.index == 0 => self.cached_tokens = facts.cached_tokens,
                 _ => emission.prompt = None,
             }
             self.generated.push(emission.sampled.token);
@@ -181,10 +179,17 @@ impl Flight {
     }
 
     /// Says the ending; the one that is said comes back.
-    fn close(self, flight: FlightId, ending: Ending) -> (Ending, Usage) {
+    fn close(
+        self,
+        flight: FlightId,
+        ending: Ending,
+        output_tokens: Option<u32>,
+    ) -> (Ending, Usage) {
+        let passed = self.tokens.count();
+        let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
         let ending = match ending {
-            Ending::Done { .. } if self.tokens.has_gap() => {
-                error!(%flight, missing = self.tokens.count(), "a flight is done and lacks a token");
+            Ending::Done { .. } if lacks => {
+                error!(%flight, missing = passed, "a flight is done and lacks a token");
                 Ending::Failed(Failure::WorkerLost)
             }
             ending => ending,
@@ -192,7 +197,7 @@ impl Flight {
         let usage = Usage {
             prompt_tokens: self.prompt_tokens,
             output_tokens: self.tokens.count(),
-            cached_tokens: self.cached_tokens.unwrap_or(0),
+            cached_tokens: self.cached_tokens,
         };
         let event = FlightEvent::Ended {
             ending: ending.clone(),
@@ -275,6 +280,10 @@ mod tests {
         }
     }
 
+    fn given(flights: &Flights) -> Vec<u32> {
+        flights.given(FLIGHT).unwrap().to_vec()
+    }
+
     fn heard(mut stream: Receiver) -> (Vec<u32>, Option<Ending>, Usage) {
         let (mut tokens, mut ended, mut used) = (Vec::new(), None, Usage::default());
         while let Some(event) = stream.try_recv() {
@@ -305,7 +314,7 @@ mod tests {
         for index in [2, 1, 0, 1, 3] {
             flights.emit(attempt(0), emission(index));
         }
-        flights.end(FLIGHT, DONE);
+        flights.end(FLIGHT, DONE, None);
         flights.emit(attempt(0), emission(4));
         let (tokens, ending, usage) = heard(stream);
         assert_eq!(tokens, [100, 101, 102, 103]);
@@ -327,16 +336,16 @@ mod tests {
         flights.emit(attempt(0), emission(0));
         flights.emit(attempt(0), emission(2));
         // What waited behind the gap was not given, and does not go out later.
-        assert_eq!(*flights.fence(attempt(0)), [100]);
-        assert_eq!(*flights.given(FLIGHT), [100]);
+        assert_eq!(flights.fence(attempt(0)).as_deref(), Some(&[100][..]));
+        assert_eq!(given(&flights), [100]);
         flights.emit(attempt(0), emission(1));
-        assert_eq!(*flights.given(FLIGHT), [100]);
+        assert_eq!(given(&flights), [100]);
         let mut resumed = emission(1);
         resumed.prompt = Some(facts(99));
         flights.emit(attempt(1), resumed);
         flights.emit(attempt(0), emission(2));
-        assert_eq!(*flights.given(FLIGHT), [100, 101]);
-        flights.end(FLIGHT, DONE);
+        assert_eq!(given(&flights), [100, 101]);
+        flights.end(FLIGHT, DONE, None);
         let (tokens, _, usage) = heard(stream);
         assert_eq!(tokens, [100, 101]);
         assert_eq!(usage.cached_tokens, 2, "the first facts count");
@@ -350,12 +359,12 @@ mod tests {
             telemetry,
         } = desk();
         flights.emit(attempt(0), emission(0));
-        assert_eq!(*flights.given(FLIGHT), [100]);
+        assert_eq!(given(&flights), [100]);
         // The new worker's first token overtakes the old one's last.
         flights.emit(attempt(1), emission(2));
         flights.emit(attempt(0), emission(1));
         flights.emit(attempt(1), emission(3));
-        flights.end(FLIGHT, DONE);
+        flights.end(FLIGHT, DONE, None);
         assert_eq!(heard(stream).0, [100, 101, 102, 103]);
         let text = telemetry.text();
         for line in [
@@ -377,10 +386,23 @@ mod tests {
         flights.emit(attempt(1), emission(0));
         flights.fence(attempt(1));
         flights.emit(attempt(2), emission(1));
-        flights.end(FLIGHT, DONE);
+        flights.end(FLIGHT, DONE, None);
         assert_eq!(heard(stream).0, [100, 101]);
         let text = telemetry.text();
         assert!(text.contains("cleave_stream_pause_seconds_count{kind=\"resumed\"} 1"));
+    }
+
+    #[test]
+    fn lesson_16_a_missing_tail_is_a_failure_and_not_a_shorter_text() {
+        let Desk {
+            flights, stream, ..
+        } = desk();
+        flights.emit(attempt(0), emission(0));
+        flights.end(FLIGHT, DONE, Some(2));
+        let (tokens, ending, _) = heard(stream);
+        assert_eq!(tokens, [100]);
+        assert_eq!(ending, Some(Ending::Failed(Failure::WorkerLost)));
+        assert_eq!(flights.fence(attempt(0)), None, "it is over");
     }
 
     #[test]
@@ -389,7 +411,7 @@ mod tests {
             flights, stream, ..
         } = desk();
         flights.emit(attempt(0), emission(1));
-        flights.end(FLIGHT, DONE);
+        flights.end(FLIGHT, DONE, None);
         let (tokens, ending, _) = heard(stream);
         assert!(tokens.is_empty());
         assert!(matches!(ending, Some(Ending::Failed(_))), "{ending:?}");

@@ -1,7 +1,7 @@
 //! The router as the HTTP face sees it.
 
-use super::driver::RouterEvent;
 use super::backlog::{self, Receiver};
+use super::driver::RouterEvent;
 use super::flights::Flights;
 use super::roster::Roster;
 use crate::health::Pulse;
@@ -54,7 +54,8 @@ impl Frontend for RouterFrontend {
         let submitted = RouterEvent::Submitted { flight, request };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
-            self.flights.end(flight, Ending::Refused(Refusal::Draining));
+            let refused = Ending::Refused(Refusal::Draining);
+            self.flights.end(flight, refused, None);
         }
         let client = Client {
             flight,

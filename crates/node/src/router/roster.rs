@@ -6,7 +6,7 @@
 
 use crate::line::{Introduction, LinkState};
 use cleave_api::{LinkView, WorkerCommand, WorkerState, WorkerView};
-use cleave_domain::{Load, Report, WorkerId, WorkerRef};
+use cleave_domain::{Load, Progress, Report, WorkerId, WorkerRef};
 use cleave_router::Note;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,6 @@ pub(crate) struct Roster {
 struct Entry {
     view: WorkerView,
     draining: bool,
-    stuck: bool,
     links: BTreeMap<WorkerId, LinkState>,
     counts: Counts,
 }
@@ -56,7 +55,6 @@ impl Roster {
         let entry = Entry {
             view,
             draining: false,
-            stuck: false,
             links: BTreeMap::new(),
             counts: Counts::default(),
         };
@@ -74,11 +72,7 @@ impl Roster {
             return;
         };
         match report {
-            Report::Load(load) => {
-                entry.view.load = *load;
-                entry.stuck = false;
-            }
-            Report::Stuck => entry.stuck = true,
+            Report::Load(load) => entry.view.load = *load,
             Report::Draining => entry.draining = true,
             Report::Serves { role } => entry.view.role = *role,
             _ => {}
@@ -161,10 +155,10 @@ impl Entry {
             passed_over,
         } = self.counts;
         WorkerView {
-            state: match (self.draining, self.stuck) {
+            state: match (self.draining, self.view.load.progress) {
                 (true, _) => WorkerState::Draining,
-                (false, true) => WorkerState::Stuck,
-                (false, false) => WorkerState::Ready,
+                (false, Progress::Stuck) => WorkerState::Stuck,
+                (false, Progress::Moving) => WorkerState::Ready,
             },
             links: self.links.iter().map(link).collect(),
             counters: vec![

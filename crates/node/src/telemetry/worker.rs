@@ -627,8 +627,13 @@ mod tests {
         meters.serves(Role::Both);
         let text = telemetry.text();
         assert!(text.contains("cleave_pool_blocks{worker=\"p0\",role=\"both\",kind=\"held\"} 25"));
-        let pools = text.lines().filter(|line| line.starts_with("cleave_pool_blocks{"));
-        assert!(pools.into_iter().all(|line| line.contains("both")), "{text}");
+        let pools = text
+            .lines()
+            .filter(|line| line.starts_with("cleave_pool_blocks{"));
+        assert!(
+            pools.into_iter().all(|line| line.contains("both")),
+            "{text}"
+        );
         assert!(!text.contains("# EOF"));
     }
 }

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::line::LinkState;
 use cleave_domain::{
-    Emission, Failure, FinishReason, HandoffId, Load, PromptFacts, Refusal, Report, Sampled, Scores,
+    Emission, Failure, FinishReason, HandoffId, Load, Progress, PromptFacts, Refusal, Report,
+    Sampled, Scores,
 };
 use std::time::Duration;
 
@@ -49,7 +50,6 @@ impl From<Report> for proto::Report {
             }),
             Report::Crowded { handoff } => Kind::Crowded(handoff.into()),
             Report::Load(load) => Kind::Load(load.into()),
-            Report::Stuck => Kind::Stuck(proto::Nothing {}),
             Report::Serves { role } => Kind::Serves(proto::Role::from(role).into()),
             Report::Draining => Kind::Draining(proto::Draining {}),
             Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
@@ -101,8 +101,7 @@ impl TryFrom<proto::Report> for Report {
             Kind::Crowded(handoff) => Self::Crowded {
                 handoff: handoff.into(),
             },
-            Kind::Load(load) => Self::Load(load.into()),
-            Kind::Stuck(proto::Nothing {}) => Self::Stuck,
+            Kind::Load(load) => Self::Load(load.try_into()?),
             Kind::Serves(role) => Self::Serves {
                 role: role_of(role, "report.serves")?.try_into()?,
             },
@@ -161,30 +160,45 @@ impl From<Load> for proto::Load {
             sequences_waiting,
             sequences_running,
             blocks_free,
+            progress,
         } = load;
+        let progress = match progress {
+            Progress::Moving => proto::Progress::Moving,
+            Progress::Stuck => proto::Progress::Stuck,
+        };
         Self {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
+            progress: progress.into(),
         }
     }
 }
 
-impl From<proto::Load> for Load {
-    fn from(load: proto::Load) -> Self {
+impl TryFrom<proto::Load> for Load {
+    type Error = WireError;
+
+    fn try_from(load: proto::Load) -> Result<Self, WireError> {
+        let progress = match load.progress() {
+            proto::Progress::Moving => Progress::Moving,
+            proto::Progress::Stuck => Progress::Stuck,
+            proto::Progress::Unspecified => return Err(WireError::Unknown("load.progress")),
+        };
         let proto::Load {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
+            progress: _,
         } = load;
-        Self {
+        Ok(Self {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
-        }
+            progress,
+        })
     }
 }
 

@@ -5,9 +5,9 @@ use crate::line::{Introduction, LinkState};
 use cleave_api::ModelFiles;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, Fingerprint, FinishReason,
-    FlightId, Generation, HandoffId, Incarnation, Load, Migrate, Order, Prefill, PromptFacts, Refusal,
-    Report, Request, Reserve, Role, Sampled, Sampling, Scores, Slo, StopRules, Target,
-    WorkerDescription, WorkerId, WorkerRef,
+    FlightId, Generation, HandoffId, Incarnation, Load, Migrate, Order, Prefill, Progress,
+    PromptFacts, Refusal, Report, Request, Reserve, Role, Sampled, Sampling, Scores, Slo,
+    StopRules, Target, WorkerDescription, WorkerId, WorkerRef,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -106,14 +106,8 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
 }
 
 fn order() -> impl Strategy<Value = Order> {
-    let reserve = (
-        handoff(),
-        request(),
-        worker(),
-        any::<[u32; 2]>(),
-        span(),
-    )
-        .prop_map(|(handoff, request, sender, tokens, waited)| {
+    let reserve = (handoff(), request(), worker(), any::<[u32; 2]>(), span()).prop_map(
+        |(handoff, request, sender, tokens, waited)| {
             Order::Reserve(Reserve {
                 handoff,
                 request,
@@ -122,12 +116,15 @@ fn order() -> impl Strategy<Value = Order> {
                 ahead_tokens: tokens[1],
                 waited,
             })
-        });
-    let target = || (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| Target {
-        worker,
-        present,
-        blocks,
-    });
+        },
+    );
+    let target = || {
+        (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| Target {
+            worker,
+            present,
+            blocks,
+        })
+    };
     let prefill =
         (handoff(), request(), target(), span()).prop_map(|(handoff, request, target, waited)| {
             Order::Prefill(Prefill {
@@ -137,16 +134,15 @@ fn order() -> impl Strategy<Value = Order> {
                 waited,
             })
         });
-    let migrate = (handoff(), handoff(), target(), any::<u32>()).prop_map(
-        |(handoff, of, target, tokens)| {
+    let migrate =
+        (handoff(), handoff(), target(), any::<u32>()).prop_map(|(handoff, of, target, tokens)| {
             Order::Migrate(Migrate {
                 handoff,
                 of,
                 target,
                 tokens,
             })
-        },
-    );
+        });
     prop_oneof![
         reserve,
         prefill,
@@ -196,16 +192,17 @@ fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
 }
 
 fn report() -> impl Strategy<Value = Report> {
-    let load = any::<(u64, u32, u32, u32)>().prop_map(
-        |(queue_tokens, sequences_waiting, sequences_running, blocks_free)| {
-            Report::Load(Load {
-                queue_tokens,
-                sequences_waiting,
-                sequences_running,
-                blocks_free,
-            })
-        },
-    );
+    let progress = prop_oneof![Just(Progress::Moving), Just(Progress::Stuck)];
+    let load = (any::<(u64, u32, u32, u32)>(), progress).prop_map(|(counts, progress)| {
+        let (queue_tokens, sequences_waiting, sequences_running, blocks_free) = counts;
+        Report::Load(Load {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+            progress,
+        })
+    });
     let reason = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
     prop_oneof![
         (handoff(), any::<u32>(), blocks()).prop_map(|(handoff, present, blocks)| {
@@ -231,7 +228,6 @@ fn report() -> impl Strategy<Value = Report> {
         load,
         (handoff(), failure()).prop_map(|(handoff, failure)| Report::Stayed { handoff, failure }),
         handoff().prop_map(|handoff| Report::Crowded { handoff }),
-        Just(Report::Stuck),
         role().prop_map(|role| Report::Serves { role }),
         Just(Report::Draining),
         (hashes(), hashes()).prop_map(|(stored, evicted)| Report::Prefix { stored, evicted }),

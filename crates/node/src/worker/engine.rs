@@ -303,7 +303,10 @@ impl Bench {
     }
 
     /// Runs the engine; a panic in it is a value here, and the end of this worker's health.
-    pub(super) fn guarded<T>(&mut self, use_it: impl FnOnce(&mut dyn Engine) -> T) -> Result<T, String> {
+    pub(super) fn guarded<T>(
+        &mut self,
+        use_it: impl FnOnce(&mut dyn Engine) -> T,
+    ) -> Result<T, String> {
         let engine = self.engine.as_mut();
         let caught = catch_unwind(AssertUnwindSafe(|| use_it(engine)));
         caught.map_err(|panic| {
