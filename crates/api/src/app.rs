@@ -4,6 +4,7 @@
 //! parsing runs. Never: binds a port. Invariant: one request's bad or huge input costs no other
 //! request more than its share of the processor.
 
+use crate::admin::Operator;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, Progress, Readiness};
 use crate::metrics::Metrics;
@@ -97,6 +98,11 @@ impl App {
 
     pub(crate) fn frontend(&self) -> &dyn Frontend {
         &*self.shared.frontend
+    }
+
+    /// Who sees and commands workers.
+    pub(crate) fn operator(&self) -> Arc<dyn Operator> {
+        self.shared.frontend.clone()
     }
 
     pub(crate) fn options(&self) -> &ApiOptions {
@@ -238,7 +244,8 @@ async fn discard(mut body: Body) {
     }
 }
 
-fn json(bytes: &[u8]) -> Result<Value, ApiError> {
+/// What a body says.
+pub(crate) fn json(bytes: &[u8]) -> Result<Value, ApiError> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let message = format!(
             "The body is not UTF-8, from byte {} on.",

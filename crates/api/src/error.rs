@@ -83,6 +83,16 @@ impl ApiError {
         }
     }
 
+    pub(crate) fn worker_not_found(asked: &str) -> Self {
+        let message =
+            format!("No worker `{asked}` is connected; GET /admin/workers lists those that are.");
+        let error = Self::new(StatusCode::NOT_FOUND, message).coded("worker_not_found");
+        Self {
+            param: Some("worker".into()),
+            ..error
+        }
+    }
+
     pub(crate) fn unknown_route(method: &str, path: &str) -> Self {
         let message = format!("There is nothing at {method} {path}.");
         Self::new(StatusCode::NOT_FOUND, message).coded("unknown_url")
@@ -197,6 +207,14 @@ impl From<&Failure> for ApiError {
     fn from(failure: &Failure) -> Self {
         let (code, message) = match failure {
             Failure::WorkerLost => ("worker_lost", "The worker serving this request went away."),
+            Failure::WorkerStuck => (
+                "worker_stuck",
+                "The worker serving this request makes no progress.",
+            ),
+            Failure::SlowReader => (
+                "slow_reader",
+                "The client did not read what was sent to it for too long.",
+            ),
             Failure::LinkLost => ("link_lost", "The link between two workers broke."),
             Failure::LeaseExpired => ("lease_expired", "A worker's lease was not renewed in time."),
             Failure::Corrupt => ("transfer_corrupt", "KV blocks arrived damaged."),
@@ -213,7 +231,11 @@ impl From<&Failure> for ApiError {
                 "The sequence outgrew the KV pool of the worker serving it.",
             ),
             Failure::Draining => ("draining", "The server is shutting down."),
-            Failure::RetriesSpent(last) => return Self::from(&**last),
+            Failure::RetriesSpent(last) => {
+                let last = Self::from(&**last);
+                let message = format!("{} Retries are used up.", last.message);
+                return Self { message, ..last };
+            }
         };
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).coded(code);
         Self {

@@ -1,10 +1,11 @@
 //! What the HTTP face needs of whatever serves behind it.
 
+use crate::admin::Operator;
 use cleave_domain::{Emission, Ending, Request, Usage};
 use futures::stream::BoxStream;
 
 /// The serving side, as the HTTP face sees it.
-pub trait Frontend: Send + Sync + 'static {
+pub trait Frontend: Operator {
     /// Starts one sequence. Dropping the stream before its end cancels the sequence.
     fn submit(&self, request: Request) -> FlightStream;
 

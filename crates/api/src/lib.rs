@@ -4,6 +4,7 @@
 //! server-sent events. Never: knows a router or a worker; it talks to a [`Frontend`].
 //! Invariant: bad input ends here with a 4xx that names the field; no state is made for it.
 
+mod admin;
 mod answer;
 mod app;
 mod ask;
@@ -18,6 +19,9 @@ mod model;
 mod routes;
 mod text;
 
+pub use admin::{
+    CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
+};
 pub use app::{ApiOptions, App};
 pub use error::RETRY_AFTER;
 pub use frontend::{FlightEvent, FlightStream, Frontend, Progress, Readiness};

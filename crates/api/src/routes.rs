@@ -1,5 +1,6 @@
 //! Routes, and the layers around all of them.
 
+use crate::admin::admin_routes;
 use crate::answer::Kind;
 use crate::app::App;
 use crate::ask;
@@ -43,6 +44,7 @@ impl App {
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .route("/version", get(version))
+            .merge(admin_routes(self.operator()))
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             // Innermost: a panic is that request's answer, and is counted as one.

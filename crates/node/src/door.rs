@@ -4,10 +4,11 @@
 use crate::line::{Downward, Introduction, LINE_ITEMS_MAX, RouterLine, Upward, WorkerLine};
 use crate::router::{Flights, RouterEvent};
 use crate::worker::WorkerEvent;
-use cleave_domain::{RouterId, WorkerRef};
+use cleave_domain::{Role, RouterId, WorkerRef};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::mpsc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
 
 /// Connections of this process, numbered, so that an old one is never mistaken for a new one.
 static SERIAL: AtomicU64 = AtomicU64::new(1);
@@ -26,6 +27,8 @@ pub(crate) struct RouterDoor {
     pub(crate) router: RouterId,
     pub(crate) inbox: mpsc::Sender<RouterEvent>,
     pub(crate) flights: Arc<Flights>,
+    /// A worker that says nothing for so long is lost.
+    pub(crate) silence: Duration,
 }
 
 impl RouterDoor {
@@ -82,6 +85,14 @@ impl Visit {
                 };
                 self.door.inbox.send(told).await.map_err(|_| Stopped)
             }
+            Upward::Link(link) => {
+                let measured = RouterEvent::Measured {
+                    worker: self.worker,
+                    serial: self.serial,
+                    link,
+                };
+                self.door.inbox.send(measured).await.map_err(|_| Stopped)
+            }
         }
     }
 
@@ -99,11 +110,21 @@ impl Visit {
 /// Where routers come in.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerDoor {
+    /// As it was at the start; see [`WorkerDoor::introduce`].
     pub(crate) introduction: Introduction,
+    /// Which legs it serves now.
+    pub(crate) role: watch::Receiver<Role>,
     pub(crate) inbox: mpsc::Sender<WorkerEvent>,
 }
 
 impl WorkerDoor {
+    /// What a router that joins now is told.
+    pub(crate) fn introduce(&self) -> Introduction {
+        let mut introduction = self.introduction.clone();
+        introduction.description.role = *self.role.borrow();
+        introduction
+    }
+
     /// A router is connected; what the worker says to it comes out of the receiver. When that
     /// closes, the connection is to end.
     pub(crate) async fn join(
@@ -166,7 +187,7 @@ pub(crate) async fn connect(worker: WorkerDoor, router: RouterDoor) {
     let Ok((call, mut upward)) = worker.join(router.router).await else {
         return;
     };
-    let Ok((visit, mut downward)) = router.join(worker.introduction).await else {
+    let Ok((visit, mut downward)) = router.join(worker.introduce()).await else {
         return call.leave().await;
     };
     let up = async {

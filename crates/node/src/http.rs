@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::ListenerExt;
 use cleave_api::App;
+use cleave_api::{Operator, admin_routes};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,14 +37,16 @@ pub(crate) struct WorkerFace {
     pub(crate) pulse: Arc<Pulse>,
     pub(crate) telemetry: Telemetry,
     pub(crate) connected: watch::Receiver<usize>,
+    pub(crate) operator: Arc<dyn Operator>,
 }
 
-/// `/metrics`, `/health` and `/ready` of a worker process.
+/// `/metrics`, `/health`, `/ready` and `/admin` of a worker process.
 pub(crate) fn worker_routes(face: WorkerFace) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .merge(admin_routes(Arc::clone(&face.operator)))
         .with_state(face)
 }
 

@@ -6,6 +6,7 @@
 use cleave_api::ModelFiles;
 use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerDescription, WorkerRef};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Things that wait on one line, each direction; a peer that is so far behind is lost.
@@ -35,6 +36,18 @@ pub(crate) enum Downward {
 pub(crate) enum Upward {
     Report(Report),
     Emission(HandoffId, Emission),
+    /// For operators; the router's brain does not hear it.
+    Link(LinkState),
+}
+
+/// A link to another worker, as it was measured at its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LinkState {
+    pub(crate) peer: WorkerRef,
+    /// What carries it, for people.
+    pub(crate) transport: String,
+    pub(crate) bytes_per_second: u64,
+    pub(crate) latency: Duration,
 }
 
 /// Who joins.
@@ -47,6 +60,8 @@ pub(crate) struct Introduction {
     /// `host:port` of its data listener; empty for a worker that is reached in process.
     pub(crate) data_address: String,
     pub(crate) files: Arc<ModelFiles>,
+    /// A connection on which it hears nothing for so long is over.
+    pub(crate) silence: Duration,
 }
 
 /// A router, as a worker's driver knows it.

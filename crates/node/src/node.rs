@@ -10,7 +10,7 @@ use crate::router::RouterBody;
 use crate::telemetry::Telemetry;
 use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
-use cleave_api::{App, Frontend, ModelFiles, Readiness};
+use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
 use cleave_engine::Engine;
 use cleave_transfer::LocalNet;
 use std::net::SocketAddr;
@@ -110,7 +110,7 @@ pub struct WorkerNode {
     /// The address to give other workers, where it differs from the one bound: `host:port`. By
     /// default the bound one, with the host as the router sees it if that is unspecified.
     pub data_address: Option<String>,
-    /// `host:port` for `/metrics`, `/health` and `/ready`; by default none.
+    /// `host:port` for `/metrics`, `/health`, `/ready` and `/admin`; by default none.
     pub metrics_listen: Option<String>,
 }
 
@@ -163,6 +163,7 @@ impl WorkerNode {
             pulse: Arc::clone(&body.pulse),
             telemetry: telemetry.clone(),
             connected: connected.clone(),
+            operator: Arc::clone(&body.desk) as Arc<dyn Operator>,
         };
         let server = metrics.map(|listener| Server::start(listener, worker_routes(face)));
         Ok(RunningWorker {
@@ -202,6 +203,12 @@ impl RunningWorker {
     /// Returns, with the reason, when something broke that only a new process makes good.
     pub async fn broken(&self) -> String {
         self.body.pulse.broken().await
+    }
+
+    /// Returns once a router or an operator has asked this worker to leave: [`RunningWorker::drain`]
+    /// is to be called then.
+    pub async fn asked_to_leave(&self) {
+        self.body.desk.asked_to_leave().await;
     }
 
     /// Accepts nothing new, waits until nothing is left or `deadline` has passed, and stops.

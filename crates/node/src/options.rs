@@ -5,6 +5,11 @@ use cleave_domain::Role;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// A process that dies closes its connections at once; this is for one that is stopped or cut off,
+/// whose streams wait for so long. Twenty beats, so that a machine that is merely overloaded is not
+/// taken for one.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
 /// A worker's settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerOptions {
@@ -29,8 +34,16 @@ pub struct WorkerOptions {
     pub credit_bytes: u32,
     /// The longest frame. Default 1 MiB.
     pub frame_bytes_max: u32,
-    /// A step that takes longer makes the worker unhealthy. Default 60 s.
-    pub step_limit: Duration,
+    /// A step that takes longer makes the worker unhealthy, and its streams move elsewhere. Default
+    /// 60 s: one full prefill chunk of a model of a few billion weights takes seconds on a
+    /// processor, and a worker taken for stuck costs every stream on it a new prefill.
+    pub step_max: Duration,
+    /// Bytes of host memory to which sequences may be swapped when the pool is short. Default a
+    /// quarter of the pool: enough for the few sequences that a shortage hits, and taken only when
+    /// one does.
+    pub swap_bytes: Option<u64>,
+    /// A router that says nothing for so long is lost. Default 5 s.
+    pub silence_max: Duration,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
 }
@@ -48,14 +61,16 @@ impl WorkerOptions {
             import_bytes_per_step: 16 << 20,
             credit_bytes: cleave_transfer::CREDIT_BYTES,
             frame_bytes_max: 1 << 20,
-            step_limit: Duration::from_secs(60),
+            step_max: Duration::from_secs(60),
+            swap_bytes: None,
+            silence_max: SILENCE_MAX,
             tape: None,
         }
     }
 }
 
 /// A router's settings.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RouterOptions {
     /// What its brain is told.
     pub limits: cleave_router::Limits,
@@ -66,4 +81,23 @@ pub struct RouterOptions {
     /// Where traces go: an OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`.
     /// Default nowhere.
     pub otlp_endpoint: Option<String>,
+    /// A worker that says nothing for so long is lost, and its streams continue elsewhere. Default
+    /// 5 s.
+    pub silence_max: Duration,
+    /// Tokens that may wait for a client, beyond what its socket holds, before it counts as a slow
+    /// reader. Default 256.
+    pub reader_backlog_max: u32,
+}
+
+impl Default for RouterOptions {
+    fn default() -> Self {
+        Self {
+            limits: cleave_router::Limits::default(),
+            api: ApiOptions::default(),
+            tape: None,
+            otlp_endpoint: None,
+            silence_max: SILENCE_MAX,
+            reader_backlog_max: 256,
+        }
+    }
 }

@@ -5,12 +5,12 @@
 
 use crate::NodeError;
 use cleave_domain::{Ending, FlightId, Usage, WorkerRef};
-use opentelemetry::trace::{Span, SpanBuilder, Status, TraceContextExt, TracerProvider};
+use opentelemetry::trace::{Event, Span, SpanBuilder, Status, TraceContextExt, TracerProvider};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tracing::warn;
 
 /// Where spans go, if anywhere.
@@ -27,6 +27,26 @@ pub(crate) struct Story {
     /// Of the last attempt.
     legs: Option<(WorkerRef, WorkerRef)>,
     attempts: u32,
+    /// Where another attempt took over in mid-stream.
+    turns: Vec<Event>,
+}
+
+/// How a stream came to another attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The attempt before was over, and its tokens were computed again.
+    Resumed,
+    /// The running sequence moved.
+    Migrated,
+}
+
+impl Turn {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Resumed => "resumed",
+            Self::Migrated => "migrated",
+        }
+    }
 }
 
 impl Story {
@@ -36,12 +56,32 @@ impl Story {
             first_token: None,
             legs: None,
             attempts: 0,
+            turns: Vec::new(),
         }
     }
 
     pub(crate) fn placed(&mut self, prefill: WorkerRef, decode: WorkerRef) {
         self.legs = Some((prefill, decode));
         self.attempts += 1;
+    }
+
+    /// The running sequence is to go on there.
+    pub(crate) fn moving(&mut self, to: WorkerRef) {
+        if let Some((_, decode)) = &mut self.legs {
+            *decode = to;
+        }
+        self.attempts += 1;
+    }
+
+    /// An attempt took over after so many tokens, and its client waited for so long.
+    pub(crate) fn turned(&mut self, turn: Turn, (attempt, tokens, pause): (u32, usize, Duration)) {
+        let attributes = vec![
+            KeyValue::new("cleave.attempt", i64::from(attempt)),
+            KeyValue::new("cleave.tokens", i64::try_from(tokens).unwrap_or(i64::MAX)),
+            KeyValue::new("cleave.pause_seconds", pause.as_secs_f64()),
+        ];
+        let event = Event::new(turn.name(), SystemTime::now(), attributes, 0);
+        self.turns.push(event);
     }
 
     pub(crate) fn token(&mut self) {
@@ -88,6 +128,7 @@ impl Traces {
         let mut span = SpanBuilder::from_name("flight")
             .with_start_time(story.submitted)
             .with_attributes(attributes)
+            .with_events(story.turns.clone())
             .start(&tracer);
         if let Ending::Failed(failure) = ending {
             span.set_status(Status::error(format!("{failure:?}")));
@@ -144,6 +185,7 @@ mod tests {
         let mut story = Story::begin();
         story.placed(worker(1), worker(2));
         story.token();
+        story.turned(Turn::Resumed, (1, 40, Duration::from_millis(120)));
         let ending = Ending::Done {
             reason: FinishReason::Stop,
         };
@@ -152,6 +194,7 @@ mod tests {
         let spans = exporter.get_finished_spans().unwrap();
         let names: Vec<_> = spans.iter().map(|span| span.name.as_ref()).collect();
         assert_eq!(names, ["prefill", "decode", "flight"]);
+        assert_eq!(spans[2].events[0].name, "resumed");
         let flight = spans[2].span_context.span_id();
         assert!(spans[..2].iter().all(|leg| leg.parent_span_id == flight));
         assert_eq!(spans[0].end_time, spans[1].start_time);

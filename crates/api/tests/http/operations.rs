@@ -104,3 +104,106 @@ async fn the_metrics_page_was_not_openmetrics() {
         "text/plain; version=0.0.4; charset=utf-8"
     );
 }
+
+#[tokio::test]
+async fn a_worker_could_not_be_seen_or_told_what_to_do() {
+    let set = set("llama3");
+    let seen = set.get("/admin/workers").await.json();
+    let worker = &seen["data"][0];
+    assert_eq!(
+        (&worker["name"], &worker["state"]),
+        (&json!("d0"), &json!("ready"))
+    );
+    assert_eq!(
+        worker["blocks"],
+        json!({"count": 40, "free": 30, "held": 10})
+    );
+    assert_eq!(worker["links"][0]["transport"], "tcp");
+    assert_eq!(worker["links"][0]["latency_seconds"], 0.002);
+    assert_eq!(worker["counters"]["decodes"], 9);
+
+    let told = set.post("/admin/drain", json!({"worker": "d0"})).await;
+    assert_eq!(
+        (told.status.as_u16(), &told.json()["state"]),
+        (202, &json!("draining"))
+    );
+    for role in ["prefill", "decode", "both"] {
+        let told = set
+            .post("/admin/role", json!({"worker": "d0", "role": role}))
+            .await;
+        assert_eq!(
+            (told.status.as_u16(), &told.json()["role"]),
+            (202, &json!(role))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_makes_no_sense_was_taken() {
+    let set = set("llama3");
+    let cases = [
+        (
+            "/admin/drain",
+            json!({}),
+            400,
+            "invalid_value",
+            Some("worker"),
+        ),
+        (
+            "/admin/drain",
+            json!({"worker": 7}),
+            400,
+            "invalid_value",
+            Some("worker"),
+        ),
+        (
+            "/admin/drain",
+            json!({"worker": "x"}),
+            404,
+            "worker_not_found",
+            Some("worker"),
+        ),
+        (
+            "/admin/drain",
+            json!({"worker": "d0", "role": "both"}),
+            400,
+            "invalid_value",
+            Some("role"),
+        ),
+        ("/admin/drain", json!(["d0"]), 400, "invalid_json", None),
+        (
+            "/admin/drain",
+            json!({"worker": "gone"}),
+            503,
+            "draining",
+            None,
+        ),
+        (
+            "/admin/role",
+            json!({"worker": "d0"}),
+            400,
+            "invalid_value",
+            Some("role"),
+        ),
+        (
+            "/admin/role",
+            json!({"worker": "d0", "role": "chief"}),
+            400,
+            "invalid_value",
+            Some("role"),
+        ),
+        (
+            "/admin/role",
+            json!({"worker": "x", "role": "both"}),
+            404,
+            "worker_not_found",
+            Some("worker"),
+        ),
+    ];
+    for (path, body, status, code, param) in cases {
+        set.post(path, body).await.is_error(status, code, param);
+    }
+    set.get("/admin/drain")
+        .await
+        .is_error(405, "method_not_allowed", None);
+}

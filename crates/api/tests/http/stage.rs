@@ -4,10 +4,12 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
 use cleave_api::{
-    ApiOptions, App, FlightEvent, FlightStream, Frontend, ModelFiles, ModelText, Readiness,
+    ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, LinkView, ModelFiles,
+    ModelText, Operator, Readiness, WorkerCommand, WorkerState, WorkerView,
 };
 use cleave_domain::{
-    Emission, Ending, FinishReason, PromptFacts, Request, Sampled, Scores, TokenId, Usage,
+    Emission, Ending, FinishReason, Load, PromptFacts, Request, Role, Sampled, Scores, TokenId,
+    Usage, WorkerRef,
 };
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
@@ -35,6 +37,47 @@ pub(crate) struct Stage {
     pub(crate) scripts: Mutex<VecDeque<Script>>,
     pub(crate) submitted: Mutex<Vec<Request>>,
     pub(crate) readiness: Mutex<Option<Readiness>>,
+}
+
+impl Operator for Stage {
+    fn workers(&self) -> Vec<WorkerView> {
+        vec![worker()]
+    }
+
+    fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
+        let mut view = self::worker();
+        match (worker, command) {
+            ("d0", WorkerCommand::Drain) => view.state = WorkerState::Draining,
+            ("d0", WorkerCommand::Serve(role)) => view.role = role,
+            ("gone", _) => return Err(CommandError::Stopped),
+            _ => return Err(CommandError::Unknown),
+        }
+        Ok(view)
+    }
+}
+
+/// The one worker there is.
+fn worker() -> WorkerView {
+    WorkerView {
+        name: "d0".into(),
+        worker: WorkerRef::default(),
+        role: Role::Decode,
+        state: WorkerState::Ready,
+        fingerprint: "tiny".into(),
+        load: Load {
+            blocks_free: 30,
+            sequences_running: 2,
+            ..Load::default()
+        },
+        blocks_count: 40,
+        links: vec![LinkView {
+            peer: "p0".into(),
+            transport: "tcp".into(),
+            bytes_per_second: 5,
+            latency: Duration::from_millis(2),
+        }],
+        counters: vec![("decodes", 9)],
+    }
 }
 
 impl Frontend for Stage {

@@ -1,8 +1,8 @@
 //! Lines between processes: one gRPC stream per worker and router, dialled by the worker.
 //!
 //! Owns: the conversation at the start, heartbeats both ways, reconnecting. Never: shows a wire
-//! type to anyone else. Invariant: a stream on which nothing was heard for [`SILENCE_MAX`] is lost,
-//! at both ends.
+//! type to anyone else. Invariant: a stream on which nothing was heard for as long as an end allows
+//! is lost to that end, and the other one beats often enough for it.
 
 mod resolve;
 mod service;
@@ -11,8 +11,10 @@ mod uplink;
 pub(crate) use service::{ModelDesk, fleet_service};
 pub(crate) use uplink::Uplink;
 
-use cleave_transfer::{BEAT, SILENCE_MAX};
+use service::StreamError;
 use std::time::Duration;
+use tokio::time::{Instant, timeout};
+use tonic::Streaming;
 
 /// How long connecting and the router's greeting may take, each.
 const DIAL_MAX: Duration = Duration::from_secs(10);
@@ -26,3 +28,25 @@ const UPWARD_BYTES_MAX: usize = 96 << 20;
 const DOWNWARD_BYTES_MAX: usize = 32 << 20;
 /// Messages between the pump and the socket; the line behind it holds the rest.
 const STREAM_ITEMS_MAX: usize = 256;
+/// The most often that a stream is kept alive, whatever silence the other end allows.
+const BEAT_MIN: Duration = Duration::from_millis(20);
+
+/// How often to say something to an end that takes `silence` for loss.
+fn beat_for(silence: Duration) -> Duration {
+    (silence / 4).clamp(BEAT_MIN, Duration::from_secs(1))
+}
+
+/// The next message, unless the other side is silent for too long. A process that was itself
+/// stopped meanwhile cannot tell whose silence that was: it listens for once more.
+async fn heard<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, StreamError> {
+    for _ in 0..2 {
+        let asked = Instant::now();
+        if let Ok(message) = timeout(silence, words.message()).await {
+            return message?.ok_or(StreamError::Closed);
+        }
+        if asked.elapsed() < silence + silence / 4 {
+            break;
+        }
+    }
+    Err(StreamError::Silent(silence))
+}

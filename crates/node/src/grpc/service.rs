@@ -1,12 +1,13 @@
 //! The router's end of a worker's stream.
 
-use super::{BEAT, HELLO_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX};
+use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, beat_for, heard};
 use crate::door::{RouterDoor, Visit};
 use crate::line::{Downward, Introduction, Upward};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
-use crate::wire::{PROTOCOL, WireError, proto};
+use crate::wire::{PROTOCOL, WireError, nanos, proto};
 use cleave_api::{App, ModelFiles, ModelText};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -154,7 +155,7 @@ pub(super) enum StreamError {
     #[error("the other side closed it")]
     Closed,
     #[error("nothing was heard for {0:?}")]
-    Silent(std::time::Duration),
+    Silent(Duration),
     #[error("{}", .0.message())]
     Status(Box<Status>),
     #[error("{0}")]
@@ -191,9 +192,11 @@ struct RouterEnd {
 impl RouterEnd {
     async fn converse(mut self) -> Result<(), StreamError> {
         use proto::downward::Kind;
+        let silence = self.service.door.silence;
         let greeting = proto::Greeting {
             protocol: PROTOCOL,
             router: self.service.door.router.0,
+            silence_nanos: nanos(silence),
         };
         say(&self.out, Kind::Greeting(greeting)).await?;
         let introduction = match self.hello().await {
@@ -205,10 +208,11 @@ impl RouterEnd {
             return self.reject(reason).await;
         }
         say(&self.out, Kind::Welcome(proto::Welcome {})).await?;
+        let beat = beat_for(introduction.silence);
         let (visit, downward) = self.service.door.join(introduction).await?;
         let ended = tokio::select! {
-            error = speak(downward, &self.out) => error,
-            error = listen(&mut self.words, &visit) => error,
+            error = speak(downward, &self.out, beat) => error,
+            error = listen(&mut self.words, &visit, silence) => error,
         };
         visit.leave().await;
         match ended {
@@ -261,9 +265,10 @@ async fn say(
 async fn speak(
     mut words: mpsc::Receiver<Downward>,
     out: &mpsc::Sender<Result<proto::Downward, Status>>,
+    beat: Duration,
 ) -> StreamError {
     use proto::downward::Kind;
-    let mut beats = interval(BEAT);
+    let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let kind = tokio::select! {
@@ -287,9 +292,13 @@ async fn speak(
     }
 }
 
-async fn listen(words: &mut Streaming<proto::Upward>, visit: &Visit) -> StreamError {
+async fn listen(
+    words: &mut Streaming<proto::Upward>,
+    visit: &Visit,
+    silence: Duration,
+) -> StreamError {
     loop {
-        let word = match next(words).await {
+        let word = match next(words, silence).await {
             Ok(word) => word,
             Err(error) => return error,
         };
@@ -304,16 +313,18 @@ async fn listen(words: &mut Streaming<proto::Upward>, visit: &Visit) -> StreamEr
 }
 
 /// The next word that is not a beat; `None` for a beat.
-async fn next(words: &mut Streaming<proto::Upward>) -> Result<Option<Upward>, StreamError> {
+async fn next(
+    words: &mut Streaming<proto::Upward>,
+    silence: Duration,
+) -> Result<Option<Upward>, StreamError> {
     use proto::upward::Kind;
-    let message = timeout(SILENCE_MAX, words.message()).await;
-    let message = message.map_err(|_| StreamError::Silent(SILENCE_MAX))??;
-    match message.ok_or(StreamError::Closed)?.kind {
+    match heard(words, silence).await?.kind {
         Some(Kind::Report(report)) => Ok(Some(Upward::Report(report.try_into()?))),
         Some(Kind::Emission(tokens)) => {
             let (handoff, emission) = tokens.try_into()?;
             Ok(Some(Upward::Emission(handoff, emission)))
         }
+        Some(Kind::Link(link)) => Ok(Some(Upward::Link(link.try_into()?))),
         Some(Kind::Beat(proto::Beat {})) => Ok(None),
         Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
         None => Err(WireError::Missing("upward.kind").into()),

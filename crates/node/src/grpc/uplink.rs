@@ -3,8 +3,7 @@
 use super::resolve::{local_address, watch_names};
 use super::service::StreamError;
 use super::{
-    BEAT, DIAL_MAX, DOWNWARD_BYTES_MAX, SILENCE_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
-    WELCOME_MAX,
+    DIAL_MAX, DOWNWARD_BYTES_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, WELCOME_MAX, beat_for, heard,
 };
 use crate::door::{Call, WorkerDoor};
 use crate::line::{Downward, Upward};
@@ -122,7 +121,7 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     let channel = endpoint.connect().await?;
     let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
     let mut words = open(channel, words).await?;
-    let router = greeting(&mut words).await?;
+    let (router, beat) = greeting(&mut words).await?;
     let Some(_seat) = Seat::take(shared, router) else {
         return Err(UplinkError::Twice(router));
     };
@@ -132,8 +131,8 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     let (call, upward) = shared.door.join(router).await.map_err(StreamError::from)?;
     shared.connected.send_modify(|count| *count += 1);
     let ended = tokio::select! {
-        error = speak(upward, &out) => error,
-        error = listen(&mut words, &call) => error,
+        error = speak(upward, &out, beat) => error,
+        error = listen(&mut words, &call, shared.door.introduction.silence) => error,
     };
     shared.connected.send_modify(|count| *count -= 1);
     call.leave().await;
@@ -171,10 +170,16 @@ async fn open(
     Ok(opened.map_err(StreamError::from)?.into_inner())
 }
 
-async fn greeting(words: &mut Streaming<proto::Downward>) -> Result<RouterId, UplinkError> {
+/// Which router it is, and how often it wants to hear something.
+async fn greeting(
+    words: &mut Streaming<proto::Downward>,
+) -> Result<(RouterId, Duration), UplinkError> {
     use proto::downward::Kind;
     match first(words, DIAL_MAX).await? {
-        Kind::Greeting(greeting) if greeting.protocol == PROTOCOL => Ok(RouterId(greeting.router)),
+        Kind::Greeting(greeting) if greeting.protocol == PROTOCOL => {
+            let silence = Duration::from_nanos(greeting.silence_nanos);
+            Ok((RouterId(greeting.router), beat_for(silence)))
+        }
         Kind::Greeting(greeting) => Err(StreamError::Rejected(format!(
             "the router speaks protocol {}, this worker {PROTOCOL}: run the same release",
             greeting.protocol
@@ -189,7 +194,7 @@ async fn introduce(
     address: SocketAddr,
     out: &mpsc::Sender<proto::Upward>,
 ) -> Result<(), UplinkError> {
-    let mut introduction = shared.door.introduction.clone();
+    let mut introduction = shared.door.introduce();
     if let Ok(mut data) = introduction.data_address.parse::<SocketAddr>()
         && data.ip().is_unspecified()
     {
@@ -255,9 +260,10 @@ async fn say(
 async fn speak(
     mut words: mpsc::Receiver<Upward>,
     out: &mpsc::Sender<proto::Upward>,
+    beat: Duration,
 ) -> StreamError {
     use proto::upward::Kind;
-    let mut beats = interval(BEAT);
+    let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let kind = tokio::select! {
@@ -266,6 +272,7 @@ async fn speak(
                 Some(Upward::Emission(handoff, emission)) => {
                     Kind::Emission((handoff, emission).into())
                 }
+                Some(Upward::Link(link)) => Kind::Link(link.into()),
                 None => return StreamError::Stopped,
             },
             _ = beats.tick() => Kind::Beat(proto::Beat {}),
@@ -276,9 +283,13 @@ async fn speak(
     }
 }
 
-async fn listen(words: &mut Streaming<proto::Downward>, call: &Call) -> StreamError {
+async fn listen(
+    words: &mut Streaming<proto::Downward>,
+    call: &Call,
+    silence: Duration,
+) -> StreamError {
     loop {
-        let word = match next(words).await {
+        let word = match next(words, silence).await {
             Ok(Some(word)) => word,
             Ok(None) => continue,
             Err(error) => return error,
@@ -294,11 +305,12 @@ async fn listen(words: &mut Streaming<proto::Downward>, call: &Call) -> StreamEr
 }
 
 /// The next word; `None` for a beat.
-async fn next(words: &mut Streaming<proto::Downward>) -> Result<Option<Downward>, StreamError> {
+async fn next(
+    words: &mut Streaming<proto::Downward>,
+    silence: Duration,
+) -> Result<Option<Downward>, StreamError> {
     use proto::downward::Kind;
-    let message = timeout(SILENCE_MAX, words.message()).await;
-    let message = message.map_err(|_| StreamError::Silent(SILENCE_MAX))??;
-    match message.ok_or(StreamError::Closed)?.kind {
+    match heard(words, silence).await?.kind {
         Some(Kind::Order(order)) => Ok(Some(Downward::Order(order.try_into()?))),
         Some(Kind::Peer(proto::Peer {
             worker,

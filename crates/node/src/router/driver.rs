@@ -4,12 +4,15 @@
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
 use super::flights::Flights;
+use super::roster::Roster;
 use crate::clock::{Clock, reached};
-use crate::line::{Downward, WorkerLine};
+use crate::line::{Downward, LinkState, WorkerLine};
 use crate::tape::Recorder;
 use crate::telemetry::RouterMeters;
-use cleave_domain::{FlightId, Order, Report, Request, TapeLine, WorkerId, WorkerRef};
-use cleave_router::{Brain, Input, Limits, Note, Output, Readiness};
+use cleave_domain::{
+    FlightId, HandoffId, Order, Report, Request, TapeLine, TokenId, WorkerId, WorkerRef,
+};
+use cleave_router::{Brain, Command, Input, Limits, Note, Output, Readiness};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -35,6 +38,18 @@ pub(crate) enum RouterEvent {
     },
     /// A client left before the end.
     Cancelled { flight: FlightId },
+    /// A client does not read what waits for it.
+    Stalled { flight: FlightId },
+    /// It reads again.
+    Flowing { flight: FlightId },
+    /// An operator wants something of a worker.
+    Commanded { worker: WorkerId, command: Command },
+    /// A worker measured a link to another one.
+    Measured {
+        worker: WorkerRef,
+        serial: u64,
+        link: LinkState,
+    },
     /// The process was asked to end.
     Drain,
     /// Stop at once; what is left of flights is ended.
@@ -44,6 +59,7 @@ pub(crate) enum RouterEvent {
 /// What outputs are done with.
 pub(crate) struct Hands {
     pub(crate) flights: Arc<Flights>,
+    pub(crate) roster: Arc<Roster>,
     pub(crate) meters: RouterMeters,
     pub(crate) recorder: Recorder,
     pub(crate) readiness: watch::Sender<cleave_api::Readiness>,
@@ -71,6 +87,8 @@ pub(crate) struct Driver {
     ears: Ears,
     hands: Hands,
     workers: BTreeMap<WorkerId, Connected>,
+    /// Answers to what the brain asked; it hears them before anything else.
+    answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
     pending: VecDeque<Input>,
 }
@@ -85,6 +103,7 @@ impl Driver {
             ears,
             hands,
             workers: BTreeMap::new(),
+            answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
     }
@@ -120,7 +139,7 @@ impl Driver {
 
     /// Tells the brain all that is pending, and what comes up meanwhile.
     fn settle(&mut self) {
-        while let Some(input) = self.pending.pop_front() {
+        while let Some(input) = self.next_fact() {
             let at = self.clock.now();
             let line = TapeLine::Heard { at, input: &input };
             self.hands.recorder.router(line);
@@ -132,6 +151,11 @@ impl Driver {
             }
             self.hands.recorder.flush();
         }
+    }
+
+    fn next_fact(&mut self) -> Option<Input> {
+        let answer = self.answers.pop_front();
+        answer.or_else(|| self.pending.pop_front())
     }
 
     fn hear_outside(&mut self, event: RouterEvent) {
@@ -147,6 +171,21 @@ impl Driver {
                 self.hear(Input::Submitted { flight, request });
             }
             RouterEvent::Cancelled { flight } => self.hear(Input::Cancelled { flight }),
+            RouterEvent::Stalled { flight } => self.hear(Input::Stalled { flight }),
+            RouterEvent::Flowing { flight } => self.hear(Input::Flowing { flight }),
+            RouterEvent::Commanded { worker, command } => {
+                info!(%worker, ?command, "an operator commands");
+                self.hear(Input::Commanded { worker, command });
+            }
+            RouterEvent::Measured {
+                worker,
+                serial,
+                link,
+            } => {
+                if self.is_current(worker, serial) {
+                    self.hands.roster.measured(worker, link);
+                }
+            }
             RouterEvent::Drain => self.hear(Input::Draining),
             RouterEvent::Stop => {}
         }
@@ -181,6 +220,7 @@ impl Driver {
         let description = line.introduction.description.clone();
         let (name, role) = (&line.introduction.name, description.role);
         info!(%worker, name, %role, "worker joined");
+        self.hands.roster.join(&line.introduction);
         let connected = Connected {
             line,
             knows: BTreeSet::new(),
@@ -204,6 +244,7 @@ impl Driver {
         if !self.is_current(worker, serial) {
             return;
         }
+        self.hands.roster.hear(worker, &report);
         self.hear(Input::Told { worker, report });
     }
 
@@ -215,7 +256,19 @@ impl Driver {
     fn perform(&mut self, output: Output) {
         match output {
             Output::Tell { worker, order } => self.tell(worker, order),
-            Output::End { flight, ending } => self.hands.flights.end(flight, ending),
+            Output::Fence { handoff } => {
+                let generated = self.hands.flights.fence(handoff);
+                self.answer(handoff, generated);
+            }
+            Output::Count { handoff } => {
+                let generated = self.hands.flights.given(handoff.flight);
+                self.answer(handoff, generated);
+            }
+            Output::End {
+                flight,
+                ending,
+                output_tokens,
+            } => self.hands.flights.end(flight, ending, output_tokens),
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
@@ -226,17 +279,25 @@ impl Driver {
         }
     }
 
+    /// A flight that was ended from outside is asked about no more.
+    fn answer(&mut self, handoff: HandoffId, generated: Option<Arc<[TokenId]>>) {
+        let answer = generated.map(|generated| Input::Counted { handoff, generated });
+        self.answers.extend(answer);
+    }
+
     fn note(&self, note: &Note) {
         self.hands.meters.count(note);
-        if let Note::Placed {
-            handoff,
-            prefill,
-            decode,
-            ..
-        } = note
-        {
-            let flights = &self.hands.flights;
-            flights.placed(handoff.flight, *prefill, *decode);
+        self.hands.roster.count(note);
+        let flights = &self.hands.flights;
+        match note {
+            Note::Placed {
+                handoff,
+                prefill,
+                decode,
+                ..
+            } => flights.placed(handoff.flight, *prefill, *decode),
+            Note::Moving { handoff, to, .. } => flights.moving(*handoff, *to),
+            _ => {}
         }
     }
 
@@ -279,6 +340,7 @@ impl Driver {
         if let Err(error) = connected.line.out.try_send(word) {
             warn!(%worker, %error, "worker lost: it does not take its orders");
             self.workers.remove(&worker.worker);
+            self.hands.roster.leave(worker);
             self.pending.push_back(Input::WorkerLost { worker });
             self.tell_gone(worker);
         }
@@ -288,6 +350,7 @@ impl Driver {
     /// own, not by a lost link.
     fn remove(&mut self, worker: WorkerRef) {
         self.workers.remove(&worker.worker);
+        self.hands.roster.leave(worker);
         self.hear(Input::WorkerLost { worker });
         self.tell_gone(worker);
         // A line that was full has ended meanwhile.
@@ -331,7 +394,10 @@ fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
     let peer = match order {
         Order::Reserve(reserve) => reserve.sender,
         Order::Prefill(prefill) => prefill.target.worker,
-        Order::Renew { .. } | Order::Cancel { .. } => return None,
+        Order::Migrate(migrate) => migrate.target.worker,
+        Order::Renew { .. } | Order::Cancel { .. } | Order::Drain | Order::Serve { .. } => {
+            return None;
+        }
     };
     (peer != worker).then_some(peer)
 }

@@ -1,19 +1,25 @@
 //! Tokens on their way to clients, past the router's brain.
 //!
 //! Owns: the stream of each flight, and the order of its tokens. Connections hand emissions in as
-//! they come: a decode worker's token may overtake the prefill worker's, so early ones wait here.
-//! Never: decides how a flight ends; the brain's word closes it.
-//! Invariant: a client sees every index once, in order, and then one ending. A flight that is said
-//! to be done while a token is missing ends as failed, never as a shorter text.
+//! they come: a decode worker's token may overtake the prefill worker's, and while a sequence moves
+//! two workers emit; so early ones wait here.
+//! Never: decides how a flight ends, or which attempts are over; the brain's words do.
+//! Invariant: a client sees every index once, in order, and then one ending. What the brain is told
+//! the client was given is exactly that, for nothing of an attempt below the fence goes out after it.
+//! A flight that is said to be done while a token is missing ends as failed, never as a shorter text.
 
+use super::backlog::{Backlog, Receiver};
 use crate::telemetry::RouterMeters;
-use crate::trace::{Story, Traces};
+use crate::trace::{Story, Traces, Turn};
 use cleave_api::FlightEvent;
-use cleave_domain::{Emission, Ending, Failure, FlightId, HandoffId, Request, Usage, WorkerRef};
+use cleave_domain::{
+    Emission, Ending, Failure, FlightId, HandoffId, Request, TokenId, Usage, WorkerRef,
+};
 use cleave_router::TokenStream;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use tokio::sync::mpsc;
+use std::sync::Arc;
+use std::time::Instant;
 use tracing::error;
 
 /// All flights of one router. Shared by the connections, which emit, and the driver, which ends.
@@ -26,11 +32,17 @@ pub(crate) struct Flights {
 
 #[derive(Debug)]
 struct Flight {
-    /// Holds at most `max_tokens` and an ending, however slowly the client reads.
-    client: mpsc::UnboundedSender<FlightEvent>,
-    attempt: u32,
-    tokens: TokenStream<Emission>,
+    client: Backlog,
+    /// Attempts below this one are over: nothing of them goes out any more.
+    fence: u32,
+    /// What came, each with the attempt that emitted it.
+    tokens: TokenStream<(u32, Emission)>,
+    /// All output tokens that the client was given.
+    generated: Vec<TokenId>,
+    /// The attempt that emitted the last of them, and when it went out.
+    last: Option<(u32, Instant)>,
     prompt_tokens: u32,
+    /// As the attempt that drew the first token found them.
     cached_tokens: u32,
     story: Story,
 }
@@ -53,14 +65,15 @@ impl Flights {
         &self,
         flight: FlightId,
         request: &Request,
-    ) -> mpsc::UnboundedReceiver<FlightEvent> {
-        let (client, stream) = mpsc::unbounded_channel();
-        let count = |tokens: &[u32]| u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        (client, stream): (Backlog, Receiver),
+    ) -> Receiver {
         let opened = Flight {
             client,
-            attempt: 0,
+            fence: 0,
             tokens: TokenStream::default(),
-            prompt_tokens: count(&request.prompt),
+            generated: Vec::new(),
+            last: None,
+            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             cached_tokens: 0,
             story: Story::begin(),
         };
@@ -75,19 +88,43 @@ impl Flights {
         }
     }
 
-    /// Takes a token from a worker. Past attempts, doubled tokens and ended flights are silence: a
-    /// retry draws the same tokens from the start again, and only the new ones go on.
-    pub(crate) fn emit(&self, handoff: HandoffId, emission: Emission) {
-        if let Entry::Occupied(mut entry) = self.open.entry(handoff.flight) {
-            entry.get_mut().take(handoff.attempt, emission);
+    /// Its sequence is to run on another worker.
+    pub(crate) fn moving(&self, handoff: HandoffId, to: WorkerRef) {
+        if let Some(mut open) = self.open.get_mut(&handoff.flight) {
+            open.story.moving(to);
         }
     }
 
-    /// Ends a flight, after the last token.
-    pub(crate) fn end(&self, flight: FlightId, ending: Ending) {
+    /// Takes a token from a worker. Attempts below the fence, doubled tokens and ended flights are
+    /// silence: what two attempts draw is the same, and what goes out first is what counts.
+    pub(crate) fn emit(&self, handoff: HandoffId, emission: Emission) {
+        if let Entry::Occupied(mut entry) = self.open.entry(handoff.flight) {
+            entry
+                .get_mut()
+                .take((handoff.attempt, emission), &self.meters);
+        }
+    }
+
+    /// Attempts up to this one are over. Says what the client was given; what waited behind a gap
+    /// was not.
+    pub(crate) fn fence(&self, handoff: HandoffId) -> Option<Arc<[TokenId]>> {
+        let mut open = self.open.get_mut(&handoff.flight)?;
+        open.fence = open.fence.max(handoff.attempt.saturating_add(1));
+        open.tokens.restart();
+        Some(open.generated.as_slice().into())
+    }
+
+    /// Says what the client was given so far.
+    pub(crate) fn given(&self, flight: FlightId) -> Option<Arc<[TokenId]>> {
+        let open = self.open.get(&flight)?;
+        Some(open.generated.as_slice().into())
+    }
+
+    /// Ends a flight, after the last token; of one that is done the brain knows how many there were.
+    pub(crate) fn end(&self, flight: FlightId, ending: Ending, output_tokens: Option<u32>) {
         if let Some((_, open)) = self.open.remove(&flight) {
             let story = open.story.clone();
-            let (ending, usage) = open.close(flight, ending);
+            let (ending, usage) = open.close(flight, ending, output_tokens);
             self.meters.ended(&ending);
             self.traces.tell(flight, &story, (&ending, usage));
         }
@@ -97,36 +134,62 @@ impl Flights {
     pub(crate) fn end_all(&self, ending: &Ending) {
         let flights: Vec<FlightId> = self.open.iter().map(|entry| *entry.key()).collect();
         for flight in flights {
-            self.end(flight, ending.clone());
+            self.end(flight, ending.clone(), None);
         }
     }
 }
 
 impl Flight {
-    fn take(&mut self, attempt: u32, emission: Emission) {
-        if attempt < self.attempt {
+    fn take(&mut self, (attempt, emission): (u32, Emission), meters: &RouterMeters) {
+        if attempt < self.fence {
             return;
         }
-        if attempt > self.attempt {
-            self.attempt = attempt;
-            self.tokens.restart();
-        }
-        self.tokens.accept(emission.index, emission);
-        while let Some((_, emission)) = self.tokens.poll() {
-            if let Some(facts) = &emission.prompt {
-                self.cached_tokens = facts.cached_tokens;
+        self.tokens.accept(emission.index, (attempt, emission));
+        while let Some((_, (attempt, mut emission))) = self.tokens.poll() {
+            // Every attempt runs the prompt; what the first token brings is what the client is told.
+            match &emission.prompt {
+                Some(facts) if emission.index == 0 => self.cached_tokens = facts.cached_tokens,
+                _ => emission.prompt = None,
             }
-            self.story.token();
+            self.generated.push(emission.sampled.token);
+            self.turn(attempt, meters);
             // A client that has left is cancelled by its stream's drop.
-            let _ = self.client.send(FlightEvent::Token(emission));
+            self.client.send(FlightEvent::Token(emission));
+        }
+    }
+
+    /// A token of this attempt goes out now. If the one before it came of another attempt, the gap
+    /// between them is a pause that its client saw.
+    fn turn(&mut self, attempt: u32, meters: &RouterMeters) {
+        let now = Instant::now();
+        self.story.token();
+        let Some((before, at)) = self.last.replace((attempt, now)) else {
+            return;
+        };
+        if before != attempt {
+            let turn = match before < self.fence {
+                true => Turn::Resumed,
+                false => Turn::Migrated,
+            };
+            let pause = now - at;
+            meters.paused(turn, pause);
+            let tokens = self.generated.len() - 1;
+            self.story.turned(turn, (attempt, tokens, pause));
         }
     }
 
     /// Says the ending; the one that is said comes back.
-    fn close(self, flight: FlightId, ending: Ending) -> (Ending, Usage) {
+    fn close(
+        self,
+        flight: FlightId,
+        ending: Ending,
+        output_tokens: Option<u32>,
+    ) -> (Ending, Usage) {
+        let passed = self.tokens.count();
+        let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
         let ending = match ending {
-            Ending::Done { .. } if self.tokens.has_gap() => {
-                error!(%flight, missing = self.tokens.count(), "a flight is done and lacks a token");
+            Ending::Done { .. } if lacks => {
+                error!(%flight, missing = passed, "a flight is done and lacks a token");
                 Ending::Failed(Failure::WorkerLost)
             }
             ending => ending,
@@ -140,7 +203,7 @@ impl Flight {
             ending: ending.clone(),
             usage,
         };
-        let _ = self.client.send(event);
+        self.client.send(event);
         (ending, usage)
     }
 }
@@ -148,14 +211,31 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::router::backlog;
     use crate::telemetry::Telemetry;
     use cleave_domain::{FinishReason, PromptFacts, Sampled, Sampling, Slo, StopRules};
+    use tokio::sync::mpsc;
 
     const FLIGHT: FlightId = FlightId(7);
 
-    fn flights() -> Flights {
-        let meters = RouterMeters::new(&Telemetry::default().router);
-        Flights::new(meters, Traces::default())
+    struct Desk {
+        flights: Flights,
+        stream: Receiver,
+        telemetry: Telemetry,
+    }
+
+    /// One open flight.
+    fn desk() -> Desk {
+        let telemetry = Telemetry::default();
+        let flights = Flights::new(RouterMeters::new(&telemetry.router), Traces::default());
+        let (driver, _) = mpsc::unbounded_channel();
+        let line = backlog::line(FLIGHT, u32::MAX, driver);
+        let stream = flights.open(FLIGHT, &request(), line);
+        Desk {
+            flights,
+            stream,
+            telemetry,
+        }
     }
 
     fn request() -> Request {
@@ -174,6 +254,7 @@ mod tests {
         }
     }
 
+    /// Of a worker that found two tokens of the prompt cached.
     fn emission(index: u32) -> Emission {
         Emission {
             index,
@@ -181,10 +262,14 @@ mod tests {
                 token: 100 + index,
                 scores: None,
             },
-            prompt: (index == 0).then(|| PromptFacts {
-                cached_tokens: 2,
-                scores: Vec::new(),
-            }),
+            prompt: (index == 0).then(|| facts(2)),
+        }
+    }
+
+    fn facts(cached_tokens: u32) -> PromptFacts {
+        PromptFacts {
+            cached_tokens,
+            scores: Vec::new(),
         }
     }
 
@@ -195,14 +280,19 @@ mod tests {
         }
     }
 
-    fn heard(
-        mut stream: mpsc::UnboundedReceiver<FlightEvent>,
-    ) -> (Vec<u32>, Option<Ending>, Usage) {
+    fn given(flights: &Flights) -> Vec<u32> {
+        flights.given(FLIGHT).unwrap().to_vec()
+    }
+
+    fn heard(mut stream: Receiver) -> (Vec<u32>, Option<Ending>, Usage) {
         let (mut tokens, mut ended, mut used) = (Vec::new(), None, Usage::default());
-        while let Ok(event) = stream.try_recv() {
+        while let Some(event) = stream.try_recv() {
             assert!(ended.is_none(), "nothing follows the ending");
             match event {
-                FlightEvent::Token(emission) => tokens.push(emission.sampled.token),
+                FlightEvent::Token(emission) => {
+                    assert_eq!(emission.prompt.is_some(), tokens.is_empty());
+                    tokens.push(emission.sampled.token);
+                }
                 FlightEvent::Ended { ending, usage } => {
                     ended = Some(ending);
                     used = usage;
@@ -218,12 +308,13 @@ mod tests {
 
     #[test]
     fn a_decode_token_that_overtakes_the_first_one_waits() {
-        let flights = flights();
-        let stream = flights.open(FLIGHT, &request());
+        let Desk {
+            flights, stream, ..
+        } = desk();
         for index in [2, 1, 0, 1, 3] {
             flights.emit(attempt(0), emission(index));
         }
-        flights.end(FLIGHT, DONE);
+        flights.end(FLIGHT, DONE, None);
         flights.emit(attempt(0), emission(4));
         let (tokens, ending, usage) = heard(stream);
         assert_eq!(tokens, [100, 101, 102, 103]);
@@ -239,23 +330,88 @@ mod tests {
 
     #[test]
     fn a_retry_repeats_no_token_and_past_attempts_are_silent() {
-        let flights = flights();
-        let stream = flights.open(FLIGHT, &request());
+        let Desk {
+            flights, stream, ..
+        } = desk();
         flights.emit(attempt(0), emission(0));
         flights.emit(attempt(0), emission(2));
-        flights.emit(attempt(1), emission(0));
+        // What waited behind the gap was not given, and does not go out later.
+        assert_eq!(flights.fence(attempt(0)).as_deref(), Some(&[100][..]));
+        assert_eq!(given(&flights), [100]);
         flights.emit(attempt(0), emission(1));
-        flights.emit(attempt(1), emission(1));
-        flights.end(FLIGHT, DONE);
+        assert_eq!(given(&flights), [100]);
+        let mut resumed = emission(1);
+        resumed.prompt = Some(facts(99));
+        flights.emit(attempt(1), resumed);
+        flights.emit(attempt(0), emission(2));
+        assert_eq!(given(&flights), [100, 101]);
+        flights.end(FLIGHT, DONE, None);
+        let (tokens, _, usage) = heard(stream);
+        assert_eq!(tokens, [100, 101]);
+        assert_eq!(usage.cached_tokens, 2, "the first facts count");
+    }
+
+    #[test]
+    fn while_a_sequence_moves_both_workers_are_heard() {
+        let Desk {
+            flights,
+            stream,
+            telemetry,
+        } = desk();
+        flights.emit(attempt(0), emission(0));
+        assert_eq!(given(&flights), [100]);
+        // The new worker's first token overtakes the old one's last.
+        flights.emit(attempt(1), emission(2));
+        flights.emit(attempt(0), emission(1));
+        flights.emit(attempt(1), emission(3));
+        flights.end(FLIGHT, DONE, None);
+        assert_eq!(heard(stream).0, [100, 101, 102, 103]);
+        let text = telemetry.text();
+        for line in [
+            "cleave_stream_pause_seconds_count{kind=\"migrated\"} 1",
+            "cleave_stream_pause_seconds_count{kind=\"resumed\"} 0",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_pause_is_told_apart_from_a_retry_that_nobody_saw() {
+        let Desk {
+            flights,
+            stream,
+            telemetry,
+        } = desk();
+        flights.fence(attempt(0));
+        flights.emit(attempt(1), emission(0));
+        flights.fence(attempt(1));
+        flights.emit(attempt(2), emission(1));
+        flights.end(FLIGHT, DONE, None);
         assert_eq!(heard(stream).0, [100, 101]);
+        let text = telemetry.text();
+        assert!(text.contains("cleave_stream_pause_seconds_count{kind=\"resumed\"} 1"));
+    }
+
+    #[test]
+    fn lesson_16_a_missing_tail_is_a_failure_and_not_a_shorter_text() {
+        let Desk {
+            flights, stream, ..
+        } = desk();
+        flights.emit(attempt(0), emission(0));
+        flights.end(FLIGHT, DONE, Some(2));
+        let (tokens, ending, _) = heard(stream);
+        assert_eq!(tokens, [100]);
+        assert_eq!(ending, Some(Ending::Failed(Failure::WorkerLost)));
+        assert_eq!(flights.fence(attempt(0)), None, "it is over");
     }
 
     #[test]
     fn lesson_16_a_gap_at_the_end_is_a_failure_and_not_a_shorter_text() {
-        let flights = flights();
-        let stream = flights.open(FLIGHT, &request());
+        let Desk {
+            flights, stream, ..
+        } = desk();
         flights.emit(attempt(0), emission(1));
-        flights.end(FLIGHT, DONE);
+        flights.end(FLIGHT, DONE, None);
         let (tokens, ending, _) = heard(stream);
         assert!(tokens.is_empty());
         assert!(matches!(ending, Some(Ending::Failed(_))), "{ending:?}");

@@ -1,11 +1,17 @@
 //! The router as the HTTP face sees it.
 
+use super::backlog::{self, Receiver};
 use super::driver::RouterEvent;
 use super::flights::Flights;
+use super::roster::Roster;
 use crate::health::Pulse;
 use crate::telemetry::Telemetry;
-use cleave_api::{FlightEvent, FlightStream, Frontend, Progress, RETRY_AFTER, Readiness};
+use cleave_api::{
+    CommandError, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER, Readiness,
+    WorkerCommand, WorkerView,
+};
 use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, Usage};
+use cleave_router::Command;
 use futures::StreamExt;
 use futures::stream::{self, Stream};
 use std::pin::Pin;
@@ -19,9 +25,13 @@ use tokio::sync::{mpsc, watch};
 pub(crate) struct RouterFrontend {
     pub(crate) router: RouterId,
     pub(crate) flights: Arc<Flights>,
+    pub(crate) roster: Arc<Roster>,
+    /// What may wait for one client before it counts as a slow reader.
+    pub(crate) backlog_max: u32,
     /// Streams open at once; the brain's own limits are lower.
     pub(crate) streams_max: usize,
-    /// Bounded by the open streams: one submission and one cancellation each.
+    /// Bounded by the open streams: one submission and one cancellation each, and a word for each
+    /// half of a backlog that builds up or drains.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
     pub(crate) readiness: watch::Receiver<Readiness>,
     pub(crate) telemetry: Telemetry,
@@ -39,11 +49,13 @@ impl Frontend for RouterFrontend {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let flight = FlightId::new(self.router, number);
         let request = Arc::new(request);
-        let events = self.flights.open(flight, &request);
+        let line = backlog::line(flight, self.backlog_max, self.driver.clone());
+        let events = self.flights.open(flight, &request, line);
         let submitted = RouterEvent::Submitted { flight, request };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
-            self.flights.end(flight, Ending::Refused(Refusal::Draining));
+            let refused = Ending::Refused(Refusal::Draining);
+            self.flights.end(flight, refused, None);
         }
         let client = Client {
             flight,
@@ -74,6 +86,25 @@ impl Frontend for RouterFrontend {
     }
 }
 
+impl Operator for RouterFrontend {
+    fn workers(&self) -> Vec<WorkerView> {
+        self.roster.views()
+    }
+
+    fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
+        let view = self.roster.after(worker, command);
+        let view = view.ok_or(CommandError::Unknown)?;
+        let command = match command {
+            WorkerCommand::Drain => Command::Drain,
+            WorkerCommand::Serve(role) => Command::Serve(role),
+        };
+        let worker = view.worker.worker;
+        let told = RouterEvent::Commanded { worker, command };
+        self.driver.send(told).map_err(|_| CommandError::Stopped)?;
+        Ok(view)
+    }
+}
+
 fn ended(ending: Ending) -> FlightStream {
     let usage = Usage::default();
     stream::iter([FlightEvent::Ended { ending, usage }]).boxed()
@@ -82,7 +113,7 @@ fn ended(ending: Ending) -> FlightStream {
 /// A client's end of a flight. Dropped before the ending, it cancels.
 struct Client {
     flight: FlightId,
-    events: mpsc::UnboundedReceiver<FlightEvent>,
+    events: Receiver,
     driver: mpsc::UnboundedSender<RouterEvent>,
     ended: bool,
 }

@@ -2,9 +2,11 @@
 //!
 //! Owns: the driver around the brain, the streams to clients, what the HTTP face sees.
 
+mod backlog;
 mod driver;
 mod flights;
 mod frontend;
+mod roster;
 
 pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
@@ -19,6 +21,7 @@ use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
+use roster::Roster;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -54,6 +57,7 @@ impl RouterBody {
         let meters = RouterMeters::new(&telemetry.router);
         let traces = Traces::to(options.otlp_endpoint.as_deref())?;
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
+        let roster = Arc::new(Roster::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
         let starting = Readiness::NotReady("starting".into());
@@ -61,6 +65,7 @@ impl RouterBody {
         let (tell_drained, drained) = watch::channel(false);
         let hands = Hands {
             flights: Arc::clone(&flights),
+            roster: Arc::clone(&roster),
             meters,
             recorder: Recorder::create(options.tape.as_deref())?,
             readiness: tell_readiness,
@@ -79,6 +84,8 @@ impl RouterBody {
         let frontend = RouterFrontend {
             router,
             flights: Arc::clone(&flights),
+            roster,
+            backlog_max: options.reader_backlog_max,
             streams_max,
             driver: driver.clone(),
             readiness: readiness.clone(),
@@ -90,6 +97,7 @@ impl RouterBody {
             router,
             inbox,
             flights,
+            silence: options.silence_max,
         };
         Ok(Self {
             door,

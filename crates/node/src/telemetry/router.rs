@@ -1,19 +1,26 @@
 //! A router's series.
 
-use super::seconds;
-use cleave_domain::{Ending, Failure, Role};
-use cleave_router::{Census, Note};
+use super::{Histograms, histograms, seconds};
+use crate::trace::Turn;
+use cleave_domain::{Ending, Failure, Refusal, Role};
+use cleave_router::{CancelStage, Census, MoveReason, Note};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tracing::{debug, info};
+use std::time::Duration;
+use tracing::{debug, info, warn};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Kind {
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Staged {
+    stage: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -31,10 +38,18 @@ pub(crate) struct Series {
     cached_tokens: Counter,
     placement_wait: Histogram,
     retries: Family<Kind, Counter>,
-    passed_over: Counter,
+    passed_over: Family<Kind, Counter>,
     stale: Counter,
     ended: Family<Kind, Counter>,
-    cancel_seconds: Histogram,
+    cancel_seconds: Histograms<Staged>,
+    resumed: Counter,
+    resumed_tokens: Counter,
+    moves: Family<Kind, Counter>,
+    moved: Counter,
+    stayed: Family<Kind, Counter>,
+    move_seconds: Histogram,
+    pause_seconds: Histograms<Kind>,
+    stuck: Counter,
 }
 
 impl Series {
@@ -47,13 +62,22 @@ impl Series {
             cached_tokens: Counter::default(),
             placement_wait: seconds(),
             retries: Family::default(),
-            passed_over: Counter::default(),
+            passed_over: Family::default(),
             stale: Counter::default(),
             ended: Family::default(),
-            cancel_seconds: seconds(),
+            cancel_seconds: histograms(),
+            resumed: Counter::default(),
+            resumed_tokens: Counter::default(),
+            moves: Family::default(),
+            moved: Counter::default(),
+            stayed: Family::default(),
+            move_seconds: seconds(),
+            pause_seconds: histograms(),
+            stuck: Counter::default(),
         };
         series.register_flights(registry);
         series.register_placement(registry);
+        series.register_turns(registry);
         series
     }
 
@@ -75,7 +99,7 @@ impl Series {
         );
         registry.register(
             "cleave_cancel_to_free_seconds",
-            "From the client's leaving to every block free on both pools",
+            "From the client's leaving to every block free on both pools, by how far the flight had come",
             self.cancel_seconds.clone(),
         );
     }
@@ -108,13 +132,57 @@ impl Series {
         );
         registry.register(
             "cleave_workers_passed_over",
-            "Workers that refused a leg or did not answer in time",
+            "Workers that refused a leg, by reason, or did not answer in time (silent)",
             self.passed_over.clone(),
         );
         registry.register(
             "cleave_stale_reports",
             "Reports of past attempts or lives, ignored",
             self.stale.clone(),
+        );
+        registry.register(
+            "cleave_workers_stuck",
+            "Workers that stopped making progress while they answered",
+            self.stuck.clone(),
+        );
+    }
+
+    fn register_turns(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_streams_resumed",
+            "Streams continued by another attempt after their worker failed in mid-stream",
+            self.resumed.clone(),
+        );
+        registry.register(
+            "cleave_resumed_tokens",
+            "Output tokens that resumed streams had, whose KV was computed again",
+            self.resumed_tokens.clone(),
+        );
+        registry.register(
+            "cleave_moves",
+            "Running sequences that were to move to another worker, by reason",
+            self.moves.clone(),
+        );
+        registry.register(
+            "cleave_moves_done",
+            "Running sequences that moved",
+            self.moved.clone(),
+        );
+        registry.register(
+            "cleave_moves_stayed",
+            "Running sequences that were to move and went on where they were, by reason",
+            self.stayed.clone(),
+        );
+        registry.register(
+            "cleave_move_seconds",
+            "From the order to move to running on the other worker",
+            self.move_seconds.clone(),
+        );
+        registry.register(
+            "cleave_stream_pause_seconds",
+            "Gap between two tokens of a stream where another attempt took over: resumed after a \
+             failure, or migrated",
+            self.pause_seconds.clone(),
         );
     }
 }
@@ -133,9 +201,28 @@ impl RouterMeters {
         for kind in ["disaggregated", "aggregated"] {
             drop(series.placed.get_or_create(&Kind { kind }));
         }
+        for reason in [MoveReason::Drain, MoveReason::Role, MoveReason::Crowded] {
+            let kind = why(reason);
+            drop(series.moves.get_or_create(&Kind { kind }));
+        }
+        for turn in [Turn::Resumed, Turn::Migrated] {
+            let kind = turn.name();
+            drop(series.pause_seconds.get_or_create(&Kind { kind }));
+        }
+        for stage in STAGES {
+            let stage = name(stage);
+            drop(series.cancel_seconds.get_or_create(&Staged { stage }));
+        }
         Self {
             series: series.clone(),
         }
+    }
+
+    /// A client saw a pause where another attempt took over.
+    pub(crate) fn paused(&self, turn: Turn, pause: Duration) {
+        let kind = turn.name();
+        let pauses = self.series.pause_seconds.get_or_create(&Kind { kind });
+        pauses.observe(pause.as_secs_f64());
     }
 
     /// Counts what the brain noted, and logs it.
@@ -158,15 +245,60 @@ impl RouterMeters {
                 series.cached_tokens.inc_by(u64::from(*cached_tokens));
                 series.placement_wait.observe(waited.as_secs_f64());
             }
-            Note::PassedOver { .. } => drop(series.passed_over.inc()),
+            Note::PassedOver {
+                handoff: _,
+                worker: _,
+                refusal,
+            } => {
+                let kind = refusal.as_ref().map_or("silent", refused);
+                series.passed_over.get_or_create(&Kind { kind }).inc();
+            }
             Note::Stale { .. } => drop(series.stale.inc()),
-            Note::Retried { handoff, failure } => {
-                info!(%handoff, ?failure, "attempt failed, trying again");
+            Note::Retried {
+                handoff,
+                failure,
+                generated_tokens,
+            } => {
+                info!(%handoff, ?failure, generated_tokens, "attempt failed, trying again");
                 let kind = reason(failure);
                 series.retries.get_or_create(&Kind { kind }).inc();
+                if *generated_tokens > 0 {
+                    series.resumed.inc();
+                    series.resumed_tokens.inc_by(u64::from(*generated_tokens));
+                }
             }
-            Note::CancelFreed { flight: _, took } => {
-                series.cancel_seconds.observe(took.as_secs_f64());
+            Note::Moving {
+                handoff: _,
+                from: _,
+                to: _,
+                why: reason,
+            } => {
+                let kind = why(*reason);
+                series.moves.get_or_create(&Kind { kind }).inc();
+            }
+            Note::Moved { handoff: _, took } => {
+                series.moved.inc();
+                series.move_seconds.observe(took.as_secs_f64());
+            }
+            Note::Stayed {
+                handoff: _,
+                failure,
+            } => {
+                let kind = reason(failure);
+                series.stayed.get_or_create(&Kind { kind }).inc();
+            }
+            Note::CancelFreed {
+                flight: _,
+                took,
+                stage,
+            } => {
+                let stage = name(*stage);
+                let spans = series.cancel_seconds.get_or_create(&Staged { stage });
+                spans.observe(took.as_secs_f64());
+            }
+            Note::WorkerStuck { worker } => {
+                warn!(%worker, "a worker makes no progress and is passed over");
+                series.stuck.inc();
             }
             Note::Fleet {
                 workers,
@@ -209,9 +341,48 @@ impl RouterMeters {
     }
 }
 
+const STAGES: [CancelStage; 5] = [
+    CancelStage::Queued,
+    CancelStage::Reserving,
+    CancelStage::Prefilling,
+    CancelStage::Sending,
+    CancelStage::Decoding,
+];
+
+fn name(stage: CancelStage) -> &'static str {
+    match stage {
+        CancelStage::Queued => "queued",
+        CancelStage::Reserving => "reserving",
+        CancelStage::Prefilling => "prefilling",
+        CancelStage::Sending => "sending",
+        CancelStage::Decoding => "decoding",
+    }
+}
+
+fn why(reason: MoveReason) -> &'static str {
+    match reason {
+        MoveReason::Drain => "drain",
+        MoveReason::Role => "role",
+        MoveReason::Crowded => "crowded",
+    }
+}
+
+fn refused(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::QueueFull { .. } => "queue_full",
+        Refusal::NoBlocks { .. } => "no_blocks",
+        Refusal::TooLong { .. } => "too_long",
+        Refusal::NoWorker => "no_worker",
+        Refusal::Draining => "draining",
+        Refusal::WrongWorker => "wrong_worker",
+    }
+}
+
 fn reason(failure: &Failure) -> &'static str {
     match failure {
         Failure::WorkerLost => "worker_lost",
+        Failure::WorkerStuck => "worker_stuck",
+        Failure::SlowReader => "slow_reader",
         Failure::LinkLost => "link_lost",
         Failure::LeaseExpired => "lease_expired",
         Failure::Corrupt => "corrupt",

@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use tracing::debug;
+use tracing::{debug, warn};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Worker {
@@ -42,6 +42,29 @@ struct Model {
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 
+/// What becomes of hand-offs at one end.
+const HANDOFFS: [&str; 7] = [
+    "sealed",
+    "landed",
+    "joined",
+    "recomputed",
+    "moved",
+    "stayed",
+    "failed",
+];
+
+/// What a pool's blocks may be; see the help of `cleave_pool_blocks`.
+const BLOCKS: [&str; 8] = [
+    "held",
+    "free",
+    "cached",
+    "reserved",
+    "leased",
+    "quarantined",
+    "leaked",
+    "swapped",
+];
+
 /// The series of all workers of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
@@ -61,6 +84,11 @@ pub(crate) struct Series {
     recomputed_tokens: Family<Worker, Counter>,
     orders_repeated: Family<Worker, Counter>,
     cancel_seconds: Histograms<Worker>,
+    swap_blocks: Family<Sorted, Counter>,
+    swap_seconds: Histograms<Sorted>,
+    move_seconds: Histograms<Worker>,
+    still_seconds: Histograms<Worker>,
+    stuck: Family<Worker, Gauge>,
     blocks: Family<Sorted, Gauge>,
     link_bandwidth: Family<Peer, FloatGauge>,
     link_latency: Family<Peer, FloatGauge>,
@@ -88,6 +116,11 @@ impl Series {
             recomputed_tokens: Family::default(),
             orders_repeated: Family::default(),
             cancel_seconds: histograms(),
+            swap_blocks: Family::default(),
+            swap_seconds: histograms(),
+            move_seconds: histograms(),
+            still_seconds: histograms(),
+            stuck: Family::default(),
             blocks: Family::default(),
             link_bandwidth: Family::default(),
             link_latency: Family::default(),
@@ -98,13 +131,15 @@ impl Series {
         series.register_handoffs(registry);
         series.register_steps(registry);
         series.register_pool(registry);
+        series.register_pressure(registry);
         series
     }
 
     fn register_handoffs(&self, registry: &mut Registry) {
         registry.register(
             "cleave_handoffs",
-            "Hand-offs at this end: sealed (sent), landed (received and used), joined (both legs here, nothing moved), failed",
+            "Hand-offs at this end: sealed (sent), landed (received and used), joined (both legs here, nothing moved), \
+             recomputed (landed, and computed again here), moved (a running sequence left), stayed (it was to, and did not), failed",
             self.handoffs.clone(),
         );
         registry.register(
@@ -176,16 +211,6 @@ impl Series {
             self.prefill_wait.clone(),
         );
         registry.register(
-            "cleave_preemptions",
-            "Running sequences that lost their blocks",
-            self.preemptions.clone(),
-        );
-        registry.register(
-            "cleave_recomputed_tokens",
-            "Tokens computed again after a preemption",
-            self.recomputed_tokens.clone(),
-        );
-        registry.register(
             "cleave_orders_repeated",
             "Orders that named what was here already",
             self.orders_repeated.clone(),
@@ -197,10 +222,50 @@ impl Series {
         );
     }
 
+    fn register_pressure(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_preemptions",
+            "Running sequences that lost their blocks and were computed again",
+            self.preemptions.clone(),
+        );
+        registry.register(
+            "cleave_recomputed_tokens",
+            "Tokens computed again after a preemption",
+            self.recomputed_tokens.clone(),
+        );
+        registry.register(
+            "cleave_swap_blocks",
+            "KV blocks copied to host memory (out) and back (in)",
+            self.swap_blocks.clone(),
+        );
+        registry.register(
+            "cleave_swap_seconds",
+            "Copying one sequence's blocks to host memory (out) or back (in)",
+            self.swap_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_move_seconds",
+            "From the order to move a running sequence to its landing elsewhere",
+            self.move_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_still_seconds",
+            "Of that, how long the sequence stood still",
+            self.still_seconds.clone(),
+        );
+        registry.register(
+            "cleave_worker_stuck",
+            "1 while the step under way takes too long",
+            self.stuck.clone(),
+        );
+    }
+
     fn register_pool(&self, registry: &mut Registry) {
         registry.register(
             "cleave_pool_blocks",
-            "KV blocks: held, free (or only cached), cached",
+            "KV blocks: held, free (or only cached), cached; of those held: reserved (not landed), leased \
+             (to be handed on), quarantined (over, and the writer has not stopped), leaked (nobody's: a \
+             defect); swapped are in host memory",
             self.blocks.clone(),
         );
         registry.register(
@@ -227,6 +292,8 @@ pub(crate) struct WorkerMeters {
     series: Series,
     worker: Worker,
     model: String,
+    /// What the gauges show, to be shown again under another role.
+    pool: Option<Note>,
 }
 
 impl WorkerMeters {
@@ -238,19 +305,62 @@ impl WorkerMeters {
                 role: role.to_string(),
             },
             model: model.to_owned(),
+            pool: None,
         };
-        for kind in ["sealed", "landed", "joined", "failed"] {
-            drop(series.handoffs.get_or_create(&meters.sorted(kind)));
+        meters.begin();
+        meters
+    }
+
+    /// Every series of the hand-off and of the pool, at zero.
+    fn begin(&self) {
+        let series = &self.series;
+        for kind in HANDOFFS {
+            drop(series.handoffs.get_or_create(&self.sorted(kind)));
         }
         for kind in ["sent", "received"] {
-            drop(series.handoff_bytes.get_or_create(&meters.sorted(kind)));
-            drop(series.handoff_blocks.get_or_create(&meters.sorted(kind)));
+            drop(series.handoff_bytes.get_or_create(&self.sorted(kind)));
+            drop(series.handoff_blocks.get_or_create(&self.sorted(kind)));
         }
-        drop(series.frames_discarded.get_or_create(&meters.worker));
-        drop(series.vllm_running.get_or_create(&meters.model()));
-        drop(series.vllm_waiting.get_or_create(&meters.model()));
-        drop(series.vllm_usage.get_or_create(&meters.model()));
-        meters
+        for kind in ["out", "in"] {
+            drop(series.swap_blocks.get_or_create(&self.sorted(kind)));
+        }
+        for kind in BLOCKS {
+            drop(series.blocks.get_or_create(&self.sorted(kind)));
+        }
+        for counter in [
+            &series.frames_discarded,
+            &series.preemptions,
+            &series.recomputed_tokens,
+        ] {
+            drop(counter.get_or_create(&self.worker));
+        }
+        drop(series.stuck.get_or_create(&self.worker));
+        drop(series.vllm_running.get_or_create(&self.model()));
+        drop(series.vllm_waiting.get_or_create(&self.model()));
+        drop(series.vllm_usage.get_or_create(&self.model()));
+    }
+
+    /// From now on the worker serves other legs: counters begin anew under that role, and gauges
+    /// show there what they showed before.
+    pub(crate) fn serves(&mut self, role: Role) {
+        let role = role.to_string();
+        if role == self.worker.role {
+            return;
+        }
+        let series = &self.series;
+        for kind in BLOCKS {
+            series.blocks.remove(&self.sorted(kind));
+        }
+        series.stuck.remove(&self.worker);
+        let model = self.model();
+        series.vllm_running.remove(&model);
+        series.vllm_waiting.remove(&model);
+        series.vllm_usage.remove(&model);
+        self.worker.role = role;
+        self.begin();
+        if let Some(pool) = self.pool.take() {
+            self.count(&pool);
+        }
     }
 
     pub(crate) fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {
@@ -277,7 +387,7 @@ impl WorkerMeters {
     }
 
     /// Counts what the brain noted, and logs it at `debug`.
-    pub(crate) fn count(&self, note: &Note) {
+    pub(crate) fn count(&mut self, note: &Note) {
         debug!(worker = self.worker.worker, ?note);
         let (series, worker) = (&self.series, &self.worker);
         match note {
@@ -285,7 +395,10 @@ impl WorkerMeters {
                 prefill_tokens,
                 decode_sequences,
                 took,
-            } => self.stepped(*prefill_tokens, *decode_sequences, *took),
+            } => {
+                set(&series.stuck, worker, 0);
+                self.stepped(*prefill_tokens, *decode_sequences, *took);
+            }
             Note::PrefixLooked {
                 prompt_tokens,
                 cached_tokens,
@@ -323,8 +436,39 @@ impl WorkerMeters {
                 recomputed_tokens,
             } => {
                 add(&series.preemptions, worker, 1);
+                add(&series.handoffs, &self.sorted("recomputed"), 1);
                 let tokens = u64::from(*recomputed_tokens);
                 add(&series.recomputed_tokens, worker, tokens);
+            }
+            Note::SwappedOut {
+                handoff: _,
+                blocks,
+                took,
+            } => self.swapped("out", *blocks, *took),
+            Note::SwappedIn {
+                handoff: _,
+                blocks,
+                took,
+            } => self.swapped("in", *blocks, *took),
+            Note::MovedOut {
+                handoff: _,
+                bytes,
+                blocks,
+                took,
+                still,
+            } => {
+                self.moved("moved", "sent", (*bytes, *blocks));
+                observe(&series.move_seconds, worker, *took);
+                observe(&series.still_seconds, worker, *still);
+            }
+            Note::Stayed { .. } => add(&series.handoffs, &self.sorted("stayed"), 1),
+            Note::Stuck { running } => {
+                warn!(
+                    worker = worker.worker,
+                    ?running,
+                    "the step under way takes too long"
+                );
+                set(&series.stuck, worker, 1);
             }
             Note::CancelFreed { took } => observe(&series.cancel_seconds, worker, *took),
             Note::Pool {
@@ -333,11 +477,26 @@ impl WorkerMeters {
                 blocks_cached,
                 sequences_running,
                 sequences_waiting,
+                blocks_reserved,
+                blocks_leased,
+                blocks_quarantined,
+                blocks_leaked,
+                blocks_swapped,
             } => {
-                self.pool([*blocks_held, *blocks_free, *blocks_cached]);
+                self.pool([
+                    *blocks_held,
+                    *blocks_free,
+                    *blocks_cached,
+                    *blocks_reserved,
+                    *blocks_leased,
+                    *blocks_quarantined,
+                    *blocks_leaked,
+                    *blocks_swapped,
+                ]);
                 let labels = self.model();
                 set(&series.vllm_running, &labels, *sequences_running);
                 set(&series.vllm_waiting, &labels, *sequences_waiting);
+                self.pool = Some(note.clone());
             }
         }
     }
@@ -363,10 +522,18 @@ impl WorkerMeters {
         add(&self.series.handoff_blocks, &direction, u64::from(blocks));
     }
 
-    fn pool(&self, [held, free, cached]: [u32; 3]) {
-        for (kind, blocks) in [("held", held), ("free", free), ("cached", cached)] {
+    fn swapped(&self, direction: &'static str, blocks: u32, took: Duration) {
+        let labels = self.sorted(direction);
+        add(&self.series.swap_blocks, &labels, u64::from(blocks));
+        observe(&self.series.swap_seconds, &labels, took);
+    }
+
+    /// In the order of [`BLOCKS`].
+    fn pool(&self, counts: [u32; BLOCKS.len()]) {
+        for (kind, blocks) in BLOCKS.into_iter().zip(counts) {
             set(&self.series.blocks, &self.sorted(kind), blocks);
         }
+        let [held, free, ..] = counts;
         let count = f64::from(held) + f64::from(free);
         let usage = self.series.vllm_usage.get_or_create(&self.model());
         usage.set(f64::from(held) / count.max(1.0));
@@ -417,7 +584,7 @@ mod tests {
     #[test]
     fn lesson_34_the_transfer_path_is_counted_under_the_promised_names() {
         let telemetry = Telemetry::default();
-        let meters = WorkerMeters::new(&telemetry.workers, "p0", Role::Prefill, "demo");
+        let mut meters = WorkerMeters::new(&telemetry.workers, "p0", Role::Prefill, "demo");
         let zero = telemetry.text();
         assert!(
             zero.contains(
@@ -438,6 +605,11 @@ mod tests {
             blocks_cached: 10,
             sequences_running: 3,
             sequences_waiting: 4,
+            blocks_reserved: 5,
+            blocks_leased: 6,
+            blocks_quarantined: 7,
+            blocks_leaked: 0,
+            blocks_swapped: 8,
         });
         let text = telemetry.text();
         for line in [
@@ -447,9 +619,21 @@ mod tests {
             "vllm:num_requests_running{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 3",
             "vllm:num_requests_waiting{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 4",
             "vllm:kv_cache_usage_perc{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 0.25",
+            "cleave_pool_blocks{worker=\"p0\",role=\"prefill\",kind=\"quarantined\"} 7",
+            "cleave_pool_blocks{worker=\"p0\",role=\"prefill\",kind=\"leaked\"} 0",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
+        meters.serves(Role::Both);
+        let text = telemetry.text();
+        assert!(text.contains("cleave_pool_blocks{worker=\"p0\",role=\"both\",kind=\"held\"} 25"));
+        let pools = text
+            .lines()
+            .filter(|line| line.starts_with("cleave_pool_blocks{"));
+        assert!(
+            pools.into_iter().all(|line| line.contains("both")),
+            "{text}"
+        );
         assert!(!text.contains("# EOF"));
     }
 }

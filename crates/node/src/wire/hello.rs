@@ -1,9 +1,11 @@
 //! How a worker introduces itself.
 
-use super::{PROTOCOL, WireError, proto, required};
+use super::{PROTOCOL, WireError, nanos, proto, required, role_of};
 use crate::line::Introduction;
 use cleave_api::ModelFiles;
 use cleave_domain::{Capacity, Fingerprint, Role, WorkerDescription};
+use std::sync::Arc;
+use std::time::Duration;
 
 impl From<Introduction> for proto::Hello {
     fn from(introduction: Introduction) -> Self {
@@ -13,6 +15,7 @@ impl From<Introduction> for proto::Hello {
             description,
             data_address,
             files,
+            silence,
         } = introduction;
         Self {
             protocol: PROTOCOL,
@@ -22,6 +25,7 @@ impl From<Introduction> for proto::Hello {
             description: Some(description.into()),
             data_address,
             files: Some(files.as_ref().clone().into()),
+            silence_nanos: nanos(silence),
         }
     }
 }
@@ -39,13 +43,15 @@ impl TryFrom<proto::Hello> for Introduction {
             description,
             data_address,
             files,
+            silence_nanos,
         } = hello;
         Ok(Self {
             worker: required(worker, "hello.worker")?.into(),
             name,
             description: required(description, "hello.description")?.try_into()?,
             data_address,
-            files: std::sync::Arc::new(required(files, "hello.files")?.into()),
+            files: Arc::new(required(files, "hello.files")?.into()),
+            silence: Duration::from_nanos(silence_nanos),
         })
     }
 }
@@ -59,13 +65,8 @@ impl From<WorkerDescription> for proto::WorkerDescription {
             capacity,
             queue_max,
         } = description;
-        let role = match role {
-            Role::Prefill => proto::Role::Prefill,
-            Role::Decode => proto::Role::Decode,
-            Role::Both => proto::Role::Both,
-        };
         Self {
-            role: role.into(),
+            role: proto::Role::from(role).into(),
             model,
             fingerprint,
             capacity: Some(capacity.into()),
@@ -78,26 +79,43 @@ impl TryFrom<proto::WorkerDescription> for WorkerDescription {
     type Error = WireError;
 
     fn try_from(description: proto::WorkerDescription) -> Result<Self, WireError> {
-        let role = match description.role() {
-            proto::Role::Prefill => Role::Prefill,
-            proto::Role::Decode => Role::Decode,
-            proto::Role::Both => Role::Both,
-            proto::Role::Unspecified => return Err(WireError::Unknown("description.role")),
-        };
         let proto::WorkerDescription {
-            role: _,
+            role,
             model,
             fingerprint,
             capacity,
             queue_max,
         } = description;
         Ok(Self {
-            role,
+            role: role_of(role, "description.role")?.try_into()?,
             model,
             fingerprint: Fingerprint(fingerprint),
             capacity: required(capacity, "description.capacity")?.into(),
             queue_max,
         })
+    }
+}
+
+impl From<Role> for proto::Role {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Prefill => Self::Prefill,
+            Role::Decode => Self::Decode,
+            Role::Both => Self::Both,
+        }
+    }
+}
+
+impl TryFrom<proto::Role> for Role {
+    type Error = WireError;
+
+    fn try_from(role: proto::Role) -> Result<Self, WireError> {
+        match role {
+            proto::Role::Prefill => Ok(Self::Prefill),
+            proto::Role::Decode => Ok(Self::Decode),
+            proto::Role::Both => Ok(Self::Both),
+            proto::Role::Unspecified => Err(WireError::Unknown("role")),
+        }
     }
 }
 

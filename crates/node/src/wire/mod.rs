@@ -31,7 +31,7 @@ pub(crate) mod proto {
 }
 
 /// Grows when a message changes its meaning; both ends must agree.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// What a message from outside lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,8 +59,13 @@ fn required<T>(field: Option<T>, name: &'static str) -> Result<T, WireError> {
     field.ok_or(WireError::Missing(name))
 }
 
+/// An enum field's value, whatever number came.
+fn role_of(number: i32, name: &'static str) -> Result<proto::Role, WireError> {
+    proto::Role::try_from(number).map_err(|_| WireError::Unknown(name))
+}
+
 /// Lengths of time beyond 584 years are 584 years.
-fn nanos(span: Duration) -> u64 {
+pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 

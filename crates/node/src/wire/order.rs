@@ -1,7 +1,7 @@
 //! From a router to a worker.
 
-use super::{WireError, blocks_in, blocks_out, nanos, proto, required};
-use cleave_domain::{Order, Prefill, Reserve, Target};
+use super::{WireError, blocks_in, blocks_out, nanos, proto, required, role_of};
+use cleave_domain::{Migrate, Order, Prefill, Reserve, Role, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +11,13 @@ impl From<Order> for proto::Order {
         let kind = match order {
             Order::Reserve(reserve) => Kind::Reserve(reserve.into()),
             Order::Prefill(prefill) => Kind::Prefill(prefill.into()),
+            Order::Migrate(migrate) => Kind::Migrate(migrate.into()),
             Order::Renew { handoffs } => Kind::Renew(proto::Renew {
                 handoffs: handoffs.into_iter().map(Into::into).collect(),
             }),
             Order::Cancel { handoff } => Kind::Cancel(handoff.into()),
+            Order::Drain => Kind::Drain(proto::Nothing {}),
+            Order::Serve { role } => Kind::Serve(proto::Role::from(role).into()),
         };
         Self { kind: Some(kind) }
     }
@@ -28,12 +31,53 @@ impl TryFrom<proto::Order> for Order {
         Ok(match required(order.kind, "order.kind")? {
             Kind::Reserve(reserve) => Self::Reserve(reserve.try_into()?),
             Kind::Prefill(prefill) => Self::Prefill(prefill.try_into()?),
+            Kind::Migrate(migrate) => Self::Migrate(migrate.try_into()?),
             Kind::Renew(proto::Renew { handoffs }) => Self::Renew {
                 handoffs: handoffs.into_iter().map(Into::into).collect(),
             },
             Kind::Cancel(handoff) => Self::Cancel {
                 handoff: handoff.into(),
             },
+            Kind::Drain(proto::Nothing {}) => Self::Drain,
+            Kind::Serve(role) => Self::Serve {
+                role: Role::try_from(role_of(role, "order.serve")?)?,
+            },
+        })
+    }
+}
+
+impl From<Migrate> for proto::Migrate {
+    fn from(migrate: Migrate) -> Self {
+        let Migrate {
+            handoff,
+            of,
+            target,
+            tokens,
+        } = migrate;
+        Self {
+            handoff: Some(handoff.into()),
+            of: Some(of.into()),
+            target: Some(target.into()),
+            tokens,
+        }
+    }
+}
+
+impl TryFrom<proto::Migrate> for Migrate {
+    type Error = WireError;
+
+    fn try_from(migrate: proto::Migrate) -> Result<Self, WireError> {
+        let proto::Migrate {
+            handoff,
+            of,
+            target,
+            tokens,
+        } = migrate;
+        Ok(Self {
+            handoff: required(handoff, "migrate.handoff")?.into(),
+            of: required(of, "migrate.of")?.into(),
+            target: required(target, "migrate.target")?.try_into()?,
+            tokens,
         })
     }
 }
@@ -45,6 +89,7 @@ impl From<Reserve> for proto::Reserve {
             request,
             sender,
             expected_output_tokens,
+            ahead_tokens,
             waited,
         } = reserve;
         Self {
@@ -52,6 +97,7 @@ impl From<Reserve> for proto::Reserve {
             request: Some(request.as_ref().into()),
             sender: Some(sender.into()),
             expected_output_tokens,
+            ahead_tokens,
             waited_nanos: nanos(waited),
         }
     }
@@ -66,6 +112,7 @@ impl TryFrom<proto::Reserve> for Reserve {
             request,
             sender,
             expected_output_tokens,
+            ahead_tokens,
             waited_nanos,
         } = reserve;
         Ok(Self {
@@ -73,6 +120,7 @@ impl TryFrom<proto::Reserve> for Reserve {
             request: Arc::new(required(request, "reserve.request")?.try_into()?),
             sender: required(sender, "reserve.sender")?.into(),
             expected_output_tokens,
+            ahead_tokens,
             waited: Duration::from_nanos(waited_nanos),
         })
     }

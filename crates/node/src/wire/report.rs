@@ -1,9 +1,13 @@
 //! From a worker to a router.
 
 use super::request::{pairs_in, pairs_out};
-use super::{WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required};
+use super::{
+    WireError, blocks_in, blocks_out, hashes_in, hashes_out, nanos, proto, required, role_of,
+};
+use crate::line::LinkState;
 use cleave_domain::{
-    Emission, Failure, FinishReason, HandoffId, Load, PromptFacts, Refusal, Report, Sampled, Scores,
+    Emission, Failure, FinishReason, HandoffId, Load, Progress, PromptFacts, Refusal, Report,
+    Sampled, Scores,
 };
 use std::time::Duration;
 
@@ -40,7 +44,13 @@ impl From<Report> for proto::Report {
                 failure: Some(failure.into()),
             }),
             Report::Released { handoff } => Kind::Released(handoff.into()),
+            Report::Stayed { handoff, failure } => Kind::Stayed(proto::Stayed {
+                handoff: Some(handoff.into()),
+                failure: Some(failure.into()),
+            }),
+            Report::Crowded { handoff } => Kind::Crowded(handoff.into()),
             Report::Load(load) => Kind::Load(load.into()),
+            Report::Serves { role } => Kind::Serves(proto::Role::from(role).into()),
             Report::Draining => Kind::Draining(proto::Draining {}),
             Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
                 stored: hashes_out(stored),
@@ -84,7 +94,17 @@ impl TryFrom<proto::Report> for Report {
             Kind::Released(handoff) => Self::Released {
                 handoff: handoff.into(),
             },
-            Kind::Load(load) => Self::Load(load.into()),
+            Kind::Stayed(proto::Stayed { handoff, failure }) => Self::Stayed {
+                handoff: required(handoff, "stayed.handoff")?.into(),
+                failure: required(failure, "stayed.failure")?.try_into()?,
+            },
+            Kind::Crowded(handoff) => Self::Crowded {
+                handoff: handoff.into(),
+            },
+            Kind::Load(load) => Self::Load(load.try_into()?),
+            Kind::Serves(role) => Self::Serves {
+                role: role_of(role, "report.serves")?.try_into()?,
+            },
             Kind::Draining(proto::Draining {}) => Self::Draining,
             Kind::Prefix(proto::Prefix { stored, evicted }) => Self::Prefix {
                 stored: hashes_in(stored, "prefix.stored")?,
@@ -140,30 +160,45 @@ impl From<Load> for proto::Load {
             sequences_waiting,
             sequences_running,
             blocks_free,
+            progress,
         } = load;
+        let progress = match progress {
+            Progress::Moving => proto::Progress::Moving,
+            Progress::Stuck => proto::Progress::Stuck,
+        };
         Self {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
+            progress: progress.into(),
         }
     }
 }
 
-impl From<proto::Load> for Load {
-    fn from(load: proto::Load) -> Self {
+impl TryFrom<proto::Load> for Load {
+    type Error = WireError;
+
+    fn try_from(load: proto::Load) -> Result<Self, WireError> {
+        let progress = match load.progress() {
+            proto::Progress::Moving => Progress::Moving,
+            proto::Progress::Stuck => Progress::Stuck,
+            proto::Progress::Unspecified => return Err(WireError::Unknown("load.progress")),
+        };
         let proto::Load {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
+            progress: _,
         } = load;
-        Self {
+        Ok(Self {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
-        }
+            progress,
+        })
     }
 }
 
@@ -207,6 +242,8 @@ impl From<Failure> for proto::Failure {
         use proto::failure::Kind;
         let kind = match failure {
             Failure::WorkerLost => Kind::WorkerLost(proto::Nothing {}),
+            Failure::WorkerStuck => Kind::WorkerStuck(proto::Nothing {}),
+            Failure::SlowReader => Kind::SlowReader(proto::Nothing {}),
             Failure::LinkLost => Kind::LinkLost(proto::Nothing {}),
             Failure::LeaseExpired => Kind::LeaseExpired(proto::Nothing {}),
             Failure::Corrupt => Kind::Corrupt(proto::Nothing {}),
@@ -228,6 +265,8 @@ impl TryFrom<proto::Failure> for Failure {
         use proto::failure::Kind;
         Ok(match required(failure.kind, "failure.kind")? {
             Kind::WorkerLost(proto::Nothing {}) => Self::WorkerLost,
+            Kind::WorkerStuck(proto::Nothing {}) => Self::WorkerStuck,
+            Kind::SlowReader(proto::Nothing {}) => Self::SlowReader,
             Kind::LinkLost(proto::Nothing {}) => Self::LinkLost,
             Kind::LeaseExpired(proto::Nothing {}) => Self::LeaseExpired,
             Kind::Corrupt(proto::Nothing {}) => Self::Corrupt,
@@ -236,6 +275,42 @@ impl TryFrom<proto::Failure> for Failure {
             Kind::OutOfBlocks(proto::Nothing {}) => Self::OutOfBlocks,
             Kind::Draining(proto::Nothing {}) => Self::Draining,
             Kind::RetriesSpent(last) => Self::RetriesSpent(Box::new((*last).try_into()?)),
+        })
+    }
+}
+
+impl From<LinkState> for proto::LinkState {
+    fn from(link: LinkState) -> Self {
+        let LinkState {
+            peer,
+            transport,
+            bytes_per_second,
+            latency,
+        } = link;
+        Self {
+            peer: Some(peer.into()),
+            transport,
+            bytes_per_second,
+            latency_nanos: nanos(latency),
+        }
+    }
+}
+
+impl TryFrom<proto::LinkState> for LinkState {
+    type Error = WireError;
+
+    fn try_from(link: proto::LinkState) -> Result<Self, WireError> {
+        let proto::LinkState {
+            peer,
+            transport,
+            bytes_per_second,
+            latency_nanos,
+        } = link;
+        Ok(Self {
+            peer: required(peer, "link.peer")?.into(),
+            transport,
+            bytes_per_second,
+            latency: Duration::from_nanos(latency_nanos),
         })
     }
 }

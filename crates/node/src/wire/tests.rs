@@ -1,13 +1,13 @@
 //! What is converted there and back is equal, through the encoded bytes.
 
 use super::{WireError, proto};
-use crate::line::Introduction;
+use crate::line::{Introduction, LinkState};
 use cleave_api::ModelFiles;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, Fingerprint, FinishReason,
-    FlightId, Generation, HandoffId, Incarnation, Load, Order, Prefill, PromptFacts, Refusal,
-    Report, Request, Reserve, Role, Sampled, Sampling, Scores, Slo, StopRules, Target,
-    WorkerDescription, WorkerId, WorkerRef,
+    FlightId, Generation, HandoffId, Incarnation, Load, Migrate, Order, Prefill, Progress,
+    PromptFacts, Refusal, Report, Request, Reserve, Role, Sampled, Sampling, Scores, Slo,
+    StopRules, Target, WorkerDescription, WorkerId, WorkerRef,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -106,24 +106,27 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
 }
 
 fn order() -> impl Strategy<Value = Order> {
-    let reserve = (handoff(), request(), worker(), any::<u32>(), span()).prop_map(
-        |(handoff, request, sender, expected_output_tokens, waited)| {
+    let reserve = (handoff(), request(), worker(), any::<[u32; 2]>(), span()).prop_map(
+        |(handoff, request, sender, tokens, waited)| {
             Order::Reserve(Reserve {
                 handoff,
                 request,
                 sender,
-                expected_output_tokens,
+                expected_output_tokens: tokens[0],
+                ahead_tokens: tokens[1],
                 waited,
             })
         },
     );
-    let target = (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| Target {
-        worker,
-        present,
-        blocks,
-    });
+    let target = || {
+        (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| Target {
+            worker,
+            present,
+            blocks,
+        })
+    };
     let prefill =
-        (handoff(), request(), target, span()).prop_map(|(handoff, request, target, waited)| {
+        (handoff(), request(), target(), span()).prop_map(|(handoff, request, target, waited)| {
             Order::Prefill(Prefill {
                 handoff,
                 request,
@@ -131,17 +134,35 @@ fn order() -> impl Strategy<Value = Order> {
                 waited,
             })
         });
+    let migrate =
+        (handoff(), handoff(), target(), any::<u32>()).prop_map(|(handoff, of, target, tokens)| {
+            Order::Migrate(Migrate {
+                handoff,
+                of,
+                target,
+                tokens,
+            })
+        });
     prop_oneof![
         reserve,
         prefill,
+        migrate,
+        Just(Order::Drain),
+        role().prop_map(|role| Order::Serve { role }),
         vec(handoff(), 0..4).prop_map(|handoffs| Order::Renew { handoffs }),
         handoff().prop_map(|handoff| Order::Cancel { handoff }),
     ]
 }
 
+fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)]
+}
+
 fn failure() -> impl Strategy<Value = Failure> {
     let plain = prop_oneof![
         Just(Failure::WorkerLost),
+        Just(Failure::WorkerStuck),
+        Just(Failure::SlowReader),
         Just(Failure::LinkLost),
         Just(Failure::LeaseExpired),
         Just(Failure::Corrupt),
@@ -171,16 +192,17 @@ fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
 }
 
 fn report() -> impl Strategy<Value = Report> {
-    let load = any::<(u64, u32, u32, u32)>().prop_map(
-        |(queue_tokens, sequences_waiting, sequences_running, blocks_free)| {
-            Report::Load(Load {
-                queue_tokens,
-                sequences_waiting,
-                sequences_running,
-                blocks_free,
-            })
-        },
-    );
+    let progress = prop_oneof![Just(Progress::Moving), Just(Progress::Stuck)];
+    let load = (any::<(u64, u32, u32, u32)>(), progress).prop_map(|(counts, progress)| {
+        let (queue_tokens, sequences_waiting, sequences_running, blocks_free) = counts;
+        Report::Load(Load {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+            progress,
+        })
+    });
     let reason = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
     prop_oneof![
         (handoff(), any::<u32>(), blocks()).prop_map(|(handoff, present, blocks)| {
@@ -204,6 +226,9 @@ fn report() -> impl Strategy<Value = Report> {
             .prop_map(|(handoff, failure)| Report::LegFailed { handoff, failure }),
         handoff().prop_map(|handoff| Report::Released { handoff }),
         load,
+        (handoff(), failure()).prop_map(|(handoff, failure)| Report::Stayed { handoff, failure }),
+        handoff().prop_map(|handoff| Report::Crowded { handoff }),
+        role().prop_map(|role| Report::Serves { role }),
         Just(Report::Draining),
         (hashes(), hashes()).prop_map(|(stored, evicted)| Report::Prefix { stored, evicted }),
     ]
@@ -234,7 +259,6 @@ fn emission() -> impl Strategy<Value = Emission> {
 }
 
 fn introduction() -> impl Strategy<Value = Introduction> {
-    let role = prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)];
     let capacity = any::<[u32; 6]>().prop_map(|[a, b, c, d, e, f]| Capacity {
         block_tokens: a,
         block_bytes: b,
@@ -243,7 +267,7 @@ fn introduction() -> impl Strategy<Value = Introduction> {
         step_tokens_max: e,
         context_tokens_max: f,
     });
-    let description = (role, ".{0,9}", ".{0,9}", capacity, any::<u32>()).prop_map(
+    let description = (role(), ".{0,9}", ".{0,9}", capacity, any::<u32>()).prop_map(
         |(role, model, fingerprint, capacity, queue_max)| WorkerDescription {
             role,
             model,
@@ -277,13 +301,14 @@ fn introduction() -> impl Strategy<Value = Introduction> {
                 })
             },
         );
-    (worker(), ".{0,9}", description, ".{0,9}", files).prop_map(
-        |(worker, name, description, data_address, files)| Introduction {
+    (worker(), ".{0,9}", description, ".{0,9}", files, span()).prop_map(
+        |(worker, name, description, data_address, files, silence)| Introduction {
             worker,
             name,
             description,
             data_address,
             files,
+            silence,
         },
     )
 }
@@ -311,6 +336,15 @@ proptest! {
         let wire = travel(&proto::Tokens::from((handoff, emission.clone())));
         let back: (HandoffId, Emission) = wire.try_into().unwrap();
         prop_assert_eq!(back, (handoff, emission));
+    }
+
+    #[test]
+    fn every_link_state_comes_back(
+        peer in worker(), transport in ".{0,9}", bytes_per_second in any::<u64>(), latency in span(),
+    ) {
+        let link = LinkState { peer, transport, bytes_per_second, latency };
+        let wire = travel(&proto::LinkState::from(link.clone()));
+        prop_assert_eq!(LinkState::try_from(wire).unwrap(), link);
     }
 
     #[test]

@@ -4,18 +4,22 @@
 //! router's line, and comes back as a fact.
 //! Invariant: the brain is drained before it is told the next thing.
 
+use super::desk::Desk;
 use super::directory::Directory;
 use super::engine::{EngineThread, Import, Work};
 use super::exports::Exports;
+use super::swap::{Swap, Way};
 use crate::clock::{Clock, reached};
-use crate::line::{Downward, RouterLine, Upward};
+use crate::line::{Downward, LinkState, RouterLine, Upward};
 use crate::tape::Recorder;
 use crate::telemetry::WorkerMeters;
-use cleave_domain::{RouterId, TapeLine, WorkerRef};
+use cleave_api::WorkerCommand;
+use cleave_domain::{BlockIndex, HandoffId, Order, Role, RouterId, TapeLine, WorkerRef};
 use cleave_kv::Packet;
 use cleave_sched::{Brain, Condition, Input, Limits, Output};
 use cleave_transfer::{LinkEvent, Links, Payload, Route};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, error, info, warn};
 
@@ -32,11 +36,17 @@ pub(crate) enum WorkerEvent {
         serial: u64,
         word: Downward,
     },
+    /// An operator said something at this worker's own port.
+    Commanded(WorkerCommand),
     /// The process was asked to end.
     Drain,
     /// Stop at once.
     Stop,
 }
+
+/// Whose order an operator's command at this worker's own port is: no router's, and none has so
+/// large a number.
+const OPERATOR: RouterId = RouterId(u64::MAX);
 
 /// What can wake the driver; this list is closed.
 enum Event {
@@ -62,6 +72,7 @@ pub(crate) struct Hands {
     pub(crate) name: String,
     pub(crate) data_address: String,
     pub(crate) recorder: Recorder,
+    pub(crate) desk: Arc<Desk>,
     pub(crate) drained: watch::Sender<bool>,
 }
 
@@ -158,6 +169,9 @@ impl Driver {
                     self.lose_router(router);
                 }
                 self.routers.insert(router, line);
+                for link in self.hands.desk.links() {
+                    self.tell(router, Upward::Link(link));
+                }
                 self.hear(Input::RouterJoined { router });
             }
             WorkerEvent::RouterLost { router, serial } => {
@@ -184,6 +198,16 @@ impl Driver {
                 {
                     self.hear_router(router, word);
                 }
+            }
+            WorkerEvent::Commanded(WorkerCommand::Drain) => {
+                self.hands.desk.leaves();
+                self.hear(Input::Draining);
+            }
+            WorkerEvent::Commanded(WorkerCommand::Serve(role)) => {
+                self.serve(role);
+                let order = Order::Serve { role };
+                let router = OPERATOR;
+                self.hear(Input::Ordered { router, order });
             }
             WorkerEvent::Drain => self.hear(Input::Draining),
             WorkerEvent::Stop => {}
@@ -219,8 +243,22 @@ impl Driver {
                      this one is cut off; give one of the two another name (--name)"
                 );
             }
-            Downward::Order(order) => self.hear(Input::Ordered { router, order }),
+            Downward::Order(order) => {
+                match &order {
+                    Order::Drain => self.hands.desk.leaves(),
+                    Order::Serve { role } => self.serve(*role),
+                    _ => {}
+                }
+                self.hear(Input::Ordered { router, order });
+            }
         }
+    }
+
+    /// The brain is about to hear that it serves these legs from now on.
+    fn serve(&mut self, role: Role) {
+        info!(name = self.hands.name, %role, "serves these legs from now on");
+        self.hands.desk.serves(role);
+        self.hands.meters.serves(role);
     }
 
     fn hear_link(&mut self, event: LinkEvent) {
@@ -247,6 +285,16 @@ impl Driver {
                 let (latency, bytes_per_second) = (speed.latency, speed.bytes_per_second);
                 info!(%peer, ?latency, bytes_per_second, "link measured");
                 self.hands.meters.link_measured(peer, speed);
+                let link = LinkState {
+                    peer,
+                    transport: "tcp".to_owned(),
+                    bytes_per_second,
+                    latency,
+                };
+                self.hands.desk.measured(&link);
+                for router in self.routers.keys().copied().collect::<Vec<_>>() {
+                    self.tell(router, Upward::Link(link.clone()));
+                }
             }
             LinkEvent::Lost { peer, reason } => {
                 warn!(%peer, reason, "link lost");
@@ -283,6 +331,11 @@ impl Driver {
                 }));
             }
             Output::Discard { .. } => drop(self.arriving.take()),
+            Output::SwapOut { handoff, blocks } => self.swap(handoff, blocks, Way::Out),
+            Output::SwapIn { handoff, blocks } => self.swap(handoff, blocks, Way::In),
+            Output::SwapDrop { handoff } => {
+                self.pending.extend(self.hands.engine.drop_swapped(handoff));
+            }
             Output::Forget { handoff } => {
                 self.pending.extend(self.exports.forget(handoff));
                 self.pending.extend(self.hands.engine.forget(handoff));
@@ -290,8 +343,19 @@ impl Driver {
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
-            Output::Note(note) => self.hands.meters.count(&note),
+            Output::Note(note) => {
+                self.hands.desk.count(&note);
+                self.hands.meters.count(&note);
+            }
         }
+    }
+
+    fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, way: Way) {
+        self.hands.engine.push(Work::Swap(Swap {
+            handoff,
+            blocks,
+            way,
+        }));
     }
 
     /// A router whose line is full does not read it: it is lost.
@@ -323,6 +387,7 @@ impl Driver {
             self.hands.links.forget(peer);
             if !self.peers.has(peer.worker) {
                 self.hands.meters.link_forgotten(peer.worker);
+                self.hands.desk.forget(peer.worker);
             }
         }
     }

@@ -1,6 +1,8 @@
 //! The engine's own thread. It takes steps, block reads and block writes from one queue, in order;
 //! that order alone keeps them apart.
 //!
+//! Sequences that are swapped to host memory and back take their turn in the same queue.
+//!
 //! One exception: once `write_bytes_max` bytes have been written since the last step, a step goes
 //! ahead of the writes before it, so that arriving hand-offs never hold up running sequences for
 //! longer than that. It is safe because a brain gives no block to a step before the write to it has
@@ -8,12 +10,13 @@
 //!
 //! Invariant: every piece of work taken is answered once, also when it is dropped or panics.
 
+use super::swap::{Cellar, Swap};
 use crate::health::{Pulse, words};
 use bytes::{Bytes, BytesMut};
 use cleave_domain::{BlockRef, HandoffId, StepPlan};
 use cleave_engine::{Engine, EngineError};
 use cleave_kv::{BlockPart, handoff::Digest};
-use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input};
+use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, SwapOutcome};
 use cleave_transfer::{Frame, Payload, Permit};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,6 +41,9 @@ pub(crate) enum Work {
     Step(StepPlan),
     Read(Export, Permit),
     Write(Import),
+    Swap(Swap),
+    /// Drop what was swapped out of this.
+    SwapDrop(HandoffId),
 }
 
 impl Import {
@@ -56,6 +62,7 @@ pub(crate) struct EngineLimits {
     pub(crate) block_bytes: u32,
     pub(crate) frame_bytes_max: u32,
     pub(crate) write_bytes_max: u64,
+    pub(crate) swap_bytes_max: u64,
 }
 
 /// The driver's side of the thread. Dropping it ends the thread after the work under way.
@@ -96,6 +103,7 @@ impl EngineThread {
             limits,
             pulse,
             health: Health::Sound,
+            cellar: Cellar::new(limits.swap_bytes_max),
         };
         let work = Arc::clone(&queue);
         thread::Builder::new()
@@ -125,6 +133,24 @@ impl EngineThread {
             }
             _ => true,
         });
+        answers
+    }
+
+    /// Drops what a hand-off has in host memory. Copies that have not begun are answered here.
+    pub(crate) fn drop_swapped(&self, handoff: HandoffId) -> Vec<Input> {
+        let mut answers = Vec::new();
+        let mut state = self.queue.lock();
+        state.work.retain(|work| match work {
+            Work::Swap(swap) if swap.handoff == handoff => {
+                answers.push(swap.answer(SwapOutcome::Dropped, Instant::now()));
+                false
+            }
+            _ => true,
+        });
+        // After the copy that may be under way.
+        state.work.push_back(Work::SwapDrop(handoff));
+        drop(state);
+        self.queue.changed.notify_one();
         answers
     }
 }
@@ -172,18 +198,19 @@ impl State {
         match &work {
             Work::Step(_) => self.written_bytes = 0,
             Work::Write(import) => self.written_bytes += u64::from(import.part.len),
-            Work::Read(..) => {}
+            Work::Read(..) | Work::Swap(_) | Work::SwapDrop(_) => {}
         }
         Some(work)
     }
 }
 
 /// What the thread owns.
-struct Bench {
+pub(super) struct Bench {
     engine: Box<dyn Engine>,
-    limits: EngineLimits,
+    pub(super) limits: EngineLimits,
     pulse: Arc<Pulse>,
     health: Health,
+    pub(super) cellar: Cellar,
 }
 
 /// Whether the engine panicked, and whether the brain knows.
@@ -197,13 +224,18 @@ fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) 
     while let Some(work) = queue.next() {
         bench.pulse.begin();
         let answer = match work {
-            Work::Step(plan) => bench.step(&plan),
-            Work::Read(export, permit) => bench.read(&export, permit),
-            Work::Write(import) => bench.write(&import),
+            Work::Step(plan) => Some(bench.step(&plan)),
+            Work::Read(export, permit) => Some(bench.read(&export, permit)),
+            Work::Write(import) => Some(bench.write(&import)),
+            Work::Swap(swap) => Some(bench.swap(&swap)),
+            Work::SwapDrop(handoff) => {
+                drop(bench.cellar.take(handoff));
+                None
+            }
         };
         bench.pulse.end();
         let lost = bench.lost();
-        if [Some(answer), lost]
+        if [answer, lost]
             .into_iter()
             .flatten()
             .any(|fact| answers.send(fact).is_err())
@@ -271,7 +303,10 @@ impl Bench {
     }
 
     /// Runs the engine; a panic in it is a value here, and the end of this worker's health.
-    fn guarded<T>(&mut self, use_it: impl FnOnce(&mut dyn Engine) -> T) -> Result<T, String> {
+    pub(super) fn guarded<T>(
+        &mut self,
+        use_it: impl FnOnce(&mut dyn Engine) -> T,
+    ) -> Result<T, String> {
         let engine = self.engine.as_mut();
         let caught = catch_unwind(AssertUnwindSafe(|| use_it(engine)));
         caught.map_err(|panic| {
@@ -434,6 +469,8 @@ mod tests {
                 Work::Step(_) => 'S',
                 Work::Read(..) => 'R',
                 Work::Write(_) => 'W',
+                Work::Swap(_) => 'X',
+                Work::SwapDrop(_) => 'D',
             })
             .collect()
     }

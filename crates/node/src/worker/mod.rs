@@ -2,11 +2,14 @@
 //!
 //! Owns: the driver around the brain, the engine's thread, the worker's links.
 
+mod desk;
 mod directory;
 mod driver;
 mod engine;
 mod exports;
+mod swap;
 
+pub(crate) use desk::Desk;
 pub(crate) use driver::WorkerEvent;
 
 use crate::door::WorkerDoor;
@@ -18,6 +21,7 @@ use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription};
+use cleave_sched::Writer;
 use cleave_transfer::{Links, LinksConfig, LocalNet};
 use driver::{Driver, Ears, Hands};
 use engine::{EngineLimits, EngineThread};
@@ -48,6 +52,7 @@ pub(crate) struct Parts {
 pub(crate) struct WorkerBody {
     pub(crate) door: WorkerDoor,
     pub(crate) pulse: Arc<Pulse>,
+    pub(crate) desk: Arc<Desk>,
     drained: watch::Receiver<bool>,
     driver: JoinHandle<()>,
     data: Option<JoinHandle<()>>,
@@ -65,7 +70,7 @@ impl WorkerBody {
         } = parts;
         let description = engine.describe().clone();
         let me = identity(&options.name);
-        let pulse = Arc::new(Pulse::new(options.step_limit));
+        let pulse = Arc::new(Pulse::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
         let thread = EngineThread::start(engine, limits, Arc::clone(&pulse), answers);
@@ -74,16 +79,33 @@ impl WorkerBody {
         let links = Links::new(links_config(&options, me, &description), link_events, net);
         let (tell_drained, drained) = watch::channel(false);
         let (listener, data_address) = data.unzip();
+        let (inbox, outside) = mpsc::channel(INBOX_MAX);
+        let introduction = Introduction {
+            worker: me,
+            name: options.name.clone(),
+            description: WorkerDescription {
+                role: options.role,
+                model: files.name.clone(),
+                fingerprint: description.fingerprint.clone(),
+                capacity: description.capacity,
+                queue_max: options.queue_max,
+            },
+            data_address: data_address.unwrap_or_default(),
+            silence: options.silence_max,
+            files,
+        };
+        let desk = Arc::new(Desk::new(&introduction, inbox.clone()));
+        let model = &introduction.files.name;
         let hands = Hands {
             engine: thread,
             links: links.clone(),
-            meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, &files.name),
+            meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model),
             recorder: Recorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
-            data_address: data_address.clone().unwrap_or_default(),
+            data_address: introduction.data_address.clone(),
+            desk: Arc::clone(&desk),
             drained: tell_drained,
         };
-        let (inbox, outside) = mpsc::channel(INBOX_MAX);
         let ears = Ears {
             inbox: outside,
             links: heard,
@@ -93,25 +115,14 @@ impl WorkerBody {
         let driver = Driver::new(limits, ears, hands);
         let watched = Arc::clone(&pulse);
         let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
-        let introduction = Introduction {
-            worker: me,
-            name: options.name.clone(),
-            description: WorkerDescription {
-                role: options.role,
-                model: files.name.clone(),
-                fingerprint: description.fingerprint,
-                capacity: description.capacity,
-                queue_max: options.queue_max,
-            },
-            data_address: data_address.unwrap_or_default(),
-            files,
-        };
         Ok(Self {
             door: WorkerDoor {
                 introduction,
+                role: desk.role(),
                 inbox,
             },
             pulse,
+            desk,
             drained,
             driver,
             data: listener.map(|listener| tokio::spawn(links.serve(listener))),
@@ -152,6 +163,7 @@ fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineL
         block_bytes: engine.capacity.block_bytes,
         frame_bytes_max: options.frame_bytes_max,
         write_bytes_max: options.import_bytes_per_step,
+        swap_bytes_max: swap_bytes(options, engine),
     }
 }
 
@@ -168,6 +180,7 @@ fn brain_limits(
     me: WorkerRef,
     engine: &EngineDescription,
 ) -> cleave_sched::Limits {
+    let block_bytes = u64::from(engine.capacity.block_bytes);
     cleave_sched::Limits {
         me,
         role: options.role,
@@ -176,5 +189,16 @@ fn brain_limits(
         lease: options.lease,
         stall_max: options.stall_max,
         prefix_cache: options.prefix_cache,
+        step_max: options.step_max,
+        swap_blocks: u32::try_from(swap_bytes(options, engine) / block_bytes).unwrap_or(u32::MAX),
+        // Frames of a link are written by this worker's engine, whatever carries them.
+        writer: Writer::Receiver,
     }
+}
+
+/// Host memory to swap to.
+fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
+    let capacity = &engine.capacity;
+    let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
+    options.swap_bytes.unwrap_or(pool / 4)
 }

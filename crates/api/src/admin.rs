@@ -1,0 +1,245 @@
+//! Routes for operators: who the workers are, and what they are told to do.
+//!
+//! Owns: the JSON of `/admin/*`. Never: knows a router or a worker; it talks to an [`Operator`].
+//! Invariant: a command for a worker that is not there, or that makes no sense, is a 4xx that names
+//! the field, and changes nothing.
+//!
+//! There is no key to these routes: whoever reaches the port may use them, as with `/metrics`. Keep
+//! `/admin` behind the proxy that faces the outside.
+
+use crate::app::json;
+use crate::error::ApiError;
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use cleave_domain::{Load, Role, WorkerRef};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A command is a few words.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// Whoever can see and command workers.
+pub trait Operator: Send + Sync + 'static {
+    /// All workers that are connected, by name.
+    fn workers(&self) -> Vec<WorkerView>;
+
+    /// Tells a worker to do something; how it will stand comes back.
+    ///
+    /// # Errors
+    /// `Unknown` if no such worker is connected, `Stopped` if nobody is left to tell it.
+    fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError>;
+
+    /// The worker that is meant when none is named; by default one must be named.
+    fn sole(&self) -> Option<String> {
+        None
+    }
+}
+
+/// What a worker can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerCommand {
+    /// Take nothing new; what runs moves to others; leave once nothing is left.
+    Drain,
+    /// Serve these legs from now on.
+    Serve(Role),
+}
+
+/// Why a command was not passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandError {
+    /// No worker of this name is connected.
+    Unknown,
+    /// The server is stopping.
+    Stopped,
+}
+
+/// A worker, as an operator sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerView {
+    /// Its name.
+    pub name: String,
+    /// Its identity and life.
+    pub worker: WorkerRef,
+    /// Which legs it serves.
+    pub role: Role,
+    /// What may be expected of it.
+    pub state: WorkerState,
+    /// With whom it may exchange blocks.
+    pub fingerprint: String,
+    /// How busy it is.
+    pub load: Load,
+    /// Blocks in its pool.
+    pub blocks_count: u32,
+    /// Its links to other workers, as far as they have been measured.
+    pub links: Vec<LinkView>,
+    /// What has been counted of it since it joined.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// See [`WorkerView::state`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerState {
+    /// It takes what it is given.
+    Ready,
+    /// It takes nothing new, and leaves when nothing is left.
+    Draining,
+    /// It answers, and makes no progress.
+    Stuck,
+}
+
+/// A link to another worker, as measured at its start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkView {
+    /// The other worker's name; its id if no name is known.
+    pub peer: String,
+    /// What carries the bytes.
+    pub transport: String,
+    /// Payload, one way.
+    pub bytes_per_second: u64,
+    /// The shortest round trip of a few.
+    pub latency: Duration,
+}
+
+/// `/admin/*` for this operator.
+pub fn admin_routes<S>(operator: Arc<dyn Operator>) -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+{
+    Router::new()
+        .route("/admin/workers", get(workers))
+        .route("/admin/drain", post(drain))
+        .route("/admin/role", post(role))
+        .with_state(operator)
+}
+
+type Operating = State<Arc<dyn Operator>>;
+
+async fn workers(State(operator): Operating) -> axum::Json<Value> {
+    let data: Vec<Value> = operator.workers().iter().map(card).collect();
+    axum::Json(serde_json::json!({"object": "list", "data": data}))
+}
+
+async fn drain(State(operator): Operating, body: Body) -> Result<Response, ApiError> {
+    let order = read(body, &["worker"]).await?;
+    command(operator.as_ref(), &order, WorkerCommand::Drain)
+}
+
+async fn role(State(operator): Operating, body: Body) -> Result<Response, ApiError> {
+    let order = read(body, &["worker", "role"]).await?;
+    let role = match word(&order, "role")? {
+        Some("prefill") => Role::Prefill,
+        Some("decode") => Role::Decode,
+        Some("both") => Role::Both,
+        _ => {
+            let message = "`role` must be \"prefill\", \"decode\" or \"both\".";
+            return Err(ApiError::invalid("role", message));
+        }
+    };
+    command(operator.as_ref(), &order, WorkerCommand::Serve(role))
+}
+
+/// The fields of a command; others than `known` are mistakes.
+async fn read(body: Body, known: &[&str]) -> Result<Map<String, Value>, ApiError> {
+    let bytes = to_bytes(body, BODY_BYTES_MAX).await;
+    let bytes = bytes.map_err(|_| ApiError::body_too_large(BODY_BYTES_MAX))?;
+    let fields = match json(if bytes.is_empty() { b"{}" } else { &bytes })? {
+        Value::Object(fields) => fields,
+        _ => return Err(ApiError::bad_request("invalid_json", "Send a JSON object.")),
+    };
+    match fields.keys().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => {
+            let message = format!("There is no `{name}` here; known are {}.", known.join(", "));
+            Err(ApiError::invalid(name, message))
+        }
+        None => Ok(fields),
+    }
+}
+
+fn word<'a>(
+    fields: &'a Map<String, Value>,
+    name: &'static str,
+) -> Result<Option<&'a str>, ApiError> {
+    match fields.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(word)) => Ok(Some(word)),
+        Some(_) => Err(ApiError::invalid(
+            name,
+            format!("`{name}` must be a string."),
+        )),
+    }
+}
+
+fn command(
+    operator: &dyn Operator,
+    fields: &Map<String, Value>,
+    command: WorkerCommand,
+) -> Result<Response, ApiError> {
+    let named = word(fields, "worker")?.map(str::to_owned);
+    let Some(worker) = named.or_else(|| operator.sole()) else {
+        let message = "Name the `worker`; GET /admin/workers lists them.";
+        return Err(ApiError::invalid("worker", message));
+    };
+    match operator.command(&worker, command) {
+        Ok(view) => Ok((StatusCode::ACCEPTED, axum::Json(card(&view))).into_response()),
+        Err(CommandError::Unknown) => Err(ApiError::worker_not_found(&worker)),
+        Err(CommandError::Stopped) => Err(ApiError::unavailable(
+            "draining",
+            "The server is shutting down.",
+        )),
+    }
+}
+
+fn card(view: &WorkerView) -> Value {
+    let WorkerView {
+        name,
+        worker,
+        role,
+        state,
+        fingerprint,
+        load,
+        blocks_count,
+        links,
+        counters,
+    } = view;
+    let link = |link: &LinkView| {
+        serde_json::json!({
+            "peer": link.peer,
+            "transport": link.transport,
+            "bytes_per_second": link.bytes_per_second,
+            "latency_seconds": link.latency.as_secs_f64(),
+        })
+    };
+    let counted = counters
+        .iter()
+        .map(|(name, count)| ((*name).to_owned(), (*count).into()));
+    serde_json::json!({
+        "object": "worker",
+        "name": name,
+        "id": worker.worker.to_string(),
+        "incarnation": worker.incarnation.0,
+        "role": role.to_string(),
+        "state": match state {
+            WorkerState::Ready => "ready",
+            WorkerState::Draining => "draining",
+            WorkerState::Stuck => "stuck",
+        },
+        "fingerprint": fingerprint,
+        "load": {
+            "queue_tokens": load.queue_tokens,
+            "sequences_waiting": load.sequences_waiting,
+            "sequences_running": load.sequences_running,
+        },
+        "blocks": {
+            "count": blocks_count,
+            "free": load.blocks_free,
+            "held": blocks_count.saturating_sub(load.blocks_free),
+        },
+        "links": links.iter().map(link).collect::<Vec<Value>>(),
+        "counters": counted.collect::<Map<String, Value>>(),
+    })
+}
