@@ -12,6 +12,7 @@ mod packet;
 mod pool;
 mod prefix;
 
+pub use handoff::Writer;
 pub use hash::{block_hash, block_hashes, extend_hashes};
 pub use packet::{BlockPart, Packet, Seal};
 pub use pool::{Changes, Hits, Pool, Promise};

@@ -8,6 +8,7 @@
 
 use cleave_domain::{BlockHash, BlockIndex, BlockRef, Generation};
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 
 /// A KV pool's book.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +22,8 @@ pub struct Pool {
     index: BTreeMap<BlockHash, BlockIndex>,
     /// Blocks set aside for growth, out of the free and cached ones.
     promised: u32,
+    /// Entries in all tables: a block counts once for each of its holders.
+    holdings: u64,
     /// Counts touches; orders `cached`.
     clock: u64,
     /// What the index gained and lost since it was last asked.
@@ -97,6 +100,7 @@ impl Pool {
             cached: BTreeMap::new(),
             index: BTreeMap::new(),
             promised: 0,
+            holdings: 0,
             clock: 0,
             changes: BTreeMap::new(),
         }
@@ -115,6 +119,11 @@ impl Pool {
     /// Blocks in sequences' tables.
     pub fn blocks_held(&self) -> u32 {
         count(self.blocks.len() - self.free.len() - self.cached.len())
+    }
+
+    /// Entries that all tables together must have: a block counts once for each of its holders.
+    pub fn holdings(&self) -> u64 {
+        self.holdings
     }
 
     /// Blocks kept only for their content.
@@ -163,6 +172,7 @@ impl Pool {
             return None;
         }
         let block = self.free.pop().or_else(|| self.evict_oldest())?;
+        self.holdings += 1;
         let entry = &mut self.blocks[block.0 as usize];
         entry.life = Life::Held {
             holders: 1,
@@ -219,6 +229,7 @@ impl Pool {
             }
             Life::Free => unreachable!("the index names a free block"),
         }
+        self.holdings += 1;
         Some(BlockRef {
             block,
             generation: entry.generation,
@@ -249,12 +260,14 @@ impl Pool {
             unreachable!("current() returns held blocks")
         };
         *holders -= 1;
-        if *holders > 0 {
+        let (holders, content) = (*holders, *content);
+        self.holdings -= 1;
+        if holders > 0 {
             return;
         }
-        match *content {
+        match content {
             Some(content) => {
-                entry.life = Life::Cached { content, touched };
+                self.current(held).life = Life::Cached { content, touched };
                 self.cached.insert(touched, held.block);
             }
             None => self.set_free(held.block),
@@ -274,6 +287,38 @@ impl Pool {
         changes
     }
 
+    /// Hashes what decides how the pool will behave: equal for two pools that no series of calls
+    /// could tell apart, whenever and however often their blocks were touched.
+    pub fn fingerprint(&self, hasher: &mut impl Hasher) {
+        let Self {
+            blocks,
+            free,
+            cached,
+            // Follows from the blocks.
+            index: _,
+            promised,
+            holdings: _,
+            clock: _,
+            changes,
+        } = self;
+        for Block { generation, life } in blocks {
+            generation.hash(hasher);
+            match life {
+                Life::Free => 0_u8.hash(hasher),
+                Life::Held { holders, content } => (1_u8, holders, content).hash(hasher),
+                Life::Cached {
+                    content,
+                    touched: _,
+                } => (2_u8, content).hash(hasher),
+            }
+        }
+        free.hash(hasher);
+        for block in cached.values() {
+            block.hash(hasher);
+        }
+        (promised, changes).hash(hasher);
+    }
+
     /// Every content that can be found.
     pub fn contents(&self) -> impl Iterator<Item = BlockHash> + '_ {
         self.index.keys().copied()
@@ -283,7 +328,9 @@ impl Pool {
     /// `promised` are exactly what the pool believes. Walks the whole pool: for tests.
     pub fn check(&self, held: impl IntoIterator<Item = BlockRef>, promised: u32) {
         let mut holders = vec![0; self.blocks.len()];
+        let mut holdings = 0;
         for held in held {
+            holdings += 1;
             let entry = &self.blocks[held.block.0 as usize];
             assert_eq!(
                 entry.generation, held.generation,
@@ -299,6 +346,7 @@ impl Pool {
             };
             assert_eq!(counted, *expected, "holders of a block: {entry:?}");
         }
+        assert_eq!(self.holdings, holdings, "entries in tables");
         assert_eq!(self.promised, promised, "promises");
         self.check_lists();
     }

@@ -23,10 +23,9 @@ fn main() -> std::io::Result<()> {
         flights_max: 1_000_000,
         queue_max: 1_000_000,
         queue_wait_max: Duration::from_secs(60),
-        failures_max: 3,
         renew_every: Duration::from_secs(3600),
         reserve_timeout: Duration::from_secs(3600),
-        expected_output_tokens: 256,
+        ..Limits::default()
     });
     let prompt: Arc<[u32]> = (0..prompt).collect();
     let half = &prompt[..prompt.len() / 2];

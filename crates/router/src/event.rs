@@ -34,6 +34,9 @@ pub struct Limits {
     /// Output tokens that a sequence may draw while it moves; past them it stands still until it has
     /// arrived. Default 64.
     pub move_ahead_tokens: u32,
+    /// How long flights wait for a stuck worker to move again; then they go elsewhere, or into the
+    /// line. Before that they go only where there is room at once. Default 30 s.
+    pub stuck_max: Duration,
     /// How long a client may take nothing while tokens wait for it. Default 60 s.
     pub reader_wait_max: Duration,
 }
@@ -50,6 +53,7 @@ impl Default for Limits {
             expected_output_tokens: 256,
             moves_max: 4,
             move_ahead_tokens: 64,
+            stuck_max: Duration::from_secs(30),
             reader_wait_max: Duration::from_secs(60),
         }
     }
@@ -169,7 +173,7 @@ pub enum Output {
 }
 
 /// See [`Output::Readiness`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Readiness {
     /// A pair of workers could serve it, now or once they have room.
     Ready,

@@ -4,17 +4,18 @@
 //! each. Never: sends anything, or knows what a flight is about.
 //! Invariant: nothing of an earlier life is kept: load, promises and prefixes go with it.
 
-use crate::event::{Census, Readiness};
+use crate::event::{Census, MoveReason};
 use crate::ledger::{Ledger, Promise};
-use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
-use crate::prefix::Content;
+use crate::policy::{Ask, Choice};
 use cleave_domain::{
-    Fingerprint, FlightId, HandoffId, Load, Report, Time, WorkerDescription, WorkerId, WorkerRef,
+    Fingerprint, FlightId, HandoffId, Load, Report, Role, Time, WorkerDescription, WorkerId,
+    WorkerRef,
 };
 use cleave_kv::FleetIndex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Worker {
     pub(crate) me: WorkerRef,
     pub(crate) description: WorkerDescription,
@@ -22,39 +23,52 @@ pub(crate) struct Worker {
     pub(crate) ledger: Ledger,
     /// It said that it accepts nothing new.
     pub(crate) draining: bool,
+    /// It said that it makes no progress.
+    pub(crate) stuck: bool,
     /// It refused; not asked again before this.
     pub(crate) shut_until: Time,
     /// The count of placements when it was last chosen.
-    chosen: u64,
+    pub(crate) chosen: u64,
 }
 
 /// Workers that may exchange blocks.
-#[derive(Debug, Default)]
-struct Group {
-    workers: BTreeSet<WorkerId>,
-    prefixes: FleetIndex,
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Group {
+    pub(crate) workers: BTreeSet<WorkerId>,
+    pub(crate) prefixes: FleetIndex,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     workers: BTreeMap<WorkerId, Worker>,
-    groups: BTreeMap<Fingerprint, Group>,
+    pub(crate) groups: BTreeMap<Fingerprint, Group>,
     /// Open promises by flight, over all attempts and workers.
     legs: BTreeMap<FlightId, u32>,
     placements: u64,
     /// Everybody, those who drain too.
     census: Census,
-    /// Counts who came, went or began to drain.
+    /// Counts who came, went, began to drain, changed its role, got stuck or came free.
     turns: u64,
+    /// Who drains, or stopped decoding: what runs there is to move.
+    leaving: BTreeSet<WorkerId>,
+    stuck: BTreeSet<WorkerId>,
+    /// Who is about to run out of blocks, and what it wishes to be rid of.
+    pub(crate) wishes: BTreeMap<WorkerId, HandoffId>,
 }
 
-/// What a placement is asked with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Query<'a> {
-    pub(crate) ask: Ask,
-    pub(crate) content: &'a Content,
-    pub(crate) excluded: &'a BTreeSet<WorkerId>,
-    pub(crate) now: Time,
+impl Worker {
+    /// Whether it is there for new requests.
+    pub(crate) fn accepts(&self) -> bool {
+        !self.draining && !self.stuck
+    }
+
+    /// Why its running sequences are to move, if they are.
+    fn leaves(&self) -> Option<MoveReason> {
+        match self.draining {
+            true => Some(MoveReason::Drain),
+            false => (!self.description.role.decodes()).then_some(MoveReason::Role),
+        }
+    }
 }
 
 impl Fleet {
@@ -65,27 +79,6 @@ impl Fleet {
     /// Moves when readiness may have changed.
     pub(crate) fn turns(&self) -> u64 {
         self.turns
-    }
-
-    /// Whether the shortest of requests would find a pair, asked as any other is.
-    pub(crate) fn readiness(&self, now: Time) -> Readiness {
-        let query = Query {
-            ask: Ask::SHORTEST,
-            content: &Content::default(),
-            excluded: &BTreeSet::new(),
-            now,
-        };
-        match self.choose(&query) {
-            Ok(_) | Err(NoPlace::Busy) => Readiness::Ready,
-            Err(NoPlace::NoWorker | NoPlace::TooLong { .. }) => {
-                let accepting = || self.workers.values().filter(|worker| !worker.draining);
-                let roles = || accepting().map(|worker| worker.description.role);
-                Readiness::NoPair {
-                    prefill: roles().filter(|role| role.prefills()).count() as u32,
-                    decode: roles().filter(|role| role.decodes()).count() as u32,
-                }
-            }
-        }
     }
 
     pub(crate) fn workers(&self) -> impl Iterator<Item = &Worker> {
@@ -127,6 +120,7 @@ impl Fleet {
             load,
             ledger: Ledger::default(),
             draining: false,
+            stuck: false,
             shut_until: Time::ZERO,
             chosen: 0,
         };
@@ -143,6 +137,9 @@ impl Fleet {
         };
         *self.census.of_role(gone.description.role) -= 1;
         self.turns += 1;
+        self.leaving.remove(&worker);
+        self.stuck.remove(&worker);
+        self.wishes.remove(&worker);
         let fingerprint = &gone.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);
@@ -196,7 +193,121 @@ impl Fleet {
         if let Some(worker) = self.get_mut(who) {
             worker.draining = true;
             self.turns += 1;
+            self.leaving.insert(who.worker);
         }
+    }
+
+    /// The worker serves these legs from now on.
+    pub(crate) fn serve(&mut self, who: WorkerRef, role: Role) {
+        let Some(worker) = self.get_mut(who) else {
+            return;
+        };
+        let before = std::mem::replace(&mut worker.description.role, role);
+        let leaves = worker.leaves().is_some();
+        *self.census.of_role(before) -= 1;
+        *self.census.of_role(role) += 1;
+        self.turns += 1;
+        if leaves {
+            self.leaving.insert(who.worker);
+        } else {
+            self.leaving.remove(&who.worker);
+        }
+    }
+
+    /// Says whether that is new.
+    pub(crate) fn set_stuck(&mut self, who: WorkerRef, stuck: bool) -> bool {
+        let Some(worker) = self.get_mut(who).filter(|w| w.stuck != stuck) else {
+            return false;
+        };
+        worker.stuck = stuck;
+        self.turns += 1;
+        if stuck {
+            self.stuck.insert(who.worker);
+        } else {
+            self.stuck.remove(&who.worker);
+        }
+        true
+    }
+
+    /// Workers that make no progress.
+    pub(crate) fn stuck(&self) -> Vec<WorkerRef> {
+        self.lives(&self.stuck).map(|worker| worker.me).collect()
+    }
+
+    /// Workers from which running sequences are to move, and why.
+    pub(crate) fn leaving(&self) -> Vec<(WorkerRef, MoveReason)> {
+        self.lives(&self.leaving)
+            .filter(|worker| worker.ledger.totals().sequences > 0)
+            .filter_map(|worker| Some((worker.me, worker.leaves()?)))
+            .collect()
+    }
+
+    pub(crate) fn leaves(&self, who: WorkerRef) -> Option<MoveReason> {
+        let worker = self.get(who)?;
+        worker
+            .leaves()
+            .filter(|_| self.leaving.contains(&who.worker))
+    }
+
+    pub(crate) fn is_stuck(&self, who: WorkerRef) -> bool {
+        self.get(who).is_some_and(|worker| worker.stuck)
+    }
+
+    pub(crate) fn wish(&mut self, who: WorkerRef, handoff: HandoffId) {
+        if self.promised(who, handoff).is_some() {
+            self.wishes.insert(who.worker, handoff);
+        }
+    }
+
+    pub(crate) fn unwish(&mut self, who: WorkerRef) {
+        if self.get(who).is_some() {
+            self.wishes.remove(&who.worker);
+        }
+    }
+
+    pub(crate) fn wishes(&self) -> Vec<(WorkerRef, HandoffId)> {
+        let live = |(id, handoff): (&WorkerId, &HandoffId)| Some((self.life_of(*id)?, *handoff));
+        self.wishes.iter().filter_map(live).collect()
+    }
+
+    /// How many of the worker's blocks so many tokens fill.
+    pub(crate) fn blocks(&self, who: WorkerRef, tokens: u32) -> Option<u32> {
+        let capacity = &self.get(who)?.description.capacity;
+        Some(tokens.div_ceil(capacity.block_tokens))
+    }
+
+    pub(crate) fn lives<'a>(
+        &'a self,
+        ids: &'a BTreeSet<WorkerId>,
+    ) -> impl Iterator<Item = &'a Worker> {
+        ids.iter().filter_map(|id| self.workers.get(id))
+    }
+
+    /// The worker in the life in which it is connected.
+    pub(crate) fn life_of(&self, worker: WorkerId) -> Option<WorkerRef> {
+        self.workers.get(&worker).map(|worker| worker.me)
+    }
+
+    /// The longest sequence that a worker can hold; nothing is known of one that is gone.
+    pub(crate) fn context_tokens_max(&self, who: WorkerRef) -> u32 {
+        let about = self.get(who).map(|worker| &worker.description.capacity);
+        about.map_or(u32::MAX, |capacity| capacity.context_tokens_max)
+    }
+
+    /// Hand-offs of which the worker holds something.
+    pub(crate) fn handoffs(&self, who: WorkerRef) -> Vec<HandoffId> {
+        let ledger = self.get(who).map(|worker| &worker.ledger);
+        let all = ledger.into_iter().flat_map(Ledger::handoffs);
+        all.map(|(handoff, _)| handoff).collect()
+    }
+
+    /// Of these, those that generate there or will.
+    pub(crate) fn sequences(&self, who: WorkerRef) -> Vec<HandoffId> {
+        let ledger = self.get(who).map(|worker| &worker.ledger);
+        let all = ledger.into_iter().flat_map(Ledger::handoffs);
+        all.filter(|(_, promise)| promise.blocks > 0)
+            .map(|(handoff, _)| handoff)
+            .collect()
     }
 
     // === promises ===
@@ -234,6 +345,29 @@ impl Fleet {
         }
     }
 
+    /// The same for a sequence that moves: its sender has it already.
+    pub(crate) fn promise_move(&mut self, handoff: HandoffId, target: WorkerRef, ask: &Ask) {
+        self.placements += 1;
+        let placements = self.placements;
+        let Some(worker) = self.get_mut(target) else {
+            return;
+        };
+        let block_tokens = worker.description.capacity.block_tokens;
+        worker.chosen = placements;
+        worker.ledger.open(
+            handoff,
+            Promise {
+                tokens: 0,
+                blocks: ask.tokens_expected.div_ceil(block_tokens),
+                told: true,
+                answered: false,
+                fresh: true,
+                live: true,
+            },
+        );
+        *self.legs.entry(handoff.flight).or_default() += 1;
+    }
+
     pub(crate) fn promised(&self, who: WorkerRef, handoff: HandoffId) -> Option<&Promise> {
         self.get(who)?.ledger.get(handoff)
     }
@@ -252,6 +386,9 @@ impl Fleet {
     /// Nothing of the hand-off is on this worker any more. Says whether there was.
     pub(crate) fn release(&mut self, who: WorkerRef, handoff: HandoffId) -> Option<Promise> {
         let promise = self.get_mut(who)?.ledger.close(handoff)?;
+        if self.wishes.get(&who.worker) == Some(&handoff) {
+            self.wishes.remove(&who.worker);
+        }
         self.drop_leg(handoff.flight);
         Some(promise)
     }
@@ -265,67 +402,25 @@ impl Fleet {
         }
     }
 
-    // === placing ===
-
-    /// Chooses in each group and takes the cheapest choice.
-    pub(crate) fn choose(&self, query: &Query) -> Result<Choice, NoPlace> {
-        let mut best: Result<Choice, NoPlace> = Err(NoPlace::NoWorker);
-        for group in self.groups.values() {
-            let cached = self.cached(group, query);
-            let candidates: Vec<Candidate> = group
-                .workers
-                .iter()
-                .filter_map(|id| self.workers.get(id))
-                .filter(|worker| !worker.draining)
-                .map(|worker| {
-                    let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
-                    candidate(worker, query, blocks)
-                })
-                .collect();
-            let choice = policy::choose(&candidates, &query.ask);
-            best = match (best, choice) {
-                (Ok(old), Ok(new)) => Ok(if new.cost < old.cost { new } else { old }),
-                (Ok(old), Err(_)) => Ok(old),
-                (Err(_), Ok(new)) => Ok(new),
-                (Err(old), Err(new)) => Err(old.max(new)),
-            };
-        }
-        best
-    }
+    // === contents ===
 
     /// Each group's block size; it is part of what makes a fingerprint.
     pub(crate) fn block_sizes(&self) -> impl Iterator<Item = u32> {
         self.groups.values().filter_map(|g| self.block_tokens(g))
     }
 
-    fn block_tokens(&self, group: &Group) -> Option<u32> {
+    pub(crate) fn block_tokens(&self, group: &Group) -> Option<u32> {
         let worker = self.workers.get(group.workers.first()?)?;
         Some(worker.description.capacity.block_tokens)
     }
 
-    fn cached(&self, group: &Group, query: &Query) -> BTreeMap<WorkerId, u32> {
-        let Some(block_tokens) = self.block_tokens(group) else {
-            return BTreeMap::new();
-        };
-        let found = group.prefixes.longest(query.content.hashes(block_tokens));
-        found
-            .into_iter()
-            .map(|(who, blocks)| (who.worker, blocks))
-            .collect()
-    }
-
-    /// Whether news of this worker could give `query` a place.
-    pub(crate) fn could_help(&self, who: WorkerRef, query: &Query) -> bool {
-        self.get(who)
-            .filter(|worker| !worker.draining)
-            .is_some_and(|worker| {
-                // Cached blocks only make room; suppose that all are.
-                let blocks = query
-                    .ask
-                    .prompt_tokens
-                    .div_ceil(worker.description.capacity.block_tokens);
-                policy::has_room(&candidate(worker, query, blocks), &query.ask)
-            })
+    /// See [`crate::Brain::fingerprint`].
+    pub(crate) fn hash_groups(&self, hasher: &mut impl Hasher) {
+        for group in self.groups.values() {
+            group.prefixes.hash(hasher);
+        }
+        self.leaving.hash(hasher);
+        self.wishes.hash(hasher);
     }
 
     pub(crate) fn check(&self) {
@@ -342,32 +437,29 @@ impl Fleet {
                 worker.me
             );
         }
+        for (id, worker) in &self.workers {
+            assert_eq!(
+                worker.stuck,
+                self.stuck.contains(id),
+                "{id} is or is not stuck"
+            );
+            let is_left = self.leaving.contains(id);
+            assert!(is_left || !worker.draining, "{id} drains in silence");
+            assert!(
+                !is_left || worker.leaves().is_some(),
+                "{id} is left for no reason"
+            );
+        }
+        let known = |id: &WorkerId| self.workers.contains_key(id);
+        let lists = self.leaving.iter().chain(&self.stuck);
+        assert!(
+            lists.into_iter().all(known),
+            "a list holds a worker that is gone"
+        );
         let total = self.census.total() as usize;
         assert_eq!(total, self.workers.len(), "the census is wrong");
         assert_eq!(legs, self.legs, "open legs are miscounted");
         let grouped: usize = self.groups.values().map(|g| g.workers.len()).sum();
         assert_eq!(grouped, self.workers.len(), "a group holds a worker twice");
-    }
-}
-
-/// A worker's last report with what was promised since on top. What this router promised and
-/// still counts is a lower bound, whatever the report says.
-fn candidate(worker: &Worker, query: &Query, cached_blocks: u32) -> Candidate {
-    let about = &worker.description;
-    let load = &worker.load;
-    let totals = worker.ledger.totals();
-    let busy = load.sequences_running + load.sequences_waiting + totals.sequences_fresh;
-    Candidate {
-        worker: worker.me,
-        role: about.role,
-        shut: worker.shut_until > query.now || query.excluded.contains(&worker.me.worker),
-        capacity: about.capacity,
-        blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
-        sequences: busy.max(totals.sequences),
-        queue_max: about.queue_max,
-        prompts_open: totals.prompts,
-        queue_tokens: (load.queue_tokens + totals.tokens_fresh).max(totals.tokens),
-        cached_blocks,
-        chosen: worker.chosen,
     }
 }

@@ -11,7 +11,7 @@ use cleave_domain::HandoffId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One hand-off's claim on one worker. A worker that serves both legs has one promise for both.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Promise {
     /// Prompt tokens to compute here; 0 once they are.
     pub(crate) tokens: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Totals {
     pub(crate) blocks_fresh: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     promises: BTreeMap<HandoffId, Promise>,
     /// Those with `fresh`, so that a `Load` costs no walk over the others.

@@ -4,14 +4,22 @@
 //! its one end. Never: sees text, a token that was generated, an address, or a clock.
 //! Invariant: every flight submitted ends in exactly one `Output::End`.
 
+mod alarm;
 mod brain;
+mod candidates;
 mod event;
+mod fingerprint;
 mod fleet;
 mod flight;
 mod ledger;
+mod legs;
 mod line;
+mod moves;
+mod place;
 pub mod policy;
 mod prefix;
+mod rescue;
+mod resume;
 mod stream;
 mod walk;
 

@@ -1,8 +1,9 @@
 //! The line of flights that wait for room.
 //!
 //! Owns: their order. Never: decides who is placed.
-//! Invariant: at most `max` wait; urgency first (smaller is more urgent), then arrival, and a
-//! flight that comes back after a failed attempt keeps its place.
+//! Invariant: urgency first (smaller is more urgent), then arrival. Who comes anew finds room for at
+//! most `max`; a flight that comes back after a failed attempt keeps its place, and is let in
+//! whatever the length: its client has been promised an answer, and the number of flights bounds it.
 
 use cleave_domain::FlightId;
 use std::collections::BTreeSet;
@@ -15,7 +16,7 @@ pub(crate) struct Place {
     pub(crate) flight: FlightId,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Line {
     places: BTreeSet<Place>,
     max: usize,
@@ -37,26 +38,21 @@ impl Line {
         self.places.len() as u32
     }
 
-    pub(crate) fn head(&self) -> Option<Place> {
-        self.places.first().copied()
+    /// In order.
+    pub(crate) fn places(&self) -> impl Iterator<Item = &Place> {
+        self.places.iter()
     }
 
     pub(crate) fn contains(&self, place: &Place) -> bool {
         self.places.contains(place)
     }
 
-    /// The caller has asked [`Line::is_full`].
+    /// For a new flight the caller has asked [`Line::is_full`].
     pub(crate) fn join(&mut self, place: Place) {
-        assert!(!self.is_full(), "the line is longer than its limit");
         assert!(self.places.insert(place), "{} waits twice", place.flight);
     }
 
     pub(crate) fn leave(&mut self, place: &Place) {
         self.places.remove(place);
-    }
-
-    /// Whether somebody waits who goes before `place`.
-    pub(crate) fn is_ahead_of(&self, place: &Place) -> bool {
-        self.head().is_some_and(|head| head < *place)
     }
 }

@@ -1,6 +1,7 @@
-//! Which two workers serve an attempt: filter, score, pick, with a reason.
+//! Which two workers serve an attempt, and where a running sequence moves: filter, score, pick, with
+//! a reason.
 //!
-//! Owns: the placement rule. Never: changes anything, reads a clock, or knows of flights; it sees
+//! Owns: the placement rules. Never: changes anything, reads a clock, or knows of flights; it sees
 //! a snapshot and returns a choice. Costs O(workers): the legs are judged apart, because what
 //! makes a good prefill worker and a good decode worker has nothing in common but the link.
 
@@ -53,6 +54,8 @@ pub struct Candidate {
     pub role: Role,
     /// Not to be chosen now: it refused or failed a moment ago. It still counts as existing.
     pub shut: bool,
+    /// It is about to run out of blocks: it takes no sequence more.
+    pub crowded: bool,
     /// What it can hold.
     pub capacity: Capacity,
     /// Blocks free after every promise is kept.
@@ -127,6 +130,24 @@ pub fn choose(candidates: &[Candidate], ask: &Ask) -> Result<Choice, NoPlace> {
         cached_tokens,
         cost,
     })
+}
+
+/// Chooses where a running sequence goes on; the worker that it leaves is not among the candidates.
+/// It needs no prompt run, only a seat and blocks.
+///
+/// # Errors
+/// Says why nobody was chosen.
+pub fn choose_target(candidates: &[Candidate], ask: &Ask) -> Result<WorkerRef, NoPlace> {
+    if let Some((_, target)) = best(candidates, |c| decode_cost(c, ask)) {
+        return Ok(target.worker);
+    }
+    let decode = || candidates.iter().filter(|c| c.role.decodes());
+    let tokens_max = decode().map(Candidate::tokens_max).max();
+    let tokens_max = tokens_max.ok_or(NoPlace::NoWorker)?;
+    match decode().any(|c| c.holds_whole(ask)) {
+        true => Err(NoPlace::Busy),
+        false => Err(NoPlace::TooLong { tokens_max }),
+    }
 }
 
 /// Whether `candidate` could now take one of the legs; tells whether news of it is worth a look
@@ -209,7 +230,7 @@ fn prefill_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
 }
 
 fn decode_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
-    let able = c.role.decodes() && !c.shut && c.holds_whole(ask);
+    let able = c.role.decodes() && !c.shut && !c.crowded && c.holds_whole(ask);
     let room =
         c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= c.blocks_free + c.cached_blocks;
     (able && room).then(|| {

@@ -1,15 +1,16 @@
 //! A request as content: the hashes its prefix would be cached under.
 //!
 //! Owns: when they are computed. Never: defines them; `kv` does, for workers too.
-//! Invariant: hashed once, at submission, for each block size in the fleet. A block size that
-//! appears later finds nothing cached, as is true of a worker that has just started.
+//! Invariant: hashed for each block size in the fleet, at submission and whenever tokens were
+//! counted. A block size that appears later finds nothing cached, as is true of a worker that has
+//! just started.
 
 use cleave_domain::{BlockHash, Request, TokenId};
 use cleave_kv::block_hashes;
 use std::collections::BTreeMap;
 
 /// What a request's sequence starts with, by block size.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
     hashes: BTreeMap<u32, Vec<BlockHash>>,
 }
@@ -33,5 +34,9 @@ impl Content {
 
     pub(crate) fn hashes(&self, block_tokens: u32) -> &[BlockHash] {
         self.hashes.get(&block_tokens).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn block_sizes(&self) -> impl Iterator<Item = u32> {
+        self.hashes.keys().copied()
     }
 }

@@ -1,14 +1,16 @@
 //! The router's brain under anything: words true and false, late and doubled, of workers that come
-//! and go. It must keep its invariants after each and end every flight exactly once.
+//! and go, drain, get stuck and change their roles, and clients that have any number of tokens by the
+//! time they are counted. It must keep its invariants after each and end every flight exactly once.
 
 use cleave_domain::{
     BlockHash, Capacity, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
-    Load, Order, Refusal, Report, Request, Role, Sampling, Slo, StopRules, Time, WorkerDescription,
-    WorkerId, WorkerRef,
+    Load, Order, Progress, Refusal, Report, Request, Role, Sampling, Slo, StopRules, Time,
+    WorkerDescription, WorkerId, WorkerRef,
 };
-use cleave_router::{Brain, Input, Limits, Output};
+use cleave_router::{Brain, Command, Input, Limits, Output};
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, proptest};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,12 +23,16 @@ fn limits() -> Limits {
         renew_every: Duration::from_millis(50),
         reserve_timeout: Duration::from_millis(40),
         expected_output_tokens: 8,
+        moves_max: 2,
+        move_ahead_tokens: 4,
+        stuck_max: Duration::from_millis(80),
+        reader_wait_max: Duration::from_millis(60),
     }
 }
 
 fn description(role: u8, revision: u8) -> WorkerDescription {
     WorkerDescription {
-        role: [Role::Prefill, Role::Decode, Role::Both][usize::from(role % 3)],
+        role: self::role(role),
         model: "m".to_owned(),
         fingerprint: Fingerprint(format!("rev {}", revision % 8 / 7)),
         capacity: Capacity {
@@ -48,13 +54,40 @@ fn request(prompt: u8, priority: u8) -> Request {
         sampling: Sampling::greedy(),
         stop: StopRules {
             max_tokens: 20,
-            min_tokens: 0,
-            stop_tokens: Arc::new([]),
+            min_tokens: 3,
+            stop_tokens: Arc::new([1009]),
         },
         priority: i32::from(priority % 3),
         cache_salt: 0,
         slo: Slo::default(),
     }
+}
+
+/// An attempt as its workers see it.
+struct Told {
+    sender: WorkerRef,
+    decode: WorkerRef,
+    /// The attempt it continues, if a running sequence moves.
+    of: Option<u32>,
+    /// Its sender was told to start: from now on tokens of it may come.
+    ordered: bool,
+    /// Its decode worker said that it is over, was told so, or is gone.
+    over: bool,
+    /// What was said of it, as an honest worker would.
+    prefilled: bool,
+    landed: bool,
+}
+
+/// What is known of a flight outside the brain.
+#[derive(Default)]
+struct Known {
+    attempts: BTreeMap<u32, Told>,
+    /// Attempts before this one are fenced.
+    unfenced: u32,
+    /// Tokens the client was given.
+    given: u32,
+    /// Of these the brain waits for an answer to the last only.
+    asked: Option<HandoffId>,
 }
 
 /// Drives a brain, remembers what was asked of whom, and which flights ended.
@@ -65,73 +98,274 @@ struct Driver {
     lives: [u64; 5],
     told: Vec<(WorkerRef, HandoffId)>,
     open: BTreeSet<FlightId>,
+    flights: BTreeMap<FlightId, Known>,
+    /// Asked for and not answered yet, with the tokens that the client had then.
+    counts: VecDeque<(HandoffId, u32)>,
+    chance: u64,
 }
 
 impl Driver {
+    fn new() -> Self {
+        Self {
+            brain: Brain::new(limits()),
+            now: 0,
+            next: 0,
+            lives: [1; 5],
+            told: Vec::new(),
+            open: BTreeSet::new(),
+            flights: BTreeMap::new(),
+            counts: VecDeque::new(),
+            chance: 0,
+        }
+    }
+
+    fn me(&self, worker: usize) -> WorkerRef {
+        WorkerRef {
+            worker: WorkerId(worker as u64 + 1),
+            incarnation: Incarnation(self.lives[worker]),
+        }
+    }
+
     fn handle(&mut self, input: Input) {
+        self.hear(&input);
         self.brain.handle(Time::from_nanos(self.now), input);
         while let Some(output) = self.brain.poll() {
-            match output {
-                Output::End { flight, .. } => {
-                    assert!(self.open.remove(&flight), "{flight} ended twice");
-                }
-                Output::Tell { worker, order } => match order {
-                    Order::Reserve(order) => self.told.push((worker, order.handoff)),
-                    Order::Prefill(order) => self.told.push((worker, order.handoff)),
-                    _ => {}
-                },
-                Output::Drained | Output::Readiness(_) | Output::Note(_) => {}
-            }
+            self.obey(output);
         }
         self.brain.check();
+        let clone = self.brain.clone();
+        assert_eq!(fingerprint(&clone), fingerprint(&self.brain));
+    }
+
+    /// What the input makes of the attempts.
+    fn hear(&mut self, input: &Input) {
+        match input {
+            Input::WorkerJoined { worker, .. } | Input::WorkerLost { worker } => {
+                let attempts = self
+                    .flights
+                    .values_mut()
+                    .flat_map(|f| f.attempts.values_mut());
+                for told in attempts.filter(|told| told.decode.worker == worker.worker) {
+                    told.over |=
+                        matches!(input, Input::WorkerJoined { .. }) || told.decode == *worker;
+                }
+            }
+            Input::Told { worker, report } => {
+                let (Report::Finished { handoff, .. }
+                | Report::Released { handoff }
+                | Report::LegFailed { handoff, .. }
+                | Report::Refused { handoff, .. }) = report
+                else {
+                    return;
+                };
+                let known = self.flights.get_mut(&handoff.flight);
+                let told = known.and_then(|f| f.attempts.get_mut(&handoff.attempt));
+                if let Some(told) = told.filter(|told| told.decode == *worker) {
+                    told.over = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn obey(&mut self, output: Output) {
+        match output {
+            Output::End { flight, .. } => {
+                assert!(self.open.remove(&flight), "{flight} ended twice");
+            }
+            Output::Fence { handoff } => {
+                assert!(self.open.contains(&handoff.flight), "{handoff} is over");
+                let known = self
+                    .flights
+                    .get_mut(&handoff.flight)
+                    .expect("was submitted");
+                assert!(
+                    known.unfenced <= handoff.attempt,
+                    "{handoff} is fenced twice"
+                );
+                known.unfenced = handoff.attempt + 1;
+                self.count(handoff);
+            }
+            Output::Count { handoff } => self.count(handoff),
+            Output::Tell { worker, order } => self.order(worker, order),
+            Output::Drained | Output::Readiness(_) | Output::Note(_) => {}
+        }
+    }
+
+    /// Meanwhile the client was given some more.
+    fn count(&mut self, handoff: HandoffId) {
+        self.chance = self
+            .chance
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1);
+        let more = (self.chance >> 33) as u32 % 4;
+        let known = self
+            .flights
+            .get_mut(&handoff.flight)
+            .expect("was submitted");
+        assert_ne!(known.asked, Some(handoff), "{handoff} is asked for twice");
+        let ordered = known.attempts.values().any(|told| told.ordered);
+        known.given = (known.given + if ordered { more } else { 0 }).min(20);
+        known.asked = Some(handoff);
+        self.counts.push_back((handoff, known.given));
+    }
+
+    fn order(&mut self, worker: WorkerRef, order: Order) {
+        match order {
+            Order::Reserve(order) => {
+                let known = self.flights.entry(order.handoff.flight).or_default();
+                // Nothing began while the client's tokens were uncounted, or at another place.
+                assert_eq!(known.asked, None, "{}", order.handoff);
+                let generated = order.request.generated.len() as u32;
+                assert!(generated <= known.given, "{} has too many", order.handoff);
+                let of = known
+                    .attempts
+                    .iter()
+                    .rfind(|(_, told)| order.ahead_tokens > 0 && told.decode == order.sender)
+                    .map(|(attempt, _)| *attempt);
+                let told = Told {
+                    sender: order.sender,
+                    decode: worker,
+                    of,
+                    ordered: false,
+                    over: false,
+                    prefilled: false,
+                    landed: false,
+                };
+                let before = known.attempts.insert(order.handoff.attempt, told);
+                assert!(before.is_none(), "{} means two pairs", order.handoff);
+                self.told.push((worker, order.handoff));
+            }
+            Order::Prefill(order) => {
+                self.begun(worker, order.handoff);
+                self.told.push((worker, order.handoff));
+            }
+            Order::Migrate(order) => {
+                let known = &self.flights[&order.handoff.flight];
+                let told = &known.attempts[&order.handoff.attempt];
+                assert_eq!(told.of, Some(order.of.attempt), "{}", order.handoff);
+                self.begun(worker, order.handoff);
+                self.told.push((worker, order.handoff));
+            }
+            Order::Cancel { handoff } => {
+                let known = self
+                    .flights
+                    .get_mut(&handoff.flight)
+                    .expect("was submitted");
+                let told = known.attempts.get_mut(&handoff.attempt).expect("was told");
+                if told.decode == worker {
+                    told.over = true;
+                } else {
+                    assert_eq!(told.sender, worker, "{handoff} was never there");
+                }
+            }
+            Order::Renew { .. } | Order::Drain | Order::Serve { .. } => {}
+        }
+    }
+
+    /// Of all attempts whose tokens the client may still be given, one runs; two while it moves.
+    fn begun(&mut self, sender: WorkerRef, handoff: HandoffId) {
+        let known = self
+            .flights
+            .get_mut(&handoff.flight)
+            .expect("was submitted");
+        let told = known
+            .attempts
+            .get_mut(&handoff.attempt)
+            .expect("was reserved for");
+        assert_eq!(told.sender, sender, "{handoff}");
+        told.ordered = true;
+        let of = told.of;
+        let runs = |(attempt, told): &(&u32, &Told)| {
+            **attempt >= known.unfenced && told.ordered && !told.over
+        };
+        for (attempt, _) in known.attempts.iter().filter(runs) {
+            let expected = *attempt == handoff.attempt || of == Some(*attempt);
+            assert!(expected, "{handoff} begins while attempt {attempt} runs");
+        }
+    }
+
+    fn answer_counts(&mut self) {
+        while let Some((handoff, given)) = self.counts.pop_front() {
+            let known = self
+                .flights
+                .get_mut(&handoff.flight)
+                .expect("was submitted");
+            known.asked.take_if(|asked| *asked == handoff);
+            let generated = (1000..1000 + given).collect();
+            self.handle(Input::Counted { handoff, generated });
+        }
     }
 
     fn act(&mut self, [what, a, b, c]: [u8; 4]) {
-        self.now += u64::from(c) * 300_000;
+        // Most steps take next to nothing, some as long as a time limit.
+        self.now += u64::from(c) * if b % 16 == 0 { 300_000 } else { 5_000 };
+        self.chance ^= u64::from(a) << 40 | u64::from(b) << 20;
+        // Most of the time an answer comes at once.
+        if c % 4 > 0 {
+            self.answer_counts();
+        }
         let worker = usize::from(a % 5);
-        let me = WorkerRef {
-            worker: WorkerId(worker as u64 + 1),
-            incarnation: Incarnation(self.lives[worker]),
-        };
-        match what % 16 {
+        let me = self.me(worker);
+        match what % 40 {
             0 | 1 => {
                 self.lives[worker] += u64::from(b % 2);
-                let incarnation = Incarnation(self.lives[worker]);
                 self.handle(Input::WorkerJoined {
-                    worker: WorkerRef { incarnation, ..me },
+                    worker: self.me(worker),
                     description: description(a, b),
                 });
             }
             2 => self.handle(Input::WorkerLost { worker: me }),
-            3..=5 => {
+            3..=6 => {
                 let flight = FlightId(self.next);
                 self.next += 1;
                 self.open.insert(flight);
+                self.flights.insert(flight, Known::default());
                 let request = Arc::new(request(a, b));
                 self.handle(Input::Submitted { flight, request });
             }
-            6 => {
+            7 => {
                 let flight = FlightId(u64::from(a) % self.next.max(1));
-                self.handle(Input::Cancelled { flight });
+                self.handle(match b % 4 {
+                    0 | 1 => Input::Cancelled { flight },
+                    2 => Input::Stalled { flight },
+                    _ => Input::Flowing { flight },
+                });
             }
-            7 => self.handle(Input::Woke),
-            8 => {
-                let report = if b % 2 == 0 {
-                    Report::Load(Load {
-                        queue_tokens: u64::from(c),
-                        sequences_waiting: u32::from(c % 4),
-                        sequences_running: u32::from(b % 4),
-                        blocks_free: u32::from(b % 31),
-                    })
-                } else {
-                    Report::Prefix {
-                        stored: vec![BlockHash([b % 4; 16])],
-                        evicted: vec![BlockHash([c % 4; 16])],
-                    }
-                };
+            8 => self.handle(Input::Woke),
+            9 | 10 => {
+                let report = self.word(b, c);
                 self.handle(Input::Told { worker: me, report });
             }
+            11 => self.handle(Input::Commanded {
+                worker: me.worker,
+                command: Command::Serve(role(b)),
+            }),
+            12..=33 => self.true_answer(a),
             _ => self.answer(a, b),
+        }
+    }
+
+    /// A worker about itself.
+    fn word(&self, b: u8, c: u8) -> Report {
+        match b % 10 {
+            0..=3 => Report::Load(Load {
+                queue_tokens: u64::from(c),
+                sequences_waiting: u32::from(c % 4),
+                sequences_running: u32::from(b % 4),
+                blocks_free: u32::from(c % 31),
+                progress: Progress::Moving,
+            }),
+            4 | 5 => Report::Prefix {
+                stored: vec![BlockHash([b % 4; 16])],
+                evicted: vec![BlockHash([c % 4; 16])],
+            },
+            6 => Report::Load(Load {
+                progress: Progress::Stuck,
+                ..Load::default()
+            }),
+            7 => Report::Draining,
+            _ => Report::Serves { role: role(c) },
         }
     }
 
@@ -142,44 +376,76 @@ impl Driver {
         };
         let (worker, handoff) = self.told[self.told.len() - 1 - back];
         let retry_after = Duration::from_millis(u64::from(a));
-        let report = match b % 20 {
-            0..=6 => Report::Reserved {
-                handoff,
-                present: 0,
-                blocks: Vec::new(),
-            },
+        let failure = Failure::LinkLost;
+        let report = match b % 24 {
+            0..=6 => reserved(handoff),
             7..=9 => Report::Prefilled { handoff },
             10..=11 => Report::Landed { handoff },
-            12..=13 => Report::Finished {
-                handoff,
-                reason: FinishReason::Stop,
-                output_tokens: 3,
-            },
+            12..=13 => finished(handoff),
             14..=16 => Report::Released { handoff },
-            17 => Report::LegFailed {
-                handoff,
-                failure: Failure::Corrupt,
-            },
+            17 => Report::LegFailed { handoff, failure },
             18 => Report::Refused {
                 handoff,
                 refusal: Refusal::NoBlocks { retry_after },
             },
+            19..=20 => Report::Stayed { handoff, failure },
+            21..=22 => Report::Crowded { handoff },
             _ => Report::Draining,
+        };
+        self.handle(Input::Told { worker, report });
+    }
+
+    /// What an honest worker would say next of the latest attempt of some open flight, so that
+    /// sequences come to run and to move.
+    fn true_answer(&mut self, a: u8) {
+        let Some(index) = usize::from(a / 8).checked_rem(self.open.len()) else {
+            return;
+        };
+        let flight = *self.open.iter().nth(index).expect("is within");
+        let known = self.flights.get_mut(&flight).expect("was submitted");
+        let Some(mut entry) = known.attempts.last_entry() else {
+            return;
+        };
+        let handoff = HandoffId {
+            flight,
+            attempt: *entry.key(),
+        };
+        let told = entry.get_mut();
+        let (sender, decode) = (told.sender, told.decode);
+        let failure = Failure::LinkLost;
+        let (worker, report) = if !told.ordered {
+            (decode, reserved(handoff))
+        } else if !told.prefilled && a % 8 > 1 {
+            told.prefilled = true;
+            (sender, Report::Prefilled { handoff })
+        } else if !told.landed && a % 8 > 2 {
+            told.landed = true;
+            (decode, Report::Landed { handoff })
+        } else {
+            let attempt = told.of.unwrap_or(handoff.attempt);
+            let old = HandoffId { flight, attempt };
+            match a % 8 {
+                0 if told.of.is_some() => (sender, Report::Stayed { handoff, failure }),
+                1 => (sender, Report::Released { handoff: old }),
+                2 => (sender, finished(old)),
+                3..=5 if self.chance % 3 == 0 => (decode, Report::Draining),
+                3..=6 => (decode, Report::Crowded { handoff }),
+                _ => (decode, finished(handoff)),
+            }
         };
         self.handle(Input::Told { worker, report });
     }
 
     /// Everybody is gone: every flight ends by its timers alone.
     fn rest(&mut self) {
+        self.answer_counts();
         for worker in 0..5 {
             self.handle(Input::WorkerLost {
-                worker: WorkerRef {
-                    worker: WorkerId(worker as u64 + 1),
-                    incarnation: Incarnation(self.lives[worker]),
-                },
+                worker: self.me(worker),
             });
         }
         for _ in 0..1000 {
+            self.answer_counts();
             let Some(at) = self.brain.deadline() else {
                 break;
             };
@@ -192,6 +458,32 @@ impl Driver {
     }
 }
 
+fn role(number: u8) -> Role {
+    [Role::Prefill, Role::Decode, Role::Both][usize::from(number % 3)]
+}
+
+fn reserved(handoff: HandoffId) -> Report {
+    Report::Reserved {
+        handoff,
+        present: 0,
+        blocks: Vec::new(),
+    }
+}
+
+fn finished(handoff: HandoffId) -> Report {
+    Report::Finished {
+        handoff,
+        reason: FinishReason::Stop,
+        output_tokens: 3,
+    }
+}
+
+fn fingerprint(brain: &Brain) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    brain.fingerprint(&mut hasher);
+    hasher.finish()
+}
+
 fn actions() -> impl Strategy<Value = Vec<[u8; 4]>> {
     prop::collection::vec(any::<[u8; 4]>(), 1..250)
 }
@@ -201,14 +493,7 @@ proptest! {
 
     #[test]
     fn every_flight_ends_once_whatever_workers_say(actions in actions()) {
-        let mut driver = Driver {
-            brain: Brain::new(limits()),
-            now: 0,
-            next: 0,
-            lives: [1; 5],
-            told: Vec::new(),
-            open: BTreeSet::new(),
-        };
+        let mut driver = Driver::new();
         for worker in 0..5 {
             driver.act([0, worker, 0, 0]);
         }

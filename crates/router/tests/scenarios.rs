@@ -7,11 +7,11 @@
 
 use cleave_domain::{
     BlockIndex, BlockRef, Capacity, Failure, Fingerprint, FinishReason, FlightId, Generation,
-    HandoffId, Incarnation, Load, Order, Refusal, Report, Request, Role, Sampling, Slo, StopRules,
-    Time, WorkerDescription, WorkerId, WorkerRef,
+    HandoffId, Incarnation, Load, Order, Progress, Refusal, Report, Request, Role, Sampling, Slo,
+    StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_kv::block_hashes;
-use cleave_router::{Brain, Input, Limits, Note, Output};
+use cleave_router::{Brain, Command, Input, Limits, Note, Output};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -74,6 +74,10 @@ fn limits(script: &str) -> Limits {
         renew_every: Duration::from_millis(number("renew", 100_000).into()),
         reserve_timeout: Duration::from_millis(number("reserve", 500).into()),
         expected_output_tokens: 8,
+        moves_max: number("moves", 4),
+        move_ahead_tokens: number("ahead", 8),
+        stuck_max: Duration::from_millis(number("stuck", 2000).into()),
+        reader_wait_max: Duration::from_millis(number("reader", 1000).into()),
     }
 }
 
@@ -98,6 +102,33 @@ fn handoff(word: &str) -> HandoffId {
     }
 }
 
+fn flight(word: &str) -> FlightId {
+    FlightId(word[1..].parse().unwrap())
+}
+
+fn role(word: &str) -> Role {
+    match word {
+        "prefill" => Role::Prefill,
+        "decode" => Role::Decode,
+        "both" => Role::Both,
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Output tokens are told from prompt tokens by their size.
+fn output_token(index: u32) -> u32 {
+    1000 + index
+}
+
+fn failure(word: &str) -> Failure {
+    match word {
+        "link" => Failure::LinkLost,
+        "corrupt" => Failure::Corrupt,
+        "lease" => Failure::LeaseExpired,
+        _ => Failure::Rejected,
+    }
+}
+
 fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
     match words[0] {
         "join" => Input::WorkerJoined {
@@ -117,7 +148,26 @@ fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
             }
         }
         "cancel" => Input::Cancelled {
-            flight: FlightId(words[1][1..].parse().unwrap()),
+            flight: flight(words[1]),
+        },
+        "counted" => Input::Counted {
+            handoff: handoff(words[1]),
+            generated: (0..number(words, "tokens").unwrap())
+                .map(output_token)
+                .collect(),
+        },
+        "stalled" => Input::Stalled {
+            flight: flight(words[1]),
+        },
+        "flowing" => Input::Flowing {
+            flight: flight(words[1]),
+        },
+        "command" => Input::Commanded {
+            worker: worker(words[1]).worker,
+            command: match words[2] {
+                "drain" => Command::Drain,
+                other => Command::Serve(role(other)),
+            },
         },
         "woke" => Input::Woke,
         "drain" => Input::Draining,
@@ -132,12 +182,7 @@ fn description(words: &[&str]) -> WorkerDescription {
     let number = |key, default| number(words, key).unwrap_or(default);
     let revision = words.iter().find_map(|w| w.strip_prefix("rev="));
     WorkerDescription {
-        role: match words[0] {
-            "prefill" => Role::Prefill,
-            "decode" => Role::Decode,
-            "both" => Role::Both,
-            other => panic!("no role {other}"),
-        },
+        role: role(words[0]),
         model: "m".to_owned(),
         fingerprint: Fingerprint(revision.unwrap_or("a").to_owned()),
         capacity: Capacity {
@@ -161,8 +206,13 @@ fn request(words: &[&str]) -> Request {
         sampling: Sampling::greedy(),
         stop: StopRules {
             max_tokens: number("max", 4),
-            min_tokens: 0,
-            stop_tokens: Arc::new([]),
+            min_tokens: number("min", 0),
+            // The so-manieth output token stops.
+            stop_tokens: words
+                .iter()
+                .filter_map(|w| w.strip_prefix("stop="))
+                .map(|w| output_token(w.parse::<u32>().unwrap() - 1))
+                .collect(),
         },
         priority: number("priority", 1) as i32 - 1,
         cache_salt: number("salt", 0).into(),
@@ -200,16 +250,19 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
         "finished" => Report::Finished {
             handoff: id(),
             reason: FinishReason::Length,
-            output_tokens: 4,
+            output_tokens: number("tokens").max(1),
         },
         "failed" => Report::LegFailed {
             handoff: id(),
-            failure: match words[2] {
-                "link" => Failure::LinkLost,
-                "corrupt" => Failure::Corrupt,
-                "lease" => Failure::LeaseExpired,
-                _ => Failure::Rejected,
-            },
+            failure: failure(words[2]),
+        },
+        "stayed" => Report::Stayed {
+            handoff: id(),
+            failure: failure(words[2]),
+        },
+        "crowded" => Report::Crowded { handoff: id() },
+        "serves" => Report::Serves {
+            role: role(words[1]),
         },
         "released" => Report::Released { handoff: id() },
         "draining" => Report::Draining,
@@ -218,6 +271,10 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             sequences_waiting: number("waiting"),
             sequences_running: number("running"),
             blocks_free: number("free"),
+            progress: match words.contains(&"stuck") {
+                true => Progress::Stuck,
+                false => Progress::Moving,
+            },
         }),
         // The first so many blocks of a flight's prompt.
         "stored" => Report::Prefix {
@@ -242,8 +299,17 @@ fn hashes(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Vec<cleave_
 fn output_words(output: &Output) -> Option<String> {
     Some(match output {
         Output::Tell { worker, order } => format!("{worker} {}", order_words(order)),
-        Output::End { flight, ending } => format!("{flight} ends: {ending:?}"),
+        Output::End {
+            flight,
+            ending,
+            output_tokens,
+        } => {
+            let tokens = output_tokens.map(|count| format!(" after {count} tokens"));
+            format!("{flight} ends: {ending:?}{}", tokens.unwrap_or_default())
+        }
         Output::Drained => "drained".to_owned(),
+        Output::Fence { handoff } => format!("fence {handoff}"),
+        Output::Count { handoff } => format!("count for {handoff}"),
         Output::Readiness(readiness) => format!("{readiness:?}"),
         Output::Note(Note::Fleet { .. }) => return None,
         Output::Note(note) => format!("note {}", note_words(note)),
@@ -267,20 +333,48 @@ fn note_words(note: &Note) -> String {
             refusal,
         } => format!("{handoff} passed over {worker}: {refusal:?}"),
         Note::Stale { worker } => format!("stale word of {worker}"),
-        Note::Retried { handoff, failure } => format!("{handoff} failed: {failure:?}"),
-        other => format!("{other:?}"),
+        Note::Retried {
+            handoff,
+            failure,
+            generated_tokens,
+        } => format!("{handoff} failed: {failure:?}, the client has {generated_tokens}"),
+        Note::Moving {
+            handoff,
+            from,
+            to,
+            why,
+        } => format!("{handoff} moves from {from} to {to}: {why:?}"),
+        Note::Moved { handoff, took } => format!("{handoff} moved in {took:?}"),
+        Note::Stayed { handoff, failure } => format!("{handoff} did not move: {failure:?}"),
+        Note::CancelFreed {
+            flight,
+            took,
+            stage,
+        } => format!("{flight} was cancelled while {stage:?} and free in {took:?}"),
+        Note::WorkerStuck { worker } => format!("{worker} is stuck"),
+        Note::Fleet { .. } => String::new(),
     }
 }
 
 fn order_words(order: &Order) -> String {
     match order {
-        Order::Reserve(order) => format!(
-            "<- reserve {} for {} + {} tokens from {}",
-            order.handoff,
-            order.request.prompt.len(),
-            order.expected_output_tokens,
-            order.sender
-        ),
+        Order::Reserve(order) => {
+            let generated = match order.request.generated.len() {
+                0 => String::new(),
+                count => format!(" and {count} generated"),
+            };
+            let ahead = match order.ahead_tokens {
+                0 => String::new(),
+                count => format!(", {count} ahead"),
+            };
+            format!(
+                "<- reserve {} for {}{generated} + {} tokens from {}{ahead}",
+                order.handoff,
+                order.request.prompt.len(),
+                order.expected_output_tokens,
+                order.sender
+            )
+        }
         Order::Prefill(order) => format!(
             "<- prefill {} to {}, {} blocks there and {} to fill",
             order.handoff,
@@ -292,6 +386,16 @@ fn order_words(order: &Order) -> String {
             let names: Vec<String> = handoffs.iter().map(HandoffId::to_string).collect();
             format!("<- renew {}", names.join(" "))
         }
+        Order::Migrate(order) => format!(
+            "<- migrate {} as {} to {} after {} tokens, {} blocks to fill",
+            order.of,
+            order.handoff,
+            order.target.worker,
+            order.tokens,
+            order.target.blocks.len()
+        ),
+        Order::Drain => "<- drain".to_owned(),
+        Order::Serve { role } => format!("<- serve {role}"),
         Order::Cancel { handoff } => format!("<- cancel {handoff}"),
     }
 }
@@ -330,7 +434,7 @@ scenarios! {
     draining_worker_gets_nothing_new
     router_drains
     retry_before_the_first_token
-    failure_after_the_first_token
+    lesson_09_a_stream_outlives_its_worker
     late_words_of_a_past_attempt
     leases_are_renewed
     lesson_03_refused_prompt_frees_the_reservation

@@ -6,10 +6,12 @@
 //! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
 //! refusal leaves nothing behind, and a repetition changes nothing.
 
+use crate::past::Trace;
 use crate::policy::{self, Rank};
 use crate::sequence::{Sequence, Stage};
 use crate::{Brain, Note};
 use cleave_domain::{HandoffId, Prefill, Refusal, Report, Request, Reserve, RouterId};
+use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{Expected, Receiver};
 use cleave_kv::handoff::sender::Sender;
 use std::time::Duration;
@@ -21,6 +23,8 @@ pub(crate) enum Reach {
     Everything,
     /// What [`Sequence::reusable`] allows.
     Reusable,
+    /// Nothing: its KV comes from host memory.
+    Nothing,
 }
 
 impl Brain {
@@ -28,7 +32,7 @@ impl Brain {
 
     pub(crate) fn reserve(&mut self, router: RouterId, order: Reserve) {
         let handoff = order.handoff;
-        if self.sequences.contains_key(&handoff) || self.past.knows(handoff) {
+        if self.sequences.contains_key(&handoff) || self.was_here(handoff) {
             return self.note(Note::Repeated { handoff });
         }
         let taken = self
@@ -43,12 +47,14 @@ impl Brain {
     fn may_reserve(&self, order: &Reserve) -> Result<(), Refusal> {
         let me = self.limits.me;
         // Serving both halves of one request is any worker's business; the role is what it does for
-        // others. A sender that is an earlier life of this worker will never write.
+        // others. A sender that is an earlier life of this worker, or is severed, will never write.
         let served = self.limits.role.decodes() && order.sender.worker != me.worker;
-        if order.sender != me && !served {
+        let severed = self.severed.get(&order.sender.worker);
+        let severed = severed.is_some_and(|life| order.sender.incarnation <= *life);
+        if order.sender != me && (!served || severed) {
             return Err(Refusal::WrongWorker);
         }
-        self.may_take(&order.request)?;
+        self.may_take(order.handoff, &order.request)?;
         let slots = self.limits.capacity.slots_count as usize;
         let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
         if decoding >= slots + self.limits.queue_max as usize {
@@ -65,15 +71,17 @@ impl Brain {
             request,
             sender,
             expected_output_tokens,
-            ahead_tokens: _,
+            ahead_tokens,
             waited,
         } = order;
         let size = self.limits.capacity.block_tokens;
         let rank = self.rank(handoff, request.priority, waited);
         let mut sequence = Sequence::new(rank, router, request, self.now);
         let tokens = sequence.len();
-        let blocks = tokens.div_ceil(size);
-        let growth = self.growth(&sequence, expected_output_tokens) - blocks;
+        let now = tokens.div_ceil(size);
+        // Named now, because the sender may fill them before it seals.
+        let blocks = self.ahead(&sequence, ahead_tokens);
+        let growth = self.growth(&sequence, expected_output_tokens).max(blocks) - now;
         let reach = if sender == self.limits.me {
             Reach::Reusable
         } else {
@@ -87,6 +95,8 @@ impl Brain {
         }
         let blocks = sequence.table[present as usize..].to_vec();
         if sender != self.limits.me {
+            let salt = sequence.request.cache_salt;
+            let content = block_hash(salt, None, &sequence.tokens);
             sequence.peered = true;
             sequence.incoming = Some(Receiver::new(Expected {
                 handoff,
@@ -96,6 +106,8 @@ impl Brain {
                 block_bytes: self.limits.capacity.block_bytes,
                 block_tokens: size,
                 tokens,
+                content,
+                writer: self.limits.writer,
             }));
         }
         self.sequences.insert(handoff, sequence);
@@ -107,13 +119,22 @@ impl Brain {
         })
     }
 
+    /// Blocks for a sequence and what its sender may draw before it seals; not more than there are.
+    fn ahead(&self, sequence: &Sequence, ahead_tokens: u32) -> u32 {
+        let left = sequence.request.stop.max_tokens - sequence.output_count();
+        self.blocks_of(sequence.len().saturating_add(left.min(ahead_tokens)))
+    }
+
     /// Blocks for all that is expected of a sequence; not more than there are. The last token drawn
     /// is never run, so it needs no room.
     fn growth(&self, sequence: &Sequence, expected_output_tokens: u32) -> u32 {
-        let capacity = &self.limits.capacity;
         let left = sequence.request.stop.max_tokens - sequence.output_count();
         let run = left.min(expected_output_tokens).saturating_sub(1);
-        let tokens = sequence.len().saturating_add(run);
+        self.blocks_of(sequence.len().saturating_add(run))
+    }
+
+    fn blocks_of(&self, tokens: u32) -> u32 {
+        let capacity = &self.limits.capacity;
         tokens
             .min(capacity.context_tokens_max)
             .div_ceil(capacity.block_tokens)
@@ -125,7 +146,7 @@ impl Brain {
     pub(crate) fn prefill(&mut self, router: RouterId, order: Prefill) {
         let handoff = order.handoff;
         let taken = match self.sequences.get(&handoff) {
-            None if self.past.knows(handoff) => return self.note(Note::Repeated { handoff }),
+            None if self.was_here(handoff) => return self.note(Note::Repeated { handoff }),
             None => self
                 .may_prefill(&order)
                 .and_then(|()| self.take_prefill(router, order)),
@@ -171,7 +192,7 @@ impl Brain {
         {
             return Err(Refusal::WrongWorker);
         }
-        self.may_take(&order.request)?;
+        self.may_take(order.handoff, &order.request)?;
         let queued = |s: &&Sequence| s.outgoing.is_some() && s.times.started.is_none();
         let queued = self.sequences.values().filter(queued).count();
         if queued >= self.limits.queue_max as usize {
@@ -218,9 +239,21 @@ impl Brain {
         }
     }
 
-    fn may_take(&self, request: &Request) -> Result<(), Refusal> {
+    /// Whether the hand-off was accepted here before, and is over.
+    fn was_here(&self, handoff: HandoffId) -> bool {
+        matches!(self.past.trace(handoff), Some(Trace::Over | Trace::Landed))
+    }
+
+    fn may_take(&self, handoff: HandoffId, request: &Request) -> Result<(), Refusal> {
         if self.draining() {
             return Err(Refusal::Draining);
+        }
+        // Its receiver was promised that nothing of it comes; a sequence leaves under its name; or it
+        // is of another model, and would fail the whole step that it was part of.
+        let unwritten = self.past.trace(handoff) == Some(Trace::Stopped);
+        let runnable = policy::runnable(request, self.limits.vocab_size);
+        if unwritten || self.moves.contains_key(&handoff) || !runnable {
+            return Err(Refusal::WrongWorker);
         }
         let capacity = &self.limits.capacity;
         let tokens = request.prompt.len() + request.generated.len();
@@ -237,10 +270,11 @@ impl Brain {
         Ok(())
     }
 
-    /// [`Brain::secure`] for a sequence that is new here. Nothing is taken while a preempted one
-    /// waits for blocks: it would wait for ever.
+    /// [`Brain::secure`] for a sequence that is new here. Nothing is taken while a preempted or
+    /// swapped one waits for blocks: it would wait for ever.
     fn hold(&mut self, sequence: &mut Sequence, reach: Reach, growth: u32) -> Result<(), Refusal> {
-        let starved = self.sequences.values().any(Sequence::starved);
+        let waits = |s: &Sequence| s.starved() || s.swap.is_some();
+        let starved = self.sequences.values().any(waits);
         if !starved && self.secure(sequence, reach, growth) {
             return Ok(());
         }
@@ -255,6 +289,7 @@ impl Brain {
         let blocks = sequence.len().div_ceil(size) + growth;
         let hashes = match reach {
             _ if !self.limits.prefix_cache => &[],
+            Reach::Nothing => &[],
             Reach::Reusable => sequence.reusable(size),
             Reach::Everything => {
                 sequence.extend_hashes(size);

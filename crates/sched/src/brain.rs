@@ -4,12 +4,17 @@
 //! what changed. Never: holds a rule of one of its parts; those have their own files.
 //! Invariant: see [`Brain::check`].
 
+use crate::crowd::Wish;
 use crate::deadline::Deadlines;
+use crate::moves::Move;
 use crate::past::Past;
-use crate::policy::Rank;
+use crate::policy::{Prices, Rank};
 use crate::sequence::{Phase, Sequence, Stage};
 use crate::{Input, Limits, Note, Output};
-use cleave_domain::{HandoffId, Load, Order, Report, RouterId, SlotIndex, StepId, Time};
+use cleave_domain::{
+    HandoffId, Incarnation, Load, Order, Progress, Report, Role, RouterId, SlotIndex, StepId, Time,
+    WorkerId,
+};
 use cleave_kv::{Packet, Pool};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -26,42 +31,53 @@ pub struct Brain {
     pub(crate) pool: Pool,
     /// Every hand-off accepted and not released.
     pub(crate) sequences: BTreeMap<HandoffId, Sequence>,
-    /// Those released lately.
+    /// Those that ended lately.
     pub(crate) past: Past,
+    /// Sequences that leave for other decode workers, by the attempt under which they leave.
+    pub(crate) moves: BTreeMap<HandoffId, Move>,
     /// Those with tokens to run, the most important first.
     pub(crate) active: BTreeSet<Rank>,
     /// Those nobody has.
     pub(crate) slots: BTreeSet<SlotIndex>,
     /// How long each lives without being renewed.
     pub(crate) leases: Deadlines,
-    /// How long those that only wait for their peer may stand still.
+    /// How long those that only wait for their peer may stand still, or wait to be answered.
     pub(crate) stalls: Deadlines,
     pub(crate) under_way: Option<Step>,
     pub(crate) routers: BTreeSet<RouterId>,
+    /// The last life of each worker that can reach nothing here any more; nor can earlier ones.
+    pub(crate) severed: BTreeMap<WorkerId, Incarnation>,
     /// Steps so far; names the next one.
     pub(crate) steps: u64,
     /// Orders accepted so far.
     pub(crate) arrivals: u64,
     /// How long a step took of late.
     pub(crate) step_mean: Duration,
+    pub(crate) prices: Prices,
     pub(crate) draining: Draining,
+    /// The sequence that a router was asked to have moved, and when.
+    pub(crate) wish: Option<Wish>,
     /// Something happened that may allow a step or alter the load.
     pub(crate) stirred: bool,
-    load_told: Load,
-    pool_told: Option<Note>,
-    outputs: VecDeque<Output>,
+    pub(crate) load_told: Load,
+    pub(crate) pool_told: Option<Note>,
+    pub(crate) outputs: VecDeque<Output>,
 }
 
 /// What the brain remembers of the step under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) id: StepId,
+    /// When it was said.
+    pub(crate) said: Time,
+    /// It takes too long.
+    pub(crate) stuck: bool,
     /// In the order of the plan's segments.
     pub(crate) placed: Vec<Placed>,
 }
 
 /// A segment of the step under way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Placed {
     pub(crate) handoff: HandoffId,
     pub(crate) slot: SlotIndex,
@@ -71,7 +87,7 @@ pub(crate) struct Placed {
 }
 
 /// Whether the worker takes on anything new.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Draining {
     No,
     Yes,
@@ -90,16 +106,20 @@ impl Brain {
             pool: Pool::new(capacity.blocks_count),
             sequences: BTreeMap::new(),
             past: Past::default(),
+            moves: BTreeMap::new(),
             active: BTreeSet::new(),
             slots: (0..slots).map(SlotIndex).collect(),
             leases: Deadlines::default(),
             stalls: Deadlines::default(),
             under_way: None,
             routers: BTreeSet::new(),
+            severed: BTreeMap::new(),
             steps: 0,
             arrivals: 0,
             step_mean: Duration::ZERO,
+            prices: Prices::default(),
             draining: Draining::No,
+            wish: None,
             stirred: false,
             load_told: Load {
                 blocks_free: capacity.blocks_count,
@@ -151,7 +171,17 @@ impl Brain {
             Input::EngineLost { reason } => self.engine_lost(&reason),
             Input::Woke => {}
             Input::Draining => self.drain(),
-            Input::Severed { .. } | Input::SwappedOut { .. } | Input::SwappedIn { .. } => {}
+            Input::Severed { peer } => self.cut_off(peer),
+            Input::SwappedOut {
+                handoff,
+                outcome,
+                took,
+            } => self.swapped_out(handoff, outcome, took),
+            Input::SwappedIn {
+                handoff,
+                outcome,
+                took,
+            } => self.swapped_in(handoff, outcome, took),
         }
         self.expire();
         if self.stirred {
@@ -168,7 +198,8 @@ impl Brain {
             Order::Renew { handoffs } => self.renew(router, &handoffs),
             Order::Cancel { handoff } => self.cancel(router, handoff),
             Order::Drain => self.drain(),
-            Order::Migrate(_) | Order::Serve { .. } => {}
+            Order::Migrate(migrate) => self.migrate(router, migrate),
+            Order::Serve { role } => self.serve(role),
         }
     }
 
@@ -181,6 +212,8 @@ impl Brain {
             let (stored, evicted) = (stored.to_vec(), Vec::new());
             self.tell(router, Report::Prefix { stored, evicted });
         }
+        let role = self.limits.role;
+        self.tell(router, Report::Serves { role });
         self.tell(router, Report::Load(self.load_told));
         if self.draining() {
             self.tell(router, Report::Draining);
@@ -191,6 +224,24 @@ impl Brain {
         if self.draining == Draining::No {
             self.draining = Draining::Yes;
             self.tell_all(&Report::Draining);
+        }
+    }
+
+    /// What is here of another leg goes on; what comes is of these.
+    fn serve(&mut self, role: Role) {
+        self.limits.role = role;
+        self.tell_all(&Report::Serves { role });
+    }
+
+    /// A step that takes longer than any should: the load says so, until it is over.
+    pub(crate) fn look_at_step(&mut self) {
+        let (now, step_max) = (self.now, self.limits.step_max);
+        let late = |step: &&mut Step| !step.stuck && step.said + step_max <= now;
+        if let Some(step) = self.under_way.as_mut().filter(late) {
+            step.stuck = true;
+            self.stirred = true;
+            let running = now.since(step.said);
+            self.note(Note::Stuck { running });
         }
     }
 
@@ -205,23 +256,14 @@ impl Brain {
             self.load_told = load;
             self.tell_all(&Report::Load(load));
         }
-        let pool = Note::Pool {
-            blocks_held: self.pool.blocks_held(),
-            blocks_free: load.blocks_free,
-            blocks_cached: self.pool.blocks_cached(),
-            sequences_running: load.sequences_running,
-            sequences_waiting: load.sequences_waiting,
-            blocks_reserved: 0,
-            blocks_leased: 0,
-            blocks_quarantined: 0,
-            blocks_leaked: 0,
-            blocks_swapped: 0,
-        };
+        let pool = self.audit(load);
         if self.pool_told.as_ref() != Some(&pool) {
             self.pool_told = Some(pool.clone());
             self.note(pool);
         }
-        if self.draining == Draining::Yes && self.sequences.is_empty() {
+        // Blocks in quarantine alone hold up nothing: what could write to them ends with the process.
+        let left = |s: &Sequence| !(s.quarantined() && s.settled_here());
+        if self.draining == Draining::Yes && !self.sequences.values().any(left) {
             self.draining = Draining::Done;
             self.say(Output::Drained);
         }
@@ -245,7 +287,9 @@ impl Brain {
     /// When to come back with [`Input::Woke`] if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
         let (lease, stall) = (self.leases.next(), self.stalls.next());
-        lease.into_iter().chain(stall).min()
+        let step = self.under_way.as_ref().filter(|step| !step.stuck);
+        let step = step.map(|step| step.said + self.limits.step_max);
+        lease.into_iter().chain(stall).chain(step).min()
     }
 
     pub(crate) fn say(&mut self, output: Output) {
@@ -295,7 +339,13 @@ impl Brain {
 
     /// How busy it is.
     pub fn load(&self) -> Load {
+        let stuck = self.under_way.as_ref().is_some_and(|step| step.stuck);
         let mut load = Load {
+            progress: if stuck {
+                Progress::Stuck
+            } else {
+                Progress::Moving
+            },
             blocks_free: self.pool.blocks_available(),
             ..Load::default()
         };
@@ -303,10 +353,11 @@ impl Brain {
             match sequence.stage {
                 Stage::Active if sequence.slot.is_some() => load.sequences_running += 1,
                 Stage::Active | Stage::Reserved => load.sequences_waiting += 1,
-                Stage::Sending | Stage::Closing { .. } => {}
+                Stage::Sending | Stage::Still | Stage::Closing { .. } => {}
             }
             let decodes = sequence.phase == Phase::Decode && sequence.rest() == 1;
-            if sequence.stage == Stage::Active && !decodes {
+            let computes = !decodes && sequence.swap.is_none();
+            if sequence.stage == Stage::Active && computes {
                 load.queue_tokens += u64::from(sequence.rest());
             }
         }

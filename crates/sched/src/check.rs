@@ -23,8 +23,34 @@ impl Brain {
         for (handoff, sequence) in &self.sequences {
             assert_eq!(*handoff, sequence.rank.handoff);
             check_sequence(sequence, size);
+            let kept = !sequence.settled() || self.read_for_a_move(*handoff);
+            assert!(!sequence.closing() || kept, "nothing keeps it");
         }
         self.check_step();
+        self.check_moves();
+        let swapped = self.blocks_swapped();
+        assert!(swapped <= u64::from(self.limits.swap_blocks), "host memory");
+        let named: u64 = self.sequences.values().map(|s| s.table.len() as u64).sum();
+        assert_eq!(self.pool.holdings(), named, "blocks leaked");
+    }
+
+    /// A move is open exactly as long as its sequence names it, and is dropped once nothing is left
+    /// of it.
+    fn check_moves(&self) {
+        for (handoff, leaving) in &self.moves {
+            assert_eq!(*handoff, leaving.order.handoff);
+            leaving.sender.check();
+            let sequence = self.sequences.get(&leaving.order.of);
+            let named = sequence.is_some_and(|s| s.moving == Some(*handoff));
+            assert_eq!(named, leaving.sender.open(), "an open move: {leaving:?}");
+            let read = !leaving.sender.settled();
+            assert!(named || read, "nothing is left of it: {leaving:?}");
+            assert!(sequence.is_some() || !read, "read without a holder");
+        }
+        for sequence in self.sequences.values() {
+            let known = |handoff| self.moves.contains_key(&handoff);
+            assert!(sequence.moving.is_none_or(known), "a move nobody knows");
+        }
     }
 
     fn check_lists(&self) {
@@ -41,9 +67,15 @@ impl Brain {
         assert_eq!(slots.len(), count, "a slot is lost");
         let living = self.sequences.iter().filter(|(_, s)| !s.closing());
         self.leases.check(living.map(|(handoff, _)| *handoff));
-        let living = self.sequences.iter().filter(|(_, s)| !s.closing());
-        let waiting = living.filter(|(_, s)| s.waits_for_peer());
-        self.stalls.check(waiting.map(|(handoff, _)| *handoff));
+        let known: BTreeSet<_> = self.sequences.keys().chain(self.moves.keys()).collect();
+        assert_eq!(
+            known.len(),
+            self.sequences.len() + self.moves.len(),
+            "a hand-off stays and leaves"
+        );
+        let waiting = known.into_iter().copied();
+        self.stalls
+            .check(waiting.filter(|handoff| self.waits_for_peer(*handoff)));
         let queue = capacity.slots_count + self.limits.queue_max;
         let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
         assert!(decoding <= queue as usize, "more decoding than may be");
@@ -70,8 +102,11 @@ impl Brain {
                 .active
                 .iter()
                 .map(|rank| &self.sequences[&rank.handoff]);
+            // Who gives way may have to be read to its end first.
+            let copied = self.sequences.values().any(|s| s.swapping())
+                || self.moves.values().any(|leaving| !leaving.sender.settled());
             assert!(
-                active.all(Sequence::starved),
+                copied || active.all(Sequence::starved),
                 "an active sequence does not run"
             );
         }
@@ -95,7 +130,15 @@ fn check_sequence(sequence: &Sequence, block_tokens: u32) {
             let open = sequence.outgoing.as_ref().is_some_and(|s| s.open());
             assert!(sequence.slot.is_none() && open, "sends to nobody");
         }
-        Stage::Closing { .. } => assert!(!sequence.settled(), "nothing keeps it"),
+        Stage::Still => {
+            let leaves = sequence.slot.is_none() && sequence.moving.is_some();
+            assert!(leaves && !sequence.stepping, "it stands still for nothing");
+        }
+        Stage::Closing { .. } => {}
+    }
+    if sequence.swap.is_some() {
+        let stands = sequence.slot.is_none() && !sequence.stepping && sequence.moving.is_none();
+        assert!(stands, "swapped, and not at rest: {sequence:?}");
     }
     let published = sequence.published as usize;
     assert!(published <= sequence.table.len(), "published: {sequence:?}");

@@ -1,9 +1,10 @@
 //! How a hand-off ends here.
 //!
 //! Owns: the one way out: what is said to the router and the peer, and when the blocks go.
-//! Never: frees a block that a step, an export or an import still touches.
+//! Never: frees a block that a step or a copy still touches, or another worker may write to.
 //! Invariant: `Released` is said exactly once for each hand-off that was accepted, and last.
 
+use crate::past::Trace;
 use crate::sequence::Stage;
 use crate::{Brain, Note, Output};
 use cleave_domain::{Cause, Failure, FinishReason, HandoffId, Report, RouterId};
@@ -52,6 +53,8 @@ impl Brain {
         let sequence = self.sequences.get(&handoff);
         if sequence.is_some_and(|sequence| sequence.router == router) {
             self.close(handoff, Close::Cancelled);
+        } else {
+            self.cancel_move(router, handoff);
         }
     }
 
@@ -64,14 +67,15 @@ impl Brain {
         }
     }
 
-    /// Ends what nobody renewed, and what stood still for too long.
+    /// Ends what nobody renewed and what stood still for too long, and minds the step under way.
     pub(crate) fn expire(&mut self) {
         while let Some(handoff) = self.leases.passed(self.now) {
             self.close(handoff, Close::Failed(Failure::LeaseExpired));
         }
         while let Some(handoff) = self.stalls.passed(self.now) {
-            self.close(handoff, Close::Failed(Failure::LinkLost));
+            self.stalled(handoff);
         }
+        self.look_at_step();
     }
 
     // === the way out ===
@@ -114,6 +118,8 @@ impl Brain {
             }
             Close::HandedOn | Close::FinishedThere | Close::Cancelled => {}
         }
+        self.part_move(handoff, cause.clone());
+        self.drop_swap(handoff);
         if peered {
             self.part(handoff, cause);
         }
@@ -135,7 +141,7 @@ impl Brain {
     /// Frees everything of a hand-off that is over, once nobody touches its blocks.
     pub(crate) fn release_if_settled(&mut self, handoff: HandoffId) {
         let sequence = self.sequences.get(&handoff);
-        if !sequence.is_some_and(|s| s.closing() && s.settled()) {
+        if !sequence.is_some_and(|s| s.closing() && s.settled()) || self.read_for_a_move(handoff) {
             return;
         }
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
@@ -151,7 +157,10 @@ impl Brain {
             let took = self.now.since(since);
             self.note(Note::CancelFreed { took });
         }
-        self.past.add(handoff);
+        let landed = sequence.incoming.as_ref().is_some_and(|r| r.landed());
+        let trace = if landed { Trace::Landed } else { Trace::Over };
+        self.past.add(handoff, trace);
+        self.stalls.end(handoff);
         self.tell(sequence.router, Report::Released { handoff });
     }
 }

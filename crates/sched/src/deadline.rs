@@ -38,6 +38,11 @@ impl Deadlines {
         Some(handoff)
     }
 
+    /// Every one, in the order of hand-offs.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (HandoffId, Time)> + '_ {
+        self.until.iter().map(|(handoff, until)| (*handoff, *until))
+    }
+
     /// When the next one passes.
     pub(crate) fn next(&self) -> Option<Time> {
         self.by_time.first().map(|(until, _)| *until)

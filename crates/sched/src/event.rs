@@ -4,7 +4,7 @@ use cleave_domain::{
     BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, Order, Report, Role, RouterId,
     StepId, StepPlan, StepResult, WorkerRef,
 };
-use cleave_kv::{BlockPart, Packet};
+use cleave_kv::{BlockPart, Packet, Writer};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -13,10 +13,12 @@ use std::time::Duration;
 pub struct Limits {
     /// Who this is.
     pub me: WorkerRef,
-    /// Which legs it serves.
+    /// Which legs it serves, until an order says otherwise.
     pub role: Role,
     /// What the engine can hold and run.
     pub capacity: Capacity,
+    /// Tokens of the model's vocabulary: what names another could never run, and is refused.
+    pub vocab_size: u32,
     /// Prefill orders queued, and reservations waiting, at most; each.
     pub queue_max: u32,
     /// How long a hand-off lives without its router renewing it.
@@ -32,18 +34,6 @@ pub struct Limits {
     pub swap_blocks: u32,
     /// How frames from other workers reach the pool.
     pub writer: Writer,
-}
-
-/// See [`Limits::writer`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Writer {
-    /// This worker writes them, by `Import` (TCP, shared memory): a late frame is dropped, and harms
-    /// nobody.
-    Receiver,
-    /// The sender writes into the pool itself (CUDA IPC, RDMA) and the frame only tells of it;
-    /// `Import` then means to verify it in place. Blocks of a hand-off that ended before it landed stay
-    /// in quarantine until the sender said `Stopped` or is dead.
-    Sender,
 }
 
 /// What happened.

@@ -12,20 +12,25 @@
 //! and change nothing; [`Brain::check`] asserts every invariant and is for tests.
 
 mod admit;
+mod audit;
 mod brain;
 mod check;
 mod close;
+mod crowd;
 mod deadline;
 mod event;
+mod fingerprint;
+mod moves;
 mod past;
 mod peer;
 mod plan;
 mod policy;
 mod sequence;
 mod settle;
+mod swap;
 
 pub use brain::Brain;
+pub use cleave_kv::Writer;
 pub use event::{
     Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome,
-    Writer,
 };

@@ -1,28 +1,42 @@
-//! Which hand-offs were here lately.
+//! Which hand-offs were here lately, and how they ended.
 //!
-//! Owns: the ids of those released last. Never: grows without limit.
-//! Invariant: an order that comes twice, the second time after the hand-off's release, is known as
-//! a repetition, so that no token of it is drawn and emitted again.
+//! Owns: the ids of those that ended last. Never: grows without limit.
+//! Invariant: an order that comes twice, the second time after the hand-off's end, is known as a
+//! repetition, so that no token of it is drawn and emitted again; and an order that comes after the
+//! promise never to write for it is known too.
 
 use cleave_domain::HandoffId;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{Hash, Hasher};
 
-/// Far more than can be under way on one stream; at sixteen bytes each.
+/// Far more than can be under way on one stream; at some twenty bytes each.
 const KEPT_MAX: usize = 4096;
 
-/// The hand-offs released last.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+/// The hand-offs that ended last.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Past {
-    known: BTreeSet<HandoffId>,
+    known: BTreeMap<HandoffId, Trace>,
     by_age: VecDeque<HandoffId>,
+}
+
+/// What is left of a hand-off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Trace {
+    /// It was here, and is over.
+    Over,
+    /// The same, and everything had arrived: its sender may have to be told again.
+    Landed,
+    /// It never came, and its receiver was promised that nothing of it will be written.
+    Stopped,
 }
 
 impl Past {
     /// Remembers one, and forgets the oldest if there are too many.
-    pub(crate) fn add(&mut self, handoff: HandoffId) {
-        if !self.known.insert(handoff) {
+    pub(crate) fn add(&mut self, handoff: HandoffId, trace: Trace) {
+        if self.known.contains_key(&handoff) {
             return;
         }
+        self.known.insert(handoff, trace);
         self.by_age.push_back(handoff);
         if self.by_age.len() > KEPT_MAX
             && let Some(oldest) = self.by_age.pop_front()
@@ -31,15 +45,22 @@ impl Past {
         }
     }
 
-    /// Whether it was here lately.
-    pub(crate) fn knows(&self, handoff: HandoffId) -> bool {
-        self.known.contains(&handoff)
+    /// What is left of it, if it was here lately.
+    pub(crate) fn trace(&self, handoff: HandoffId) -> Option<Trace> {
+        self.known.get(&handoff).copied()
+    }
+}
+
+impl Hash for Past {
+    /// The order only says who is forgotten first, thousands of hand-offs later.
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.known.hash(hasher);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT_MAX, Past};
+    use super::{KEPT_MAX, Past, Trace};
     use cleave_domain::{FlightId, HandoffId};
 
     #[test]
@@ -50,11 +71,11 @@ mod tests {
         };
         let mut past = Past::default();
         for flight in 0..=KEPT_MAX as u64 {
-            past.add(handoff(flight));
-            past.add(handoff(flight));
+            past.add(handoff(flight), Trace::Over);
+            past.add(handoff(flight), Trace::Landed);
         }
-        assert!(!past.knows(handoff(0)));
-        assert!(past.knows(handoff(1)));
+        assert_eq!(past.trace(handoff(0)), None);
+        assert_eq!(past.trace(handoff(1)), Some(Trace::Over));
         assert_eq!(past.known.len(), KEPT_MAX);
     }
 }

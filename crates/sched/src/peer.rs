@@ -4,11 +4,13 @@
 //! outputs to the brain's. Never: judges a frame itself.
 //! Invariant: each frame that arrives is answered at once by exactly one `Import` or `Discard`; a
 //! frame or seal of a hand-off unknown here is answered by `Abandoned`, and `Abandoned` by nothing.
+//! `Abandoned` from a receiver means that nothing has landed, nor will.
 
 use crate::close::Close;
+use crate::past::Trace;
 use crate::sequence::{Phase, Stage};
 use crate::{Brain, Condition, Export, ExportOutcome, ImportOutcome, Note, Output};
-use cleave_domain::{Cause, Failure, HandoffId, Report, TokenId, WorkerRef};
+use cleave_domain::{Cause, Failure, HandoffId, Report, Time, TokenId, WorkerRef};
 use cleave_kv::handoff::{receiver, sender};
 use cleave_kv::{BlockPart, Packet};
 
@@ -32,7 +34,9 @@ impl Brain {
                 };
                 if !self.receive(handoff, input) {
                     self.discard(handoff, part);
-                    self.turn_away(handoff, from);
+                    if self.past.trace(handoff) != Some(Trace::Landed) {
+                        self.turn_away(handoff, from);
+                    }
                 }
             }
             Packet::Seal(seal) => {
@@ -40,7 +44,11 @@ impl Brain {
                     self.turn_away(handoff, from);
                 }
             }
-            Packet::Stop { .. } | Packet::Stopped { .. } => {}
+            Packet::Stop { .. } => self.stop(handoff, from),
+            Packet::Stopped { .. } => {
+                self.receive(handoff, receiver::Input::Stopped { from });
+                self.release_if_settled(handoff);
+            }
             Packet::Landed { .. } => {
                 self.send(handoff, sender::Input::Landed { from });
             }
@@ -64,6 +72,42 @@ impl Brain {
                 self.receive(handoff, receiver::Input::LinkLost);
             }
         }
+        for handoff in self.moves_to(peer) {
+            self.send(handoff, sender::Input::LinkLost);
+        }
+    }
+
+    /// What is under way with it will not come, and it can write to nothing any more.
+    pub(crate) fn cut_off(&mut self, peer: WorkerRef) {
+        self.link_lost(peer);
+        let known = self.severed.entry(peer.worker).or_default();
+        *known = (*known).max(peer.incarnation);
+        let from_peer = self.sequences.iter().filter(|(_, s)| {
+            let receiver = s.incoming.as_ref();
+            receiver.is_some_and(|receiver| receiver.sender() == peer && receiver.quarantined())
+        });
+        let handoffs: Vec<_> = from_peer.map(|(handoff, _)| *handoff).collect();
+        for handoff in handoffs {
+            self.receive(handoff, receiver::Input::Severed);
+            self.release_if_settled(handoff);
+        }
+    }
+
+    /// A receiver waits to hear that nothing more is written. What never came here must not begin
+    /// after it was told so.
+    fn stop(&mut self, handoff: HandoffId, from: WorkerRef) {
+        let sends_there = self
+            .sender(handoff)
+            .is_some_and(|sender| sender.receiver() == from);
+        if sends_there {
+            self.send(handoff, sender::Input::Stop { from });
+            return self.release_if_settled(handoff);
+        }
+        if !self.sequences.contains_key(&handoff) && !self.moves.contains_key(&handoff) {
+            self.past.add(handoff, Trace::Stopped);
+        }
+        let packet = Packet::Stopped { handoff };
+        self.say(Output::Send { to: from, packet });
     }
 
     pub(crate) fn exported(&mut self, handoff: HandoffId, ordinal: u32, outcome: ExportOutcome) {
@@ -122,55 +166,87 @@ impl Brain {
         true
     }
 
-    /// Tells the sending end of a hand-off; false if there is none here.
+    /// Tells the sending end of a hand-off, of a prompt or of a sequence that moves; false if there
+    /// is none here.
     pub(crate) fn send(&mut self, handoff: HandoffId, input: sender::Input) -> bool {
+        if self.moves.contains_key(&handoff) {
+            self.send_move(handoff, input);
+            self.forget_move(handoff);
+            return true;
+        }
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return false;
         };
         let Some(sender) = &mut sequence.outgoing else {
             return false;
         };
-        let to = sender.receiver();
         sender.handle(input);
-        let (bytes, blocks) = (sender.bytes(), sender.blocks_count());
-        let mut outputs = Vec::new();
-        while let Some(output) = sender.poll() {
-            outputs.push(output);
+        let since = sequence.times.sending.unwrap_or(self.now);
+        match self.say_sent(handoff, since) {
+            Some(sender::Output::Done) => self.close(handoff, Close::HandedOn),
+            Some(sender::Output::Ended(cause)) => self.close(handoff, Close::by_peer(cause)),
+            _ => {}
         }
-        if !outputs.is_empty() {
-            sequence.times.sending.get_or_insert(self.now);
-        }
-        let took = self.now.since(sequence.times.sending.unwrap_or(self.now));
-        for output in outputs {
+        self.watch(handoff);
+        true
+    }
+
+    /// Says what the sending end of a hand-off wants done; gives back how it ended, if it did.
+    /// `since` is when it began.
+    pub(crate) fn say_sent(&mut self, handoff: HandoffId, since: Time) -> Option<sender::Output> {
+        let now = self.now;
+        let mut ended = None;
+        while let Some(sender) = self.sender_mut(handoff)
+            && let Some(output) = sender.poll()
+        {
+            let to = sender.receiver();
+            let (bytes, blocks) = (sender.bytes(), sender.blocks_count());
             match output {
                 sender::Output::Export {
                     from,
                     ordinal,
                     block,
-                } => self.say(Output::Export(Export {
-                    handoff,
-                    to,
-                    from,
-                    ordinal,
-                    block,
-                })),
+                } => {
+                    if let Some(sequence) = self.sequences.get_mut(&handoff) {
+                        sequence.times.sending.get_or_insert(now);
+                    }
+                    self.say(Output::Export(Export {
+                        handoff,
+                        to,
+                        from,
+                        ordinal,
+                        block,
+                    }));
+                }
                 sender::Output::Send(packet) => {
                     if matches!(packet, Packet::Seal(_)) {
                         self.note(Note::Sealed {
                             handoff,
                             bytes,
                             blocks,
-                            took,
+                            took: now.since(since),
                         });
                     }
                     self.say(Output::Send { to, packet });
                 }
-                sender::Output::Done => self.close(handoff, Close::HandedOn),
-                sender::Output::Ended(cause) => self.close(handoff, Close::by_peer(cause)),
+                sender::Output::Done | sender::Output::Ended(_) => ended = Some(output),
             }
         }
-        self.watch(handoff);
-        true
+        ended
+    }
+
+    fn sender(&self, handoff: HandoffId) -> Option<&sender::Sender> {
+        match self.moves.get(&handoff) {
+            Some(leaving) => Some(&leaving.sender),
+            None => self.sequences.get(&handoff)?.outgoing.as_ref(),
+        }
+    }
+
+    fn sender_mut(&mut self, handoff: HandoffId) -> Option<&mut sender::Sender> {
+        match self.moves.get_mut(&handoff) {
+            Some(leaving) => Some(&mut leaving.sender),
+            None => self.sequences.get_mut(&handoff)?.outgoing.as_mut(),
+        }
     }
 
     /// Everything is here: the sequence goes on where the other worker left it.
@@ -208,10 +284,16 @@ impl Brain {
         }
     }
 
-    /// The peer's end no longer knows, or never knew, what this one has.
+    /// This end no longer knows, or never knew, what the peer has. What had landed here is said to
+    /// have landed: a sender that heard otherwise might run it once more.
     fn turn_away(&mut self, handoff: HandoffId, to: WorkerRef) {
-        let cause = Cause::Cancelled;
-        let packet = Packet::Abandoned { handoff, cause };
+        let packet = match self.past.trace(handoff) {
+            Some(Trace::Landed) => Packet::Landed { handoff },
+            _ => Packet::Abandoned {
+                handoff,
+                cause: Cause::Cancelled,
+            },
+        };
         self.say(Output::Send { to, packet });
     }
 
@@ -221,12 +303,38 @@ impl Brain {
     }
 
     /// Something moved: a hand-off that only waits for its peer has its full patience again.
-    fn watch(&mut self, handoff: HandoffId) {
-        let sequence = self.sequences.get(&handoff);
-        if sequence.is_some_and(|s| !s.closing() && s.waits_for_peer()) {
+    pub(crate) fn watch(&mut self, handoff: HandoffId) {
+        if self.waits_for_peer(handoff) {
             self.stalls.set(handoff, self.now + self.limits.stall_max);
         } else {
             self.stalls.end(handoff);
+        }
+    }
+
+    pub(crate) fn waits_for_peer(&self, handoff: HandoffId) -> bool {
+        if let Some(leaving) = self.moves.get(&handoff) {
+            return leaving.sender.open() && leaving.still.is_some();
+        }
+        self.sequences.get(&handoff).is_some_and(|sequence| {
+            if sequence.closing() {
+                sequence.quarantined()
+            } else {
+                sequence.waits_for_peer()
+            }
+        })
+    }
+
+    /// Nothing came for too long.
+    pub(crate) fn stalled(&mut self, handoff: HandoffId) {
+        let lost = Close::Failed(Failure::LinkLost);
+        match self.moves.get(&handoff) {
+            // Nobody can tell whether it runs there.
+            Some(leaving) if leaving.sender.sealed() => self.close(leaving.order.of, lost),
+            Some(leaving) => self.stay(leaving.order.of, Failure::LinkLost),
+            None if self.sequences.get(&handoff).is_some_and(|s| s.closing()) => {
+                self.receive(handoff, receiver::Input::StoodStill);
+            }
+            None => self.close(handoff, lost),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The next step: which sequences run how many tokens.
 //!
-//! Owns: slots, growth, preemption, and the joint batch: decode tokens first, prompt chunks in the
+//! Owns: slots, growth, the choice of who gives way, and the joint batch: decode tokens first, prompt chunks in the
 //! room that is left. Never: waits for anything; what cannot run now is tried again next time.
 //! Invariant: whoever is most important among the active runs in every step, unless every slot or
 //! every block is with sequences that will go on without it.
@@ -11,6 +11,7 @@ use crate::close::Close;
 use crate::policy::{self, Rank, Victim};
 use crate::sequence::{Phase, Sequence};
 use crate::settle::Ready;
+use crate::swap::Yield;
 use crate::{Brain, Note, Output};
 use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan};
 
@@ -20,6 +21,10 @@ struct Draft {
     placed: Vec<Placed>,
     /// Tokens that still fit.
     room: u32,
+    /// Those that must wait for a copy to be over.
+    waiting: Vec<HandoffId>,
+    /// Of those, how many need a block that will be free then.
+    in_need: u64,
 }
 
 impl Brain {
@@ -32,11 +37,17 @@ impl Brain {
             plan: StepPlan::default(),
             placed: Vec::new(),
             room: self.limits.capacity.step_tokens_max,
+            waiting: Vec::new(),
+            in_need: 0,
         };
         // A sequence that gives up its slot makes room for another that landed.
         loop {
             self.seat_landed();
-            let one = self.those(|s| s.slot.is_some() && s.rest() == 1 && !s.stepping);
+            let waiting = &draft.waiting;
+            let one = self.those(|s| {
+                let waits = waiting.contains(&s.rank.handoff);
+                s.slot.is_some() && s.rest() == 1 && !s.stepping && !waits
+            });
             if one.is_empty() {
                 break;
             }
@@ -53,8 +64,11 @@ impl Brain {
         self.under_way = Some(Step {
             id: draft.plan.step,
             placed: draft.placed,
+            said: self.now,
+            stuck: false,
         });
         self.say(Output::Step(draft.plan));
+        self.wish();
     }
 
     /// The active ones of which `pick` is true, the most important first.
@@ -84,6 +98,7 @@ impl Brain {
 
     /// One token of a running sequence. If it needs a block and none is left, the least important
     /// sequence gives up its own; nobody in this draft does, because those in it are more important.
+    /// Blocks that are being copied come later, and whoever needs them waits.
     fn place_decode(&mut self, rank: Rank, draft: &mut Draft) {
         let handoff = rank.handoff;
         let capacity = self.limits.capacity;
@@ -95,6 +110,12 @@ impl Brain {
             if sequence.slot.is_none() {
                 return;
             }
+            if self.last_block_is_read(&self.sequences[&handoff]) {
+                return draft.waiting.push(handoff);
+            }
+            let Some(sequence) = self.sequences.get_mut(&handoff) else {
+                return;
+            };
             let blocks = sequence.len().div_ceil(capacity.block_tokens);
             if blocks > capacity.blocks_count {
                 return self.close(handoff, Close::Failed(Failure::OutOfBlocks));
@@ -107,31 +128,26 @@ impl Brain {
                 sequence.table.push(block);
                 continue;
             }
-            let candidates = self.sequences.values();
-            let candidates = candidates.filter(|s| s.recomputable()).map(|s| s.rank);
-            match policy::victim(rank, candidates) {
-                Victim::LessImportant(victim) => self.preempt(victim),
-                Victim::Itself => return self.preempt(handoff),
+            if self.stand_still_early(handoff) {
+                return;
+            }
+            if self.blocks_coming() > draft.in_need {
+                draft.in_need += 1;
+                return draft.waiting.push(handoff);
+            }
+            let candidates = self.sequences.values().filter(|s| s.recomputable());
+            let victim = policy::victim(rank, candidates.map(|s| s.rank));
+            let (Victim::LessImportant(gives) | Victim::Itself(gives)) = victim;
+            match self.give_way(gives) {
+                Yield::Later => {
+                    draft.in_need += 1;
+                    return draft.waiting.push(handoff);
+                }
+                Yield::Now if gives == handoff => return,
+                Yield::Now => {}
             }
         }
         self.place(handoff, 1, draft);
-    }
-
-    /// Takes everything from a sequence; it will compute its tokens again, and go on drawing where
-    /// it stopped.
-    fn preempt(&mut self, handoff: HandoffId) {
-        let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return;
-        };
-        let recomputed_tokens = sequence.computed;
-        sequence.give_back(&mut self.pool);
-        sequence.prompt_scores.clear();
-        sequence.unseat(&mut self.slots);
-        self.sequences.insert(handoff, sequence);
-        self.note(Note::Preempted {
-            handoff,
-            recomputed_tokens,
-        });
     }
 
     // === prompts ===
@@ -140,7 +156,7 @@ impl Brain {
     fn place_chunks(&mut self, draft: &mut Draft) {
         // Once one that lost its blocks cannot have them back, none behind it may take them.
         let mut starved = false;
-        for rank in self.those(|s| !s.stepping) {
+        for rank in self.those(|s| !s.stepping && !s.swapping()) {
             if draft.room == 0 {
                 return;
             }
@@ -148,10 +164,13 @@ impl Brain {
                 continue;
             };
             let no_slot = sequence.slot.is_none() && self.slots.is_empty();
-            if no_slot || sequence.landed() || sequence.starved() && starved {
+            let waits = no_slot || sequence.landed() || draft.waiting.contains(&rank.handoff);
+            if waits || sequence.starved() && starved {
                 continue;
             }
-            if self.seat(rank.handoff) {
+            if sequence.swap.is_some() {
+                starved = !self.swap_in(rank.handoff);
+            } else if self.seat(rank.handoff) {
                 self.place_chunk(rank.handoff, draft);
             } else {
                 starved = true;

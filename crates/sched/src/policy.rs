@@ -1,10 +1,10 @@
 //! Choices, as functions from what is the case to what is best, with the reason.
 //!
 //! Owns: the order in which sequences are served, how much of a prompt a step runs, who gives up
-//! its blocks, when to come back. Never: changes anything, or sees the brain.
+//! its blocks and how, when to come back. Never: changes anything, or sees the brain.
 //! Invariant: the most important sequence is never a victim of another, so it always goes on.
 
-use cleave_domain::{HandoffId, Time};
+use cleave_domain::{HandoffId, Request, Time, TokenId};
 use std::time::Duration;
 
 /// A sequence's place among all others: by priority, then by age. Smaller is served first and
@@ -27,14 +27,77 @@ pub(crate) enum Victim {
     /// The least important of those that come after the one in need.
     LessImportant(HandoffId),
     /// Nobody comes after it: it waits itself, and what is more important goes on.
-    Itself,
+    Itself(HandoffId),
 }
 
 /// Chooses among sequences that hold blocks, could be recomputed here and are not in this step.
 pub(crate) fn victim(in_need: Rank, candidates: impl Iterator<Item = Rank>) -> Victim {
     match candidates.filter(|rank| *rank > in_need).max() {
         Some(rank) => Victim::LessImportant(rank.handoff),
-        None => Victim::Itself,
+        None => Victim::Itself(in_need.handoff),
+    }
+}
+
+/// How a sequence gives up its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// They are copied to host memory, and back.
+    Swap,
+    /// They are computed again.
+    Recompute,
+}
+
+/// What giving up blocks costs, as measured of late; `None` before the first time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Prices {
+    /// To compute a token's KV.
+    token: Option<Duration>,
+    /// To copy a block to host memory.
+    block_out: Option<Duration>,
+    /// To copy it back.
+    block_in: Option<Duration>,
+}
+
+impl Prices {
+    /// A step with prompt tokens ran: so many tokens in all.
+    pub(crate) fn prefilled(&mut self, tokens: u32, took: Duration) {
+        measure(&mut self.token, tokens, took);
+    }
+
+    /// So many blocks were copied to host memory.
+    pub(crate) fn swapped_out(&mut self, blocks: u32, took: Duration) {
+        measure(&mut self.block_out, blocks, took);
+    }
+
+    /// So many blocks were copied back.
+    pub(crate) fn swapped_in(&mut self, blocks: u32, took: Duration) {
+        measure(&mut self.block_in, blocks, took);
+    }
+}
+
+/// A running mean over about eight measures.
+fn measure(mean: &mut Option<Duration>, count: u32, took: Duration) {
+    if count > 0 {
+        let each = took / count;
+        *mean = Some(mean.map_or(each, |mean| (mean * 7 + each) / 8));
+    }
+}
+
+/// The cheaper way to give up `blocks` blocks with the KV of `tokens` tokens. Before anything was
+/// measured that is to compute them again, which asks nothing of the host; then copying is tried, or
+/// its price would never be known.
+pub(crate) fn way(prices: &Prices, blocks: u32, tokens: u32) -> Way {
+    let Some(token) = prices.token else {
+        return Way::Recompute;
+    };
+    let Some(block_out) = prices.block_out else {
+        return Way::Swap;
+    };
+    let block = block_out + prices.block_in.unwrap_or(block_out);
+    if block.saturating_mul(blocks) <= token.saturating_mul(tokens) {
+        Way::Swap
+    } else {
+        Way::Recompute
     }
 }
 
@@ -71,6 +134,32 @@ pub(crate) fn chunk(computed: u32, rest: u32, room: u32, block_tokens: u32) -> C
     }
 }
 
+/// Whether an engine of this vocabulary would run the request at all; the same rules as the engine's
+/// own.
+pub(crate) fn runnable(request: &Request, vocab_size: u32) -> bool {
+    let Request {
+        prompt,
+        generated,
+        sampling,
+        stop: _,
+        priority: _,
+        cache_salt: _,
+        slo: _,
+    } = request;
+    let known = |token: &TokenId| *token < vocab_size;
+    let penalties = [sampling.presence_penalty, sampling.frequency_penalty];
+    prompt.iter().chain(generated.iter()).all(known)
+        && (0.0..=1e4).contains(&sampling.temperature)
+        && (f32::MIN_POSITIVE..=1.0).contains(&sampling.top_p)
+        && (0.0..=1.0).contains(&sampling.min_p)
+        && (1e-4..=1e4).contains(&sampling.repetition_penalty)
+        && penalties.iter().all(|p| (-1e4..=1e4).contains(p))
+        && sampling
+            .logit_bias
+            .iter()
+            .all(|(token, bias)| known(token) && (-1e6..=1e6).contains(bias))
+}
+
 /// When to try again after `steps` steps of the length of late. Not below 10 ms, so that nobody
 /// spins, and not above 10 s, because by then the answer is stale.
 pub(crate) fn retry_after(steps: u32, step_mean: Duration) -> Duration {
@@ -81,8 +170,9 @@ pub(crate) fn retry_after(steps: u32, step_mean: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::{Chunk, Rank, Victim, chunk, victim};
+    use super::{Chunk, Prices, Rank, Victim, Way, chunk, victim, way};
     use cleave_domain::{FlightId, HandoffId, Time};
+    use std::time::Duration;
 
     fn rank(priority: i32, arrival: u64) -> Rank {
         let flight = FlightId(arrival);
@@ -100,9 +190,25 @@ mod tests {
         let all = [rank(0, 1), rank(0, 4), rank(1, 2), rank(-1, 3)];
         let chosen = victim(rank(0, 1), all.into_iter());
         assert_eq!(chosen, Victim::LessImportant(rank(1, 2).handoff));
-        assert_eq!(victim(rank(1, 2), all.into_iter()), Victim::Itself);
+        let itself = Victim::Itself(rank(1, 2).handoff);
+        assert_eq!(victim(rank(1, 2), all.into_iter()), itself);
         let chosen = victim(rank(0, 1), [rank(0, 4)].into_iter());
         assert_eq!(chosen, Victim::LessImportant(rank(0, 4).handoff));
+    }
+
+    #[test]
+    fn the_cheaper_way_is_measured_before_it_is_chosen() {
+        let micros = Duration::from_micros;
+        let mut prices = Prices::default();
+        assert_eq!(way(&prices, 4, 64), Way::Recompute);
+        prices.prefilled(100, micros(1000));
+        assert_eq!(way(&prices, 4, 64), Way::Swap);
+        // 64 tokens cost 640 µs, and 4 blocks as much each way.
+        prices.swapped_out(2, micros(160));
+        assert_eq!(way(&prices, 4, 64), Way::Swap);
+        prices.swapped_in(2, micros(162));
+        assert_eq!(way(&prices, 4, 64), Way::Recompute);
+        assert_eq!(way(&prices, 4, 65), Way::Swap);
     }
 
     #[test]

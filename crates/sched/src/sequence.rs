@@ -5,9 +5,10 @@
 //! one token left to run.
 
 use crate::policy::Rank;
+use crate::swap::{Swap, SwapStage};
 use cleave_domain::{
-    BlockHash, BlockRef, FinishReason, LogitsWanted, OpenSlot, Request, RouterId, Sampled,
-    SlotIndex, Time, TokenId, WorkerRef,
+    BlockHash, BlockRef, FinishReason, HandoffId, LogitsWanted, OpenSlot, Request, RouterId,
+    Sampled, SlotIndex, Time, TokenId, WorkerRef,
 };
 use cleave_kv::handoff::{receiver::Receiver, sender::Sender};
 use cleave_kv::{Pool, Promise, extend_hashes};
@@ -29,8 +30,12 @@ pub(crate) struct Sequence {
     pub(crate) phase: Phase,
     /// Expects the KV from elsewhere, or did.
     pub(crate) incoming: Option<Receiver>,
-    /// Sends the KV elsewhere.
+    /// Sends the KV elsewhere, as a prompt that is handed on.
     pub(crate) outgoing: Option<Sender>,
+    /// The attempt under which it leaves for another decode worker.
+    pub(crate) moving: Option<HandoffId>,
+    /// It is in host memory, or on its way there or back.
+    pub(crate) swap: Option<Swap>,
     /// The body keeps something for the hand-off with the peer until it is told to forget it.
     pub(crate) peered: bool,
     /// Prompt and output so far.
@@ -70,8 +75,10 @@ pub(crate) enum Stage {
     Active,
     /// Its prompt is done; its blocks are on their way to the peer.
     Sending,
-    /// Over for everybody but those who still read or write its blocks: the step under way, an
-    /// export, an import.
+    /// It stands still; its last block and the tokens drawn since it was to move are on their way.
+    Still,
+    /// Over for everybody but those who still read or write its blocks: the step under way, a copy,
+    /// a sender that writes here itself.
     Closing {
         /// When it was cancelled, if that is why.
         cancelled: Option<Time>,
@@ -79,7 +86,7 @@ pub(crate) enum Stage {
 }
 
 /// What the next token drawn is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     /// The first one of this hand-off.
     Prompt,
@@ -112,6 +119,8 @@ impl Sequence {
             phase: Phase::Prompt,
             incoming: None,
             outgoing: None,
+            moving: None,
+            swap: None,
             peered: false,
             tokens,
             computed: 0,
@@ -167,9 +176,15 @@ impl Sequence {
 
     /// Whether it goes on from KV that is here, and has no slot yet.
     pub(crate) fn landed(&self) -> bool {
+        self.generates() && self.slot.is_none()
+    }
+
+    /// Whether all it needs for its next token is one more step here.
+    pub(crate) fn generates(&self) -> bool {
         self.stage == Stage::Active
             && self.phase == Phase::Decode
-            && self.slot.is_none()
+            && self.outgoing.is_none()
+            && self.swap.is_none()
             && self.rest() == 1
     }
 
@@ -188,9 +203,24 @@ impl Sequence {
         self.stage == Stage::Reserved && self.incoming.is_none()
     }
 
-    /// Whether losing its blocks costs nothing but computing them again, here.
+    /// Whether losing its blocks costs nothing but computing or copying them again, here.
     pub(crate) fn recomputable(&self) -> bool {
-        self.stage == Stage::Active && self.outgoing.is_none() && !self.stepping && !self.starved()
+        self.stage == Stage::Active
+            && self.outgoing.is_none()
+            && self.swap.is_none()
+            && !self.stepping
+            && !self.starved()
+    }
+
+    /// Whether it is over, and the sender may still write to its blocks.
+    pub(crate) fn quarantined(&self) -> bool {
+        self.incoming.as_ref().is_some_and(Receiver::quarantined)
+    }
+
+    /// Whether its blocks are being copied to host memory or back.
+    pub(crate) fn swapping(&self) -> bool {
+        let copied = |swap: Swap| matches!(swap.stage, SwapStage::Out | SwapStage::In);
+        self.swap.is_some_and(copied)
     }
 
     /// The worker at the other end, while the hand-off with it is open.
@@ -202,10 +232,16 @@ impl Sequence {
             .or_else(|| outgoing.map(Sender::receiver))
     }
 
-    /// Whether nobody reads or writes its blocks: only then may they go.
+    /// Whether nobody reads or writes its blocks, but for a move: only then may they go.
     pub(crate) fn settled(&self) -> bool {
+        self.settled_here() && self.incoming.as_ref().is_none_or(Receiver::settled)
+    }
+
+    /// The same, but for another worker that may still write to them itself.
+    pub(crate) fn settled_here(&self) -> bool {
         !self.stepping
-            && self.incoming.as_ref().is_none_or(Receiver::settled)
+            && !self.swapping()
+            && self.incoming.as_ref().is_none_or(Receiver::idle)
             && self.outgoing.as_ref().is_none_or(Sender::settled)
     }
 

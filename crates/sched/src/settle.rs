@@ -12,6 +12,7 @@ use cleave_domain::{
     Emission, Failure, HandoffId, PromptFacts, Report, Sampled, SlotIndex, StepId, StepResult,
     TokenId,
 };
+use cleave_kv::block_hash;
 use cleave_kv::handoff::sender;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,8 +22,18 @@ use std::time::Duration;
 pub(crate) enum Ready {
     /// Those that are full: more of the prompt is to come.
     FullBlocks,
-    /// The last one too: the prompt is done.
+    /// The last one too: nothing more is run here.
     All,
+}
+
+impl Ready {
+    /// How many leading blocks that are.
+    pub(crate) fn blocks(self, computed: u32, block_tokens: u32) -> u32 {
+        match self {
+            Self::FullBlocks => computed / block_tokens,
+            Self::All => computed.div_ceil(block_tokens),
+        }
+    }
 }
 
 impl Brain {
@@ -47,7 +58,7 @@ impl Brain {
             1 => took,
             _ => (self.step_mean * 7 + took) / 8,
         };
-        self.note_step(&step, took);
+        self.measure(&step, took);
         let mut sampled = sampled.into_iter().map(|(_, sampled)| sampled);
         let mut scores: BTreeMap<SlotIndex, Vec<Sampled>> = prompt_scores.into_iter().collect();
         for placed in step.placed {
@@ -138,7 +149,7 @@ impl Brain {
             return self.close(handoff, Close::Finished(reason));
         }
         if sequence.phase == Phase::Decode {
-            return;
+            return self.leave(handoff);
         }
         let router = sequence.router;
         sequence.phase = Phase::Decode;
@@ -148,13 +159,16 @@ impl Brain {
             self.tell(router, Report::Landed { handoff });
             return;
         }
+        // The receiver was told of all but the token just drawn.
+        let told = &sequence.tokens[..sequence.tokens.len() - 1];
+        let told = block_hash(sequence.request.cache_salt, None, told);
         sequence.stage = Stage::Sending;
         self.active.remove(&sequence.rank);
         sequence.unseat(&mut self.slots);
         self.tell(router, Report::Prefilled { handoff });
         self.export(handoff, Ready::All);
-        let output = vec![token];
-        self.send(handoff, sender::Input::Sampled { output });
+        let (content, output) = (told, vec![token]);
+        self.send(handoff, sender::Input::Sampled { content, output });
     }
 
     /// Lets the pool know the content of blocks that became full.
@@ -183,10 +197,7 @@ impl Brain {
         if sequence.outgoing.is_none() {
             return;
         }
-        let done = match ready {
-            Ready::FullBlocks => sequence.computed / size,
-            Ready::All => sequence.computed.div_ceil(size),
-        };
+        let done = ready.blocks(sequence.computed, size);
         let new = sequence.exported..done;
         sequence.exported = done;
         let table = &sequence.table[new.start as usize..new.end as usize];
@@ -196,15 +207,19 @@ impl Brain {
         }
     }
 
-    // === notes ===
+    // === measures ===
 
-    fn note_step(&mut self, step: &Step, took: Duration) {
+    fn measure(&mut self, step: &Step, took: Duration) {
         let (decode, prefill): (Vec<&Placed>, Vec<&Placed>) = step
             .placed
             .iter()
             .partition(|placed| placed.phase == Phase::Decode && placed.tokens == 1);
-        let prefill_tokens = prefill.iter().map(|placed| placed.tokens).sum();
+        let prefill_tokens: u32 = prefill.iter().map(|placed| placed.tokens).sum();
         let decode_sequences = u32::try_from(decode.len()).expect("slots are counted in 32 bits");
+        if prefill_tokens > 0 {
+            self.prices
+                .prefilled(prefill_tokens + decode_sequences, took);
+        }
         self.note(Note::Stepped {
             prefill_tokens,
             decode_sequences,

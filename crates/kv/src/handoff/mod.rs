@@ -12,5 +12,19 @@ pub mod sender;
 
 pub use digest::Digest;
 
+use serde::{Deserialize, Serialize};
+
+/// How frames from other workers reach a worker's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Writer {
+    /// This worker writes them, by `Import` (TCP, shared memory): a late frame is dropped, and harms
+    /// nobody.
+    Receiver,
+    /// The sender writes into the pool itself (CUDA IPC, RDMA) and the frame only tells of it;
+    /// `Import` then means to verify it in place. Blocks of a hand-off that ended before it landed stay
+    /// in quarantine until the sender said `Stopped` or cannot reach them any more.
+    Sender,
+}
+
 #[cfg(test)]
 mod tests;

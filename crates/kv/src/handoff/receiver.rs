@@ -1,15 +1,16 @@
-//! The decode worker's end.
+//! The receiving worker's end.
 //!
-//! Owns: which bytes of which reserved block have come, and the verdict.
+//! Owns: which bytes of which reserved block have come, the verdict, and the quarantine of blocks
+//! that the sender writes to itself.
 //! Never: lets a write reach a block for another generation, from another sender, or twice; never
 //! depends on the order in which frames and seal arrive.
 //! Invariant: `Landed` is said at most once, and only when the seal fits and every byte is in the
-//! pool; after `Landed` or `Failed` every frame is discarded. A block may still be written to until
+//! pool; after `Landed` or `Ended` every frame is discarded. A block may still be written to until
 //! [`Receiver::settled`].
 
-use super::Digest;
+use super::{Digest, Writer};
 use crate::{BlockPart, Packet, Seal};
-use cleave_domain::{BlockRef, Cause, Failure, HandoffId, TokenId, WorkerRef};
+use cleave_domain::{BlockHash, BlockRef, Cause, Failure, HandoffId, TokenId, WorkerRef};
 use std::collections::{BTreeSet, VecDeque};
 
 /// What was reserved.
@@ -29,6 +30,10 @@ pub struct Expected {
     pub block_tokens: u32,
     /// Tokens of the sequence when it was reserved.
     pub tokens: u32,
+    /// Their hash, as in [`Seal::content`].
+    pub content: BlockHash,
+    /// Who writes the frames to the blocks.
+    pub writer: Writer,
 }
 
 /// What happened.
@@ -73,6 +78,15 @@ pub enum Input {
         /// Why.
         cause: Cause,
     },
+    /// The sender writes nothing of this any more.
+    Stopped {
+        /// Who says so.
+        from: WorkerRef,
+    },
+    /// Nothing that the sender still does can reach the blocks.
+    Severed,
+    /// Nothing came for a while: a sender that was asked to stop is asked again.
+    StoodStill,
 }
 
 /// What must be done, in this order.
@@ -113,6 +127,8 @@ pub struct Receiver {
     /// Frames accepted whose write is not over.
     importing: BTreeSet<BlockPart>,
     digest: Digest,
+    /// The sender may write to the blocks itself, at any time.
+    at_large: bool,
     outputs: VecDeque<Output>,
 }
 
@@ -138,6 +154,7 @@ impl Receiver {
     pub fn new(expected: Expected) -> Self {
         Self {
             accepted_bytes: vec![0; expected.blocks.len()],
+            at_large: expected.writer == Writer::Sender,
             expected,
             state: State::Receiving { seal: None },
             accepted: BTreeSet::new(),
@@ -167,9 +184,24 @@ impl Receiver {
         matches!(self.state, State::Receiving { seal: Some(_) })
     }
 
-    /// Whether no write to a reserved block is under way.
-    pub fn settled(&self) -> bool {
+    /// Whether everything came.
+    pub fn landed(&self) -> bool {
+        self.state == State::Landed
+    }
+
+    /// Whether it is over, and the sender may still write to the blocks.
+    pub fn quarantined(&self) -> bool {
+        self.state == State::Ended && self.at_large
+    }
+
+    /// Whether no write of this worker's to a reserved block is under way.
+    pub fn idle(&self) -> bool {
         self.importing.is_empty()
+    }
+
+    /// Whether no write to a reserved block is under way, nor can be.
+    pub fn settled(&self) -> bool {
+        self.idle() && !self.quarantined()
     }
 
     /// Takes in what happened.
@@ -191,6 +223,14 @@ impl Receiver {
             Input::Imported { part, outcome } => self.imported(part, outcome),
             Input::LinkLost => self.end(Cause::Failed(Failure::LinkLost)),
             Input::GivenUp { cause } => self.give_up(cause),
+            // Whoever says that it stopped before it was asked says it of something else.
+            Input::Stopped { from } if from == sender && !self.open() => self.at_large = false,
+            Input::Stopped { .. } => {}
+            Input::Severed => {
+                self.at_large = false;
+                self.end(Cause::Failed(Failure::LinkLost));
+            }
+            Input::StoodStill => self.ask_to_stop(),
         }
     }
 
@@ -219,6 +259,9 @@ impl Receiver {
         assert!(self.importing.is_subset(&self.accepted), "unasked import");
         if self.state == State::Landed {
             assert!(self.settled(), "landed before the last import");
+        }
+        if self.expected.writer == Writer::Receiver {
+            assert!(!self.at_large, "the sender cannot write");
         }
     }
 
@@ -317,12 +360,14 @@ impl Receiver {
         if due.iter().any(|bytes| *bytes < self.expected.block_bytes) {
             return;
         }
-        if seal.digest != self.digest.value() {
+        if seal.digest != self.digest.value() || seal.content != self.expected.content {
             return self.give_up(Cause::Failed(Failure::Corrupt));
         }
         if self.settled() {
             let output = seal.output.clone();
             self.state = State::Landed;
+            // It sealed after its last write.
+            self.at_large = false;
             self.answer_landed();
             self.outputs.push_back(Output::Landed { output });
         }
@@ -361,7 +406,16 @@ impl Receiver {
     fn end(&mut self, cause: Cause) {
         if self.open() {
             self.state = State::Ended;
+            self.ask_to_stop();
             self.outputs.push_back(Output::Ended(cause));
+        }
+    }
+
+    fn ask_to_stop(&mut self) {
+        if self.quarantined() {
+            let handoff = self.expected.handoff;
+            let packet = Packet::Stop { handoff };
+            self.outputs.push_back(Output::Send(packet));
         }
     }
 }

@@ -1,14 +1,17 @@
-//! The prefill worker's end.
+//! The sending worker's end.
 //!
 //! Owns: which blocks were asked to be exported, what became of them, and when to seal.
 //! Never: lets go of its blocks while one is being read ([`Sender::settled`]), nor before the
 //! receiver has landed or either end gave up.
-//! Invariant: the seal is sent at most once, after every block left whole and the first token is
-//! known; `Done` or `Ended` is said at most once, and never both.
+//! Invariant: the seal is sent at most once, after every block left whole and the tokens drawn are
+//! known; `Done` or `Ended` is said at most once, and never both. `Stopped` is said only when no
+//! block is being read, and none will be.
 
 use super::Digest;
 use crate::{Packet, Seal};
-use cleave_domain::{BlockIndex, BlockRef, Cause, Failure, HandoffId, Target, TokenId, WorkerRef};
+use cleave_domain::{
+    BlockHash, BlockIndex, BlockRef, Cause, Failure, HandoffId, Target, TokenId, WorkerRef,
+};
 use std::collections::{BTreeSet, VecDeque};
 
 /// What happened.
@@ -30,6 +33,8 @@ pub enum Input {
     },
     /// All of the sequence is computed.
     Sampled {
+        /// The hash of the tokens that the receiver was told of, as in [`Seal::content`].
+        content: BlockHash,
         /// Tokens drawn since the receiver reserved, `[tokens >= 1]`.
         output: Vec<TokenId>,
     },
@@ -44,6 +49,11 @@ pub enum Input {
         from: WorkerRef,
         /// Why.
         cause: Cause,
+    },
+    /// The receiver wants no further write.
+    Stop {
+        /// Who says so.
+        from: WorkerRef,
     },
     /// The link to the receiver broke.
     LinkLost,
@@ -86,6 +96,8 @@ pub struct Sender {
     blocks_count: u32,
     bytes: u64,
     digest: Digest,
+    /// The receiver waits to hear that nothing is written any more.
+    stopping: bool,
     outputs: VecDeque<Output>,
 }
 
@@ -95,6 +107,7 @@ enum State {
     Computing,
     /// All is computed; blocks are still leaving.
     Leaving {
+        content: BlockHash,
         output: Vec<TokenId>,
     },
     /// Waits for the verdict.
@@ -113,6 +126,7 @@ impl Sender {
             blocks_count: 0,
             bytes: 0,
             digest: Digest::default(),
+            stopping: false,
             outputs: VecDeque::new(),
         }
     }
@@ -147,21 +161,27 @@ impl Sender {
         self.exporting.is_empty()
     }
 
+    /// Whether this block of the sequence is being read.
+    pub fn reads(&self, ordinal: u32) -> bool {
+        self.exporting.contains(&ordinal)
+    }
+
     /// Takes in what happened.
     pub fn handle(&mut self, input: Input) {
         let receiver = self.target.worker;
         match input {
             Input::Computed { ordinal, from } => self.computed(ordinal, from),
             Input::Exported { ordinal, outcome } => self.exported(ordinal, outcome),
-            Input::Sampled { output } => {
+            Input::Sampled { content, output } => {
                 if self.state == State::Computing {
-                    self.state = State::Leaving { output };
+                    self.state = State::Leaving { content, output };
                     self.seal_if_whole();
                 }
             }
             Input::Landed { from } if from == receiver => self.landed(),
             Input::Abandoned { from, cause } if from == receiver => self.end(cause),
-            Input::Landed { .. } | Input::Abandoned { .. } => {}
+            Input::Stop { from } if from == receiver => self.stop(),
+            Input::Landed { .. } | Input::Abandoned { .. } | Input::Stop { .. } => {}
             Input::LinkLost => self.end(Cause::Failed(Failure::LinkLost)),
             Input::GivenUp { cause } => self.give_up(cause),
         }
@@ -180,6 +200,9 @@ impl Sender {
         let target = self.target.present..self.target.present + self.blocks_count;
         assert!(self.exporting.iter().all(|i| target.contains(i)));
         assert!(self.blocks_count as usize <= self.target.blocks.len());
+        if self.stopping {
+            assert!(!self.open() && !self.settled(), "an answer is due");
+        }
     }
 
     fn computed(&mut self, ordinal: u32, from: BlockIndex) {
@@ -205,16 +228,33 @@ impl Sender {
     }
 
     fn exported(&mut self, ordinal: u32, outcome: Result<(u64, u64), Failure>) {
-        if !self.exporting.remove(&ordinal) || !self.open() {
+        if !self.exporting.remove(&ordinal) {
             return;
         }
         match outcome {
+            _ if !self.open() => self.stopped_if_settled(),
             Ok((digest, bytes)) => {
                 self.digest.merge(digest);
                 self.bytes += bytes;
                 self.seal_if_whole();
             }
             Err(failure) => self.give_up(Cause::Failed(failure)),
+        }
+    }
+
+    /// The receiver ended before it landed, and does not let its blocks go before it is answered.
+    fn stop(&mut self) {
+        self.end(Cause::Cancelled);
+        self.stopping = true;
+        self.stopped_if_settled();
+    }
+
+    fn stopped_if_settled(&mut self) {
+        if self.stopping && self.exporting.is_empty() {
+            self.stopping = false;
+            let handoff = self.handoff;
+            let packet = Packet::Stopped { handoff };
+            self.outputs.push_back(Output::Send(packet));
         }
     }
 
@@ -233,16 +273,16 @@ impl Sender {
     }
 
     fn seal_if_whole(&mut self) {
-        if let State::Leaving { output } = &mut self.state
+        if let State::Leaving { content, output } = &mut self.state
             && self.exporting.is_empty()
         {
-            let output = std::mem::take(output);
+            let (content, output) = (*content, std::mem::take(output));
             self.state = State::Sealed;
             self.outputs.push_back(Output::Send(Packet::Seal(Seal {
                 handoff: self.handoff,
                 blocks_count: self.blocks_count,
                 digest: self.digest.value(),
-                content: cleave_domain::BlockHash::default(),
+                content,
                 output,
             })));
         }

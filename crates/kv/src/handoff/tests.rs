@@ -1,13 +1,15 @@
 //! Both ends against each other, with a link in between that the test plays.
 
-use super::{Digest, receiver, sender};
+use super::{Digest, Writer, receiver, sender};
 use crate::{BlockPart, Packet, Seal};
 use cleave_domain::{
-    BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation, Target,
-    WorkerId, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation,
+    Target, WorkerId, WorkerRef,
 };
 use receiver::{Expected, Receiver};
 use sender::Sender;
+
+const CONTENT: BlockHash = BlockHash([3; 16]);
 
 const HANDOFF: HandoffId = HandoffId {
     flight: FlightId(1),
@@ -44,6 +46,8 @@ fn pair() -> (Sender, Receiver) {
         block_bytes: 8,
         block_tokens: 4,
         tokens: 10,
+        content: CONTENT,
+        writer: Writer::Receiver,
     };
     (Sender::new(HANDOFF, target), Receiver::new(expected))
 }
@@ -83,8 +87,8 @@ fn sent() -> (Vec<receiver::Input>, Seal) {
         let from = BlockIndex(ordinal);
         sender.handle(sender::Input::Computed { ordinal, from });
     }
-    let output = vec![42];
-    sender.handle(sender::Input::Sampled { output });
+    let (content, output) = (CONTENT, vec![42]);
+    sender.handle(sender::Input::Sampled { content, output });
     while let Some(output) = sender.poll() {
         match output {
             sender::Output::Export { ordinal, block, .. } => {
@@ -126,6 +130,7 @@ fn feed(receiver: &mut Receiver, inputs: &[receiver::Input]) -> Vec<String> {
                 receiver::Output::Send(Packet::Abandoned { cause, .. }) => {
                     format!("send abandoned {cause:?}")
                 }
+                receiver::Output::Send(Packet::Stop { .. }) => "send stop".into(),
                 receiver::Output::Send(packet) => panic!("unexpected {packet:?}"),
                 receiver::Output::Landed { output } => format!("landed {output:?}"),
                 receiver::Output::Ended(cause) => format!("ended {cause:?}"),
@@ -269,6 +274,8 @@ fn lesson_16_a_seal_that_does_not_fit_fails_closed() {
         wrong(|seal| seal.blocks_count += 1),
         wrong(|seal| seal.blocks_count -= 1),
         wrong(|seal| seal.output.clear()),
+        // The KV is of another text.
+        wrong(|seal| seal.content.0[7] ^= 1),
         // Twelve tokens fill the two blocks, thirteen need a third, eighteen do not fit at all.
         wrong(|seal| seal.output = vec![0; 4]),
         wrong(|seal| seal.output = vec![0; 9]),

@@ -2,7 +2,9 @@
 //!
 //! Legend: `#1.0` flight 1, attempt 0; `b3g1` block 3 of generation 1; `[0+8]` position and length.
 
-use cleave_domain::{BlockRef, HandoffId, Order, Report, StepPlan, StepResult, WorkerRef};
+use cleave_domain::{
+    BlockIndex, BlockRef, HandoffId, Order, Progress, Report, StepPlan, StepResult, WorkerRef,
+};
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{Condition, Export, Input, Note, Output};
 use std::fmt::Write;
@@ -22,6 +24,11 @@ fn block(block: BlockRef) -> String {
 
 fn blocks(list: &[BlockRef]) -> String {
     let list: Vec<_> = list.iter().map(|of| block(*of)).collect();
+    list.join(" ")
+}
+
+fn indices(list: &[BlockIndex]) -> String {
+    let list: Vec<_> = list.iter().map(BlockIndex::to_string).collect();
     list.join(" ")
 }
 
@@ -49,6 +56,8 @@ pub fn packet(packet: &Packet) -> String {
         ),
         Packet::Landed { handoff } => format!("landed {}", id(*handoff)),
         Packet::Abandoned { handoff, cause } => format!("abandoned {} {cause:?}", id(*handoff)),
+        Packet::Stop { handoff } => format!("stop {}", id(*handoff)),
+        Packet::Stopped { handoff } => format!("stopped {}", id(*handoff)),
     }
 }
 
@@ -69,6 +78,17 @@ fn order(order: &Order) -> String {
             prefill.target.present,
             blocks(&prefill.target.blocks)
         ),
+        Order::Migrate(migrate) => format!(
+            "migrate {} as {} to {} present {} [{}] told {}",
+            id(migrate.of),
+            id(migrate.handoff),
+            worker(migrate.target.worker),
+            migrate.target.present,
+            blocks(&migrate.target.blocks),
+            migrate.tokens
+        ),
+        Order::Drain => "drain".into(),
+        Order::Serve { role } => format!("serve {role}"),
         Order::Renew { handoffs } => format!("renew {}", ids(handoffs)),
         Order::Cancel { handoff } => format!("cancel {}", id(*handoff)),
     }
@@ -105,6 +125,13 @@ pub fn input(input: &Input) -> String {
         Input::Stepped { result, .. } => stepped(result),
         Input::StepFailed { step, reason, .. } => format!("step {step} failed: {reason}"),
         Input::Woke => "woke".into(),
+        Input::Severed { peer } => format!("severed from {}", worker(*peer)),
+        Input::SwappedOut {
+            handoff, outcome, ..
+        } => format!("swapped out {} {outcome:?}", id(*handoff)),
+        Input::SwappedIn {
+            handoff, outcome, ..
+        } => format!("swapped in {} {outcome:?}", id(*handoff)),
         Input::EngineLost { reason } => format!("engine lost: {reason}"),
         Input::Draining => "draining".into(),
     }
@@ -169,6 +196,13 @@ pub fn output(output: &Output) -> String {
             block: to,
         } => format!("import {} {} to {}", id(*handoff), part(*of), block(*to)),
         Output::Discard { handoff, part: of } => format!("discard {} {}", id(*handoff), part(*of)),
+        Output::SwapOut { handoff, blocks } => {
+            format!("swap out {} [{}]", id(*handoff), indices(blocks))
+        }
+        Output::SwapIn { handoff, blocks } => {
+            format!("swap in {} [{}]", id(*handoff), indices(blocks))
+        }
+        Output::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
         Output::Forget { handoff } => format!("forget {}", id(*handoff)),
         Output::Drained => "drained".into(),
         Output::Note(of) => note(of),
@@ -199,9 +233,19 @@ fn report(report: &Report) -> String {
         }
         Report::Released { handoff } => format!("released {}", id(*handoff)),
         Report::Load(load) => format!(
-            "load queue {} waiting {} running {} free {}",
-            load.queue_tokens, load.sequences_waiting, load.sequences_running, load.blocks_free
+            "load queue {} waiting {} running {} free {}{}",
+            load.queue_tokens,
+            load.sequences_waiting,
+            load.sequences_running,
+            load.blocks_free,
+            match load.progress {
+                Progress::Moving => "",
+                Progress::Stuck => " STUCK",
+            }
         ),
+        Report::Stayed { handoff, failure } => format!("stayed {} {failure:?}", id(*handoff)),
+        Report::Crowded { handoff } => format!("crowded {}", id(*handoff)),
+        Report::Serves { role } => format!("serves {role}"),
         Report::Draining => "draining".into(),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())
@@ -223,7 +267,21 @@ fn note(note: &Note) -> String {
             format!("note hand-off failed {} {failure:?}", id(*handoff))
         }
         Note::CancelFreed { took } => format!("note cancel freed after {took:?}"),
-        Note::PrefixLooked { .. }
+        Note::MovedOut {
+            handoff,
+            bytes,
+            blocks,
+            took,
+            still,
+        } => format!(
+            "note moved out {} bytes {bytes} blocks {blocks} took {took:?} still {still:?}",
+            id(*handoff)
+        ),
+        Note::Stuck { running } => format!("note stuck for {running:?}"),
+        Note::SwappedOut { .. }
+        | Note::SwappedIn { .. }
+        | Note::Stayed { .. }
+        | Note::PrefixLooked { .. }
         | Note::PrefillStarted { .. }
         | Note::Sealed { .. }
         | Note::Landed { .. }

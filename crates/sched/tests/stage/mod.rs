@@ -20,7 +20,10 @@ use cleave_domain::{
 };
 use cleave_kv::handoff::Digest;
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{Brain, Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Output};
+use cleave_sched::{
+    Brain, Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output,
+    SwapOutcome, Writer,
+};
 use engine::Engine;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,6 +32,7 @@ pub const ROUTER: RouterId = RouterId(1);
 pub const BLOCK_TOKENS: u32 = 4;
 pub const LEASE: Duration = Duration::from_millis(1000);
 pub const STALL: Duration = Duration::from_millis(300);
+pub const STEP: Duration = Duration::from_secs(5);
 
 /// A worker with its engine.
 pub struct Machine {
@@ -36,6 +40,8 @@ pub struct Machine {
     pub brain: Brain,
     pub engine: Engine,
     step: Option<StepPlan>,
+    /// What host memory keeps, each block's cells.
+    host: BTreeMap<HandoffId, Vec<Vec<u64>>>,
 }
 
 /// Something that will happen.
@@ -58,6 +64,20 @@ pub enum Pending {
         part: BlockPart,
         block: BlockRef,
         payload: Vec<u64>,
+    },
+    SwapOut {
+        at: usize,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        /// What is to be read; nobody may write to it before it was.
+        content: Vec<Vec<u64>>,
+        dropped: bool,
+    },
+    SwapIn {
+        at: usize,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        dropped: bool,
     },
     Packet {
         from: WorkerRef,
@@ -122,10 +142,14 @@ pub fn limits(worker: u64, role: Role) -> Limits {
             step_tokens_max: 8,
             context_tokens_max: 64,
         },
+        vocab_size: u32::MAX,
         queue_max: 4,
         lease: LEASE,
         stall_max: STALL,
+        step_max: STEP,
         prefix_cache: true,
+        swap_blocks: 0,
+        writer: Writer::Receiver,
     }
 }
 
@@ -137,6 +161,7 @@ impl World {
             brain: Brain::new(limits),
             engine,
             step: None,
+            host: BTreeMap::new(),
         });
         let machine = self.machines.len() - 1;
         self.feed(machine, Input::RouterJoined { router: ROUTER });
@@ -249,7 +274,38 @@ impl World {
                     },
                 );
             }
-            Output::Note(cleave_sched::Note::Repeated { handoff }) => {
+            Output::SwapOut { handoff, blocks } => {
+                let read = |block: &BlockIndex| self.machines[at].engine.read(*block, whole(0));
+                let content = blocks.iter().map(read).collect();
+                let dropped = false;
+                self.later(
+                    Duration::from_millis(4),
+                    Pending::SwapOut {
+                        at,
+                        handoff,
+                        blocks,
+                        content,
+                        dropped,
+                    },
+                );
+            }
+            Output::SwapIn { handoff, blocks } => {
+                let dropped = false;
+                self.later(
+                    Duration::from_millis(4),
+                    Pending::SwapIn {
+                        at,
+                        handoff,
+                        blocks,
+                        dropped,
+                    },
+                );
+            }
+            Output::SwapDrop { handoff } => self.drop_swap(at, handoff),
+            Output::Note(Note::Pool { blocks_leaked, .. }) => {
+                assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
+            }
+            Output::Note(Note::Repeated { handoff }) => {
                 self.heard.push((at, Heard::Repeated(handoff)));
             }
             Output::Drained => self.heard.push((at, Heard::Drained)),
@@ -286,7 +342,7 @@ impl World {
             } => {
                 let outcome = match fate {
                     Fate::Well => {
-                        self.machines[at].engine.write(block.block, part, &payload);
+                        self.import(at, block, part, &payload);
                         ImportOutcome::Written
                     }
                     Fate::Damaged => ImportOutcome::Broken,
@@ -319,6 +375,8 @@ impl World {
                 };
                 self.feed_frame(at, input, frame.then_some(payload));
             }
+            Pending::SwapOut { at, .. } => self.perform_swap_out(at, what, fate),
+            Pending::SwapIn { at, .. } => self.perform_swap_in(at, what, fate),
             Pending::Order { to, order } => {
                 let router = ROUTER;
                 self.feed(to, Input::Ordered { router, order });
@@ -346,6 +404,107 @@ impl World {
         self.feed(at, input);
     }
 
+    /// Drops what host memory keeps of a sequence, or will.
+    fn drop_swap(&mut self, at: usize, of: HandoffId) {
+        self.machines[at].host.remove(&of);
+        for what in self.pending.values_mut() {
+            if let Pending::SwapOut {
+                at: machine,
+                handoff,
+                dropped,
+                ..
+            }
+            | Pending::SwapIn {
+                at: machine,
+                handoff,
+                dropped,
+                ..
+            } = what
+                && (*machine, *handoff) == (at, of)
+            {
+                assert!(!*dropped, "dropped twice");
+                *dropped = true;
+            }
+        }
+    }
+
+    fn perform_swap_out(&mut self, at: usize, what: Pending, fate: Fate) {
+        let Pending::SwapOut {
+            handoff,
+            blocks,
+            content,
+            dropped,
+            ..
+        } = what
+        else {
+            panic!("a swap")
+        };
+        let machine = &mut self.machines[at];
+        let read = |block: &BlockIndex| machine.engine.read(*block, whole(0));
+        let now: Vec<_> = blocks.iter().map(read).collect();
+        assert_eq!(now, content, "given away while it was to be swapped out");
+        let outcome = match fate {
+            Fate::Damaged => SwapOutcome::Broken,
+            Fate::Well if dropped => SwapOutcome::Dropped,
+            Fate::Well => {
+                let before = machine.host.insert(handoff, content);
+                assert_eq!(before, None, "swapped out twice");
+                SwapOutcome::Copied
+            }
+        };
+        let took = Duration::from_millis(4);
+        let input = Input::SwappedOut {
+            handoff,
+            outcome,
+            took,
+        };
+        self.feed(at, input);
+    }
+
+    fn perform_swap_in(&mut self, at: usize, what: Pending, fate: Fate) {
+        let Pending::SwapIn {
+            handoff,
+            blocks,
+            dropped,
+            ..
+        } = what
+        else {
+            panic!("a swap")
+        };
+        let machine = &mut self.machines[at];
+        let outcome = match fate {
+            Fate::Damaged => SwapOutcome::Broken,
+            Fate::Well if dropped => SwapOutcome::Dropped,
+            Fate::Well => {
+                let kept = machine.host.remove(&handoff).expect("kept before");
+                assert_eq!(kept.len(), blocks.len(), "as many as there were");
+                for (block, cells) in blocks.iter().zip(kept) {
+                    machine.engine.write(*block, whole(0), &cells);
+                }
+                SwapOutcome::Copied
+            }
+        };
+        let took = Duration::from_millis(4);
+        let input = Input::SwappedIn {
+            handoff,
+            outcome,
+            took,
+        };
+        self.feed(at, input);
+    }
+
+    /// Writes a frame's payload, or looks whether its sender has.
+    fn import(&mut self, at: usize, block: BlockRef, part: BlockPart, payload: &[u64]) {
+        let machine = &mut self.machines[at];
+        match machine.brain.limits().writer {
+            Writer::Receiver => machine.engine.write(block.block, part, payload),
+            Writer::Sender => {
+                let found = machine.engine.read(block.block, part);
+                assert_eq!(found, payload, "{} was overwritten", block.block);
+            }
+        }
+    }
+
     /// Two frames for each block; the block is read only now.
     fn perform_export(&mut self, at: usize, what: &Pending, fate: Fate) {
         let Pending::Export {
@@ -365,6 +524,13 @@ impl World {
             now, *content,
             "{from} was given away while it was to be read"
         );
+        // A sender that writes itself is held back by nothing, a lost link neither.
+        if let Some(target) = self.find(to) {
+            let target = &mut self.machines[target];
+            if target.brain.limits().writer == Writer::Sender {
+                target.engine.write(block.block, whole(ordinal), content);
+            }
+        }
         if fate == Fate::Damaged {
             let outcome = match ordinal % 2 {
                 0 => ExportOutcome::Dropped,
@@ -429,9 +595,10 @@ impl World {
         limits.me.incarnation.0 += 1;
         self.pending.retain(|_, what| match what {
             Pending::Step(machine) => *machine != at,
-            Pending::Export { at: machine, .. } | Pending::Import { at: machine, .. } => {
-                *machine != at
-            }
+            Pending::Export { at: machine, .. }
+            | Pending::Import { at: machine, .. }
+            | Pending::SwapOut { at: machine, .. }
+            | Pending::SwapIn { at: machine, .. } => *machine != at,
             Pending::Packet { from, to, .. } => *from != old && *to != old,
             Pending::Order { to, .. } => *to != at,
         });
@@ -440,10 +607,12 @@ impl World {
             engine: Engine::new(limits.capacity),
             brain: Brain::new(limits),
             step: None,
+            host: BTreeMap::new(),
         };
         self.feed(at, Input::RouterJoined { router: ROUTER });
         for other in (0..self.machines.len()).filter(|other| *other != at) {
             self.feed(other, Input::LinkLost { peer: old });
+            self.feed(other, Input::Severed { peer: old });
         }
     }
 
@@ -497,6 +666,7 @@ impl World {
                 "promises leaked on {name}"
             );
             assert_eq!(brain.deadline(), None, "a deadline for nothing on {name}");
+            assert!(machine.host.is_empty(), "host memory leaked on {name}");
         }
     }
 }

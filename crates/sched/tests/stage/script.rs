@@ -1,19 +1,22 @@
 //! Scripts: one command a line, each followed by what it made the workers say.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context=] [cache=off]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= output= priority= family= stop= attempt= waited= scores]` ·
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab=]
+//! [cache=off] [onesided]` · `reserve FLIGHT on D from P
+//! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
-//! `step W [fail]` · `copies W [fail]` (all exports and imports under way) ·
+//! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
+//! D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
+//! `step W [fail]` · `copies W [fail]` (all exports and imports under way) · `swaps W [fail]` ·
 //! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `keep P D`, `replay` (a copy of
 //! the first packet, later) · `cut P D` · `router lost|joined W` · `run MS` (all in its order) ·
 //! `wait MS` (only deadlines) · `restart W` · `empty` (asserts that nothing is held anywhere)
 
 use super::{Fate, Heard, Pending, ROUTER, World, engine, limits};
 use cleave_domain::{
-    FlightId, HandoffId, Order, Prefill, Report, Request, Reserve, Role, Sampling, Slo, StopRules,
-    Target,
+    BlockRef, FlightId, HandoffId, Migrate, Order, Prefill, Report, Request, Reserve, Role,
+    Sampling, Slo, StopRules, Target,
 };
-use cleave_sched::Input;
+use cleave_sched::{Input, Writer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,6 +118,24 @@ impl Play {
             ["worker", ..] => self.worker(words),
             ["reserve", ..] => self.reserve(words),
             ["prefill", ..] => self.prefill(words),
+            ["migrate", ..] => self.migrate(words),
+            ["serve", ..] => {
+                let role = role(words.plain[2]);
+                self.order(words.machine(&self.world, 1), Order::Serve { role });
+            }
+            ["severed", ..] => {
+                let (at, peer) = (words.machine(&self.world, 1), words.machine(&self.world, 2));
+                let peer = self.world.me(peer);
+                self.world.feed(at, Input::Severed { peer });
+            }
+            ["swaps", ..] => {
+                let of = words.machine(&self.world, 1);
+                let mine = move |what: &Pending| match what {
+                    Pending::SwapOut { at, .. } | Pending::SwapIn { at, .. } => *at == of,
+                    _ => false,
+                };
+                self.perform(mine, words);
+            }
             ["cancel", ..] => {
                 let handoff = self.handoff(words);
                 self.order(words.machine(&self.world, 3), Order::Cancel { handoff });
@@ -177,18 +198,22 @@ impl Play {
     }
 
     fn worker(&mut self, words: &Words) {
-        let role = match words.plain[2] {
-            "prefill" => Role::Prefill,
-            "decode" => Role::Decode,
-            _ => Role::Both,
-        };
+        let role = role(words.plain[2]);
         let mut limits = limits(1 + self.world.machines.len() as u64, role);
         let capacity = &mut limits.capacity;
         capacity.blocks_count = words.number("blocks", capacity.blocks_count);
         capacity.slots_count = words.number("slots", capacity.slots_count);
         capacity.step_tokens_max = words.number("step", capacity.step_tokens_max);
         capacity.context_tokens_max = words.number("context", capacity.context_tokens_max);
+        limits.vocab_size = words.number("vocab", limits.vocab_size);
         limits.queue_max = words.number("queue", limits.queue_max);
+        limits.swap_blocks = words.number("swap", 0);
+        if let Some(millis) = words.keyed.get("late") {
+            limits.step_max = Duration::from_millis(millis.unsigned_abs());
+        }
+        if words.plain.contains(&"onesided") {
+            limits.writer = Writer::Sender;
+        }
         limits.prefix_cache = !words.keyed.contains_key("cache");
         let name = words.plain[1].chars().next().expect("a name");
         self.world.add(name, limits);
@@ -215,6 +240,7 @@ impl Play {
             request,
             sender: self.world.me(sender),
             expected_output_tokens: words.number("expect", 2),
+            ahead_tokens: words.number("ahead", 0),
             waited: Duration::from_millis(u64::from(words.number("waited", 0))),
         });
         self.order(at, order);
@@ -223,20 +249,7 @@ impl Play {
     fn prefill(&mut self, words: &Words) {
         let of = self.handoff(words);
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let reserved = self
-            .world
-            .heard
-            .iter()
-            .rev()
-            .find_map(|(_, heard)| match heard {
-                Heard::Told(Report::Reserved {
-                    handoff,
-                    present,
-                    blocks,
-                }) if *handoff == of => Some((*present, blocks.clone())),
-                _ => None,
-            });
-        let (present, blocks) = reserved.expect("reserved before");
+        let (present, blocks) = self.reserved(of);
         let order = Order::Prefill(Prefill {
             handoff: of,
             request: Arc::clone(&self.requests[&of]),
@@ -246,6 +259,40 @@ impl Play {
                 blocks,
             },
             waited: Duration::ZERO,
+        });
+        self.order(at, order);
+    }
+
+    fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>) {
+        let mut heard = self.world.heard.iter().rev();
+        let reserved = heard.find_map(|(_, heard)| match heard {
+            Heard::Told(Report::Reserved {
+                handoff,
+                present,
+                blocks,
+            }) if *handoff == of => Some((*present, blocks.clone())),
+            _ => None,
+        });
+        reserved.expect("reserved before")
+    }
+
+    fn migrate(&mut self, words: &Words) {
+        let of = self.handoff(words);
+        let attempt = words.number("to", of.attempt + 1);
+        let handoff = HandoffId { attempt, ..of };
+        let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
+        let (present, blocks) = self.reserved(handoff);
+        let request = &self.requests[&handoff];
+        let told = request.prompt.len() + request.generated.len();
+        let order = Order::Migrate(Migrate {
+            handoff,
+            of,
+            target: Target {
+                worker: self.world.me(to),
+                present,
+                blocks,
+            },
+            tokens: words.number("told", u32::try_from(told).expect("small")),
         });
         self.order(at, order);
     }
@@ -302,6 +349,14 @@ impl Play {
         let pending = std::mem::take(&mut self.world.pending);
         self.world.run(span);
         self.world.pending.extend(pending);
+    }
+}
+
+fn role(name: &str) -> Role {
+    match name {
+        "prefill" => Role::Prefill,
+        "decode" => Role::Decode,
+        _ => Role::Both,
     }
 }
 

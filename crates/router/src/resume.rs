@@ -1,0 +1,264 @@
+//! What becomes of a flight whose attempt is over too early: asked elsewhere, or resumed where its
+//! client's tokens end.
+//!
+//! Owns: passing over, failing, counting, trying again, giving up. Never: chooses a worker.
+//! Invariant: an attempt that may have drawn a token is fenced before another begins, and the new
+//! one begins exactly where the client's tokens end. A flight survives `failures_max` failures; one
+//! whose client has every token is done, whoever was lost.
+
+use crate::alarm::Alarm;
+use crate::brain::Brain;
+use crate::event::{Note, Output};
+use crate::flight::{Broken, Stage};
+use crate::policy::NoPlace;
+use crate::prefix::Content;
+use cleave_domain::{Ending, Failure, FlightId, HandoffId, Refusal, Request, TokenId, WorkerRef};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Workers asked in one round before a flight waits for news.
+const ROUND: u32 = 3;
+
+impl Brain {
+    // === passing over ===
+
+    /// The worker does not take its leg: somebody else may. Nothing was drawn.
+    pub(crate) fn pass_over(
+        &mut self,
+        handoff: HandoffId,
+        worker: WorkerRef,
+        refusal: Option<Refusal>,
+    ) {
+        let id = handoff.flight;
+        let too_long = match &refusal {
+            Some(Refusal::TooLong { tokens_max }) => Some(*tokens_max),
+            _ => None,
+        };
+        self.drop_legs(id);
+        self.note(Note::PassedOver {
+            handoff,
+            worker,
+            refusal,
+        });
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return;
+        };
+        if let (Some(tokens_max), None) = (too_long, &flight.failure) {
+            return self.end(id, Ending::Refused(Refusal::TooLong { tokens_max }));
+        }
+        flight.refusals += 1;
+        flight.excluded.insert(worker.worker);
+        let round_over = flight.refusals >= ROUND;
+        match self.seek(id) {
+            Ok(choice) if !round_over => self.start(id, &choice),
+            _ => {
+                // Whoever did not even answer is left alone for a moment, or the line's head
+                // would be sent straight back.
+                self.shut(worker, Duration::ZERO);
+                self.wait(id);
+            }
+        }
+    }
+
+    // === failing ===
+
+    /// The prefill worker cannot go on. If the decode worker has everything that does not matter,
+    /// and while it may have, it is given a moment to say so.
+    pub(crate) fn prefill_gone(&mut self, handoff: HandoffId, failure: Failure, who: WorkerRef) {
+        let Some(attempt) = self.current(handoff) else {
+            return;
+        };
+        if !attempt.prefilled {
+            self.fail(handoff, failure, who);
+        } else if !attempt.landed {
+            self.trouble(handoff, failure);
+        }
+    }
+
+    /// The decode worker cannot go on. If the sequence stands sealed on its way to another, that one
+    /// may have it, and is given a moment to say so.
+    pub(crate) fn decode_gone(&mut self, handoff: HandoffId, failure: Failure, who: WorkerRef) {
+        if self.is_sealed(handoff.flight) {
+            self.trouble(handoff, failure);
+        } else {
+            self.fail(handoff, failure, who);
+        }
+    }
+
+    /// One leg cannot go on, and what the other says next decides. It is given a moment.
+    pub(crate) fn trouble(&mut self, handoff: HandoffId, failure: Failure) {
+        let until = self.now + self.limits.reserve_timeout;
+        let flight = self.flights.get_mut(&handoff.flight);
+        let attempt = flight.and_then(|f| f.attempt_mut(handoff));
+        if let Some(attempt) = attempt.filter(|a| a.trouble.is_none()) {
+            attempt.trouble = Some(failure);
+            self.alarms.set(handoff.flight, Alarm::Step, Some(until));
+        }
+    }
+
+    /// The attempt is over, and with it a move that began from it. `worker` is whom to avoid next
+    /// time.
+    pub(crate) fn fail(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
+        let id = handoff.flight;
+        let Some(attempt) = self.current(handoff) else {
+            return;
+        };
+        let ordered = attempt.reserved;
+        let context_tokens_max = attempt.context_tokens_max;
+        // While a count is out its answer must not pass for the fence's.
+        let flight = self.flights.get_mut(&id);
+        if let Some(flight) = flight.filter(|f| f.moving.as_ref().is_some_and(|m| m.leg.is_none()))
+        {
+            flight.name_attempt();
+        }
+        self.drop_legs(id);
+        self.alarms.set(id, Alarm::Step, None);
+        self.alarms.set(id, Alarm::Pause, None);
+        self.rescued.remove(&id);
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return;
+        };
+        flight.failures += 1;
+        flight.failure = Some(failure);
+        flight.excluded.insert(worker.worker);
+        flight.avoided.clear();
+        flight.stays = 0;
+        flight.wait_until = None;
+        if !ordered {
+            return self.try_again(id, handoff);
+        }
+        let fence = HandoffId {
+            flight: id,
+            attempt: flight.attempts - 1,
+        };
+        flight.stage = Stage::Counting(Broken {
+            handoff,
+            fence,
+            context_tokens_max,
+        });
+        self.counting += 1;
+        self.say(Output::Fence { handoff: fence });
+    }
+
+    // === resuming ===
+
+    /// What the client has; an answer to a question that is no longer asked is out of date.
+    pub(crate) fn counted(&mut self, handoff: HandoffId, generated: Arc<[TokenId]>) {
+        let Some(flight) = self.flights.get(&handoff.flight) else {
+            return;
+        };
+        match (&flight.stage, &flight.moving) {
+            (Stage::Counting(broken), _) if broken.fence == handoff => {
+                let broken = *broken;
+                self.given(handoff.flight, generated);
+                self.resume(handoff.flight, broken);
+            }
+            (_, Some(moving)) if moving.handoff == handoff && moving.leg.is_none() => {
+                self.given(handoff.flight, generated);
+                self.depart(handoff.flight);
+            }
+            _ => {}
+        }
+    }
+
+    fn given(&mut self, id: FlightId, generated: Arc<[TokenId]>) {
+        let sizes: Vec<u32> = self.fleet.block_sizes().collect();
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return;
+        };
+        if generated.len() > flight.request.generated.len() {
+            let request = Request {
+                generated,
+                ..Request::clone(&flight.request)
+            };
+            flight.content = Content::of(&request, sizes.into_iter());
+            flight.request = Arc::new(request);
+        }
+    }
+
+    fn resume(&mut self, id: FlightId, broken: Broken) {
+        self.counting -= 1;
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return;
+        };
+        flight.stage = Stage::Waiting;
+        if let Some(finish) = flight.over(broken.context_tokens_max) {
+            self.done(id, finish);
+        } else {
+            self.try_again(id, broken.handoff);
+        }
+        self.rescue();
+    }
+
+    /// A new attempt after one that failed.
+    fn try_again(&mut self, id: FlightId, handoff: HandoffId) {
+        let failures_max = self.limits.failures_max;
+        let Some(flight) = self.flights.get(&id) else {
+            return;
+        };
+        let spent = flight.failures > failures_max;
+        let failure = flight.failure.clone().filter(|_| !spent);
+        let generated_tokens = flight.request.generated.len() as u32;
+        let Some(failure) = failure else {
+            return self.give_up(id);
+        };
+        self.note(Note::Retried {
+            handoff,
+            failure,
+            generated_tokens,
+        });
+        let choice = self.find(id).or_else(|_| {
+            // Nobody else is there: the one that failed is better than none.
+            if let Some(flight) = self.flights.get_mut(&id) {
+                flight.excluded.clear();
+            }
+            self.seek(id)
+        });
+        match choice {
+            Ok(choice) => self.start(id, &choice),
+            Err(NoPlace::NoWorker | NoPlace::TooLong { .. } | NoPlace::Busy) => self.wait(id),
+        }
+    }
+
+    /// There is no place for the flight: refused if it is untouched, failed if it was tried.
+    pub(crate) fn give_up(&mut self, id: FlightId) {
+        let retry_after = self.retry_after();
+        let exists = !matches!(self.find(id), Err(NoPlace::NoWorker));
+        let Some(flight) = self.flights.get(&id) else {
+            return;
+        };
+        let ending = match &flight.failure {
+            Some(last) => Ending::Failed(Failure::RetriesSpent(Box::new(last.clone()))),
+            None if exists => Ending::Refused(Refusal::QueueFull { retry_after }),
+            None => Ending::Refused(Refusal::NoWorker),
+        };
+        self.end(id, ending);
+    }
+
+    /// The flight has waited long enough for whatever it waits for.
+    pub(crate) fn timed_out(&mut self, id: FlightId) {
+        let Some(flight) = self.flights.get(&id) else {
+            return;
+        };
+        let attempt = match &flight.stage {
+            Stage::Waiting => return self.give_up(id),
+            Stage::Counting(_) => return,
+            Stage::Flying(attempt) => attempt,
+        };
+        let (handoff, decode, prefill) = (attempt.handoff, attempt.decode, attempt.prefill);
+        if !attempt.reserved {
+            self.pass_over(handoff, decode, None);
+        } else if let Some(failure) = attempt.trouble.clone() {
+            let silent = flight.leg().map_or(prefill, |leg| leg.decode);
+            self.fail(handoff, failure, silent);
+        } else if let Some(leg) = flight.leg().filter(|leg| !leg.reserved) {
+            let (handoff, worker) = (leg.handoff, leg.decode);
+            self.note(Note::PassedOver {
+                handoff,
+                worker,
+                refusal: None,
+            });
+            self.move_over(id, Failure::Rejected);
+        }
+    }
+}
