@@ -106,7 +106,7 @@ async fn whole(stream: FlightStream, mut tokens: Vec<TokenId>, prompt: &[TokenId
         match event {
             FlightEvent::Token(emission) => {
                 assert_eq!(emission.index as usize, tokens.len());
-                assert!(emission.prompt.is_none(), "the prompt's facts come once");
+                assert_eq!(emission.prompt.is_some(), emission.index == 0);
                 tokens.push(emission.sampled.token);
             }
             FlightEvent::Ended { ending, usage } => {
@@ -401,10 +401,10 @@ async fn a_pool_that_is_short_loses_no_stream() {
     });
     futures::future::join_all(flights).await;
     let text = decode.metrics();
-    let out = metric(&text, "cleave_swap_blocks_total", "out");
+    let out = metric(&text, "cleave_swap_blocks_total", "kind=\"out\"");
     assert_eq!(
         out,
-        metric(&text, "cleave_swap_blocks_total", "in"),
+        metric(&text, "cleave_swap_blocks_total", "kind=\"in\""),
         "{text}"
     );
     let recomputed = metric(&text, "cleave_preemptions_total", "");
@@ -432,8 +432,15 @@ async fn lesson_17_every_hand_off_is_used_and_none_is_computed_again() {
     assert_eq!(sum("cleave_handoffs_total", "kind=\"landed\""), 6.0);
     assert_eq!(sum("cleave_handoffs_total", "kind=\"recomputed\""), 0.0);
     // A decode worker that ran prompts would answer just as well, and only this would tell.
-    assert_eq!(sum("cleave_step_tokens_total", "kind=\"prefill\""), 0.0);
-    assert_eq!(stage.counted("cleave_placements_total", "aggregated"), 0.0);
+    assert_eq!(
+        sum("cleave_step_tokens_total", "kind=\"prefill\""),
+        0.0,
+        "{texts:?}"
+    );
+    assert_eq!(
+        stage.counted("cleave_placements_total", "\"aggregated\""),
+        0.0
+    );
     stage.end().await;
 }
 
