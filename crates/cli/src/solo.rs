@@ -139,6 +139,7 @@ fn limits(engine: &dyn Engine) -> Limits {
         me: ME,
         role: Role::Both,
         capacity: engine.describe().capacity,
+        vocab_size: engine.describe().vocab_size,
         queue_max: 1,
         lease: FOREVER,
         stall_max: FOREVER,
