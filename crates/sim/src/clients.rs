@@ -22,8 +22,6 @@ pub(crate) struct Client {
     stream: TokenStream<TokenId>,
     /// What was given, in order.
     given: Vec<TokenId>,
-    /// Attempts below this are over; what they emitted and was not given never will be.
-    open_from: u32,
     left: bool,
 }
 
@@ -61,7 +59,6 @@ impl Clients {
             ending: None,
             stream: TokenStream::default(),
             given: Vec::new(),
-            open_from: 0,
             left: false,
         };
         let all: Vec<Client> = world.requests.iter().enumerate().map(client).collect();
@@ -90,8 +87,7 @@ impl Clients {
     /// Attempts up to this one give nothing more. Says what the client was given.
     pub(crate) fn fence(&mut self, handoff: HandoffId) -> Result<Vec<TokenId>, String> {
         let client = self.find(handoff.flight)?;
-        client.open_from = client.open_from.max(handoff.attempt + 1);
-        client.stream.restart();
+        client.stream.fence(handoff.attempt);
         Ok(client.given.clone())
     }
 
@@ -120,13 +116,14 @@ impl Clients {
             Some(facts) if index == 0 => {
                 client.check_prompt(facts.cached_tokens, &facts.scores)?;
             }
-            // The first token after a stream was resumed ends a prefill leg too.
-            Some(facts) if facts.scores.is_empty() => {}
+            // The first token after a stream was resumed ends a prefill leg too; whatever it says of
+            // the prompt was said before.
+            Some(_) => {}
             None if index > 0 => {}
-            facts => return Err(format!("{flight} token {index} carries {facts:?}")),
+            None => return Err(format!("{flight} token 0 says nothing of its prompt")),
         }
-        if client.ending.is_none() && handoff.attempt >= client.open_from {
-            client.stream.accept(index, sampled.token);
+        if client.ending.is_none() {
+            client.stream.accept(handoff.attempt, index, sampled.token);
             while let Some((_, token)) = client.stream.poll() {
                 client.given.push(token);
             }

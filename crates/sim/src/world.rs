@@ -376,6 +376,7 @@ fn draw_router(dice: &mut Dice, lease: Duration) -> cleave_router::Limits {
         moves_max: dice.count(1, 4),
         move_ahead_tokens: dice.count(0, 16),
         reader_wait_max: dice.micros(50_000, 2_000_000),
+        stuck_max: dice.micros(100_000, 5_000_000),
     }
 }
 

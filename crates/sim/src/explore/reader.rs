@@ -26,7 +26,7 @@ pub(super) struct Reader {
     given: Vec<TokenId>,
     stream: TokenStream<TokenId>,
     /// Attempts below this are over.
-    open_from: u32,
+    fenced: u32,
     voices: u64,
 }
 
@@ -40,7 +40,7 @@ impl Reader {
             request: small.request(index),
             given: Vec::new(),
             stream: TokenStream::default(),
-            open_from: 0,
+            fenced: 0,
             voices: small.roles.len() as u64,
         };
         (0..small.requests.len()).map(reader).collect()
@@ -48,8 +48,8 @@ impl Reader {
 
     /// Attempts up to this one give nothing more.
     pub(super) fn fence(&mut self, handoff: HandoffId) {
-        self.open_from = self.open_from.max(handoff.attempt + 1);
-        self.stream.restart();
+        self.stream.fence(handoff.attempt);
+        self.fenced = self.fenced.max(handoff.attempt + 1);
     }
 
     /// What it was given so far.
@@ -58,21 +58,20 @@ impl Reader {
     }
 
     pub(super) fn token(&mut self, handoff: HandoffId, emission: &Emission) -> Result<(), String> {
-        if self.ending.is_some() || handoff.attempt < self.open_from {
+        if self.ending.is_some() || handoff.attempt < self.fenced {
             return Ok(());
         }
         let (index, token) = (emission.index, emission.sampled.token);
         if let Some(before) = self.given.get(index as usize)
             && *before != token
-            && std::option_env!("S9").is_some()
         {
             return Err(format!(
                 "S7: {handoff} draws token {index} again, {token} and not {before}"
             ));
         }
-        self.stream.accept(index, token);
+        self.stream.accept(handoff.attempt, index, token);
         while let Some((index, token)) = self.stream.poll() {
-            if std::option_env!("S9").is_some() && !self.continues(token) {
+            if !self.continues(token) {
                 return Err(format!(
                     "S6: {handoff} token {index} = {token} does not continue {:?}",
                     self.given
@@ -117,7 +116,7 @@ impl Reader {
     }
 
     pub(super) fn feed(&self, print: &mut impl Hasher) {
-        (self.submitted, self.left, self.open_from).hash(print);
+        (self.submitted, self.left).hash(print);
         self.given.hash(print);
         print.write_u64(Print::of_words(&(&self.ending, &self.stream)));
     }

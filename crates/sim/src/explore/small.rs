@@ -178,6 +178,7 @@ impl Small {
             moves_max: 2,
             move_ahead_tokens: 1,
             reader_wait_max: Duration::from_secs(60),
+            stuck_max: Duration::from_secs(30),
         }
     }
 

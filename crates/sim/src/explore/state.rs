@@ -40,6 +40,8 @@ pub(super) struct State {
     pub(super) left: u8,
     /// Faults so far.
     pub(super) faults: u8,
+    /// How often they may have hit one flight.
+    pub(super) harm: u8,
     /// Something was lost that nobody can notice but by waiting.
     pub(super) silent: bool,
     /// Which seats changed since they were hashed; the desk is the bit after the last.
@@ -150,6 +152,7 @@ impl State {
             commanded: 0,
             left: small.surprises_max,
             faults: 0,
+            harm: 0,
             silent: false,
             dirty: u32::MAX,
         }
@@ -220,7 +223,7 @@ impl State {
         for reader in self.readers.iter() {
             reader.feed(&mut print);
         }
-        (self.submitted, self.commanded, self.faults, self.silent).hash(&mut print);
+        (self.submitted, self.commanded, self.faults, self.harm, self.silent).hash(&mut print);
         print.finish()
     }
 }
@@ -228,8 +231,7 @@ impl State {
 impl Desk {
     fn reprint(&mut self) {
         let mut print = Print::default();
-        print.write_u64(Print::of_words(&self.brain));
-        // As long as it cannot print itself, its words do.
+        self.brain.fingerprint(&mut print);
         self.print = print.finish();
     }
 }
