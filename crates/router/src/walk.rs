@@ -295,6 +295,8 @@ impl Brain {
                 _ => {}
             }
         }
+        // What left a worker that is to be left makes way for what is still there.
+        self.evacuate_one(worker);
         self.room_at(worker);
     }
 
