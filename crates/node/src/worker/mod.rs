@@ -184,6 +184,7 @@ fn brain_limits(
         me,
         role: options.role,
         capacity: engine.capacity,
+        vocab_size: engine.vocab_size,
         queue_max: options.queue_max,
         lease: options.lease,
         stall_max: options.stall_max,
