@@ -16,7 +16,7 @@ use cleave_domain::{BlockRef, HandoffId, StepPlan};
 use cleave_engine::{Engine, EngineError};
 use cleave_kv::{BlockPart, handoff::Digest};
 use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, SwapOutcome};
-use cleave_transfer::{Frame, LinkDown, Payload, Permit};
+use cleave_transfer::{Frame, Payload, Permit};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -290,7 +290,7 @@ impl Bench {
                     offset += len;
                     continue;
                 }
-                Ok(Err(Unsent::Link(_))) => return export.answer(ExportOutcome::Dropped),
+                Ok(Err(Unsent::LinkBroken)) => return export.answer(ExportOutcome::Dropped),
                 Ok(Err(Unsent::Engine(error))) => error.to_string(),
                 Err(panic) => panic,
             };
@@ -340,7 +340,7 @@ impl Bench {
 /// Why a part of a block was not sent.
 enum Unsent {
     Engine(EngineError),
-    Link(LinkDown),
+    LinkBroken,
 }
 
 /// Sends one part; says what its checksum is.
@@ -357,12 +357,12 @@ fn send(
     if let Some(block) = engine.host_block(export.from) {
         return permit
             .copy(frame, &block[range(part)])
-            .map_err(Unsent::Link);
+            .map_err(|_| Unsent::LinkBroken);
     }
     let buffer = permit.buffer(part.len);
     let read = engine.read_block(export.from, part.offset as usize, buffer);
     read.map_err(Unsent::Engine)?;
-    permit.send(frame).map_err(Unsent::Link)
+    permit.send(frame).map_err(|_| Unsent::LinkBroken)
 }
 
 /// Writes one part; says whether it is what was sent.
