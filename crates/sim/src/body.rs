@@ -13,15 +13,16 @@ use cleave_domain::{
     WorkerDescription, WorkerRef,
 };
 use cleave_kv::BlockPart;
-use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, Limits, Output};
+use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, Limits, Output, SwapOutcome, Writer};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 /// The content of a frame.
 pub(crate) type Payload = Vec<Option<Cell>>;
 
 /// What the engine is asked to do.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Op {
     Step(StepPlan),
     Export(Export),
@@ -31,6 +32,41 @@ pub(crate) enum Op {
         block: BlockRef,
         payload: Payload,
     },
+    SwapOut {
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+    },
+    SwapIn {
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+    },
+}
+
+impl Op {
+    fn feed(&self, print: &mut impl Hasher) {
+        match self {
+            Self::Step(plan) => {
+                plan.step.hash(print);
+                for segment in &plan.segments {
+                    (segment.slot, segment.position, segment.len).hash(print);
+                    segment.blocks.hash(print);
+                }
+                plan.opens.iter().for_each(|open| open.output.hash(print));
+            }
+            Self::Export(export) => {
+                (export.handoff, export.to, export.ordinal).hash(print);
+                (export.from, export.block).hash(print);
+            }
+            Self::Import {
+                handoff,
+                part,
+                block,
+                payload,
+            } => (handoff, part, block, payload).hash(print),
+            Self::SwapOut { handoff, blocks } => ("out", handoff, blocks).hash(print),
+            Self::SwapIn { handoff, blocks } => ("in", handoff, blocks).hash(print),
+        }
+    }
 }
 
 /// Whether a life's tape is kept.
@@ -49,7 +85,7 @@ pub(crate) enum Done {
     Ship(Export, Payload),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Body {
     pub(crate) me: WorkerRef,
     pub(crate) brain: cleave_sched::Brain,
@@ -71,6 +107,16 @@ pub(crate) struct Body {
     reserved: BTreeMap<BlockIndex, (HandoffId, Generation)>,
     /// Hand-offs whose both legs are here: their own steps fill the reserved blocks.
     joint: BTreeSet<HandoffId>,
+    /// Who was to write what was reserved.
+    senders: BTreeMap<HandoffId, WorkerRef>,
+    /// Which block was reserved for which of a sequence's.
+    places: BTreeMap<(HandoffId, u32), BlockRef>,
+    /// To whom seals were sent.
+    pub(crate) sealed: BTreeMap<HandoffId, WorkerRef>,
+    /// Dropped while it was being copied to host memory.
+    unwanted: BTreeSet<HandoffId>,
+    /// Blocks in host memory.
+    host: BTreeMap<HandoffId, Vec<Payload>>,
     pub(crate) wake: Option<Time>,
     tape: Option<Vec<String>>,
 }
@@ -81,7 +127,7 @@ impl Body {
         let mut body = Self {
             me: limits.me,
             brain: cleave_sched::Brain::new(limits.clone()),
-            engine: Engine::new(capacity.blocks_count, capacity.block_tokens),
+            engine: Engine::new(capacity.blocks_count, capacity.block_tokens, 0),
             limits: limits.clone(),
             about,
             draining: false,
@@ -93,6 +139,11 @@ impl Body {
             exporting: BTreeMap::new(),
             reserved: BTreeMap::new(),
             joint: BTreeSet::new(),
+            senders: BTreeMap::new(),
+            places: BTreeMap::new(),
+            sealed: BTreeMap::new(),
+            host: BTreeMap::new(),
+            unwanted: BTreeSet::new(),
             wake: None,
             tape: (taping == Taping::On).then(Vec::new),
         };
@@ -111,9 +162,11 @@ impl Body {
             order: Order::Reserve(reserve),
             ..
         } = &input
-            && reserve.sender == self.me
         {
-            self.joint.insert(reserve.handoff);
+            self.senders.insert(reserve.handoff, reserve.sender);
+            if reserve.sender == self.me {
+                self.joint.insert(reserve.handoff);
+            }
         }
         if self.tape.is_some() {
             let input = input.clone();
@@ -275,6 +328,9 @@ impl Body {
         let takes = match &op {
             Op::Step(plan) => price.of(plan),
             Op::Export(_) | Op::Import { .. } => Duration::from_nanos(price.copy),
+            Op::SwapOut { blocks, .. } | Op::SwapIn { blocks, .. } => {
+                Duration::from_nanos(price.copy * blocks.len() as u64)
+            }
         };
         self.busy = Some((op, now));
         Some(now + takes)
@@ -292,7 +348,7 @@ impl Body {
         match &op {
             Op::Step(_) => self.written_bytes = 0,
             Op::Import { part, .. } => self.written_bytes += u64::from(part.len),
-            Op::Export(_) => {}
+            Op::Export(_) | Op::SwapOut { .. } | Op::SwapIn { .. } => {}
         }
         Some(op)
     }
@@ -331,6 +387,12 @@ impl Body {
             } => {
                 let outcome = if breaks {
                     ImportOutcome::Broken
+                } else if self.limits.writer == Writer::Sender {
+                    // The bytes are here already; they are looked at in place.
+                    match self.engine.read(block.block) == payload {
+                        true => ImportOutcome::Written,
+                        false => ImportOutcome::Broken,
+                    }
                 } else {
                     let size = self.limits.capacity.block_bytes / self.limits.capacity.block_tokens;
                     self.engine
@@ -343,7 +405,102 @@ impl Body {
                     outcome,
                 })
             }
+            Op::SwapOut { handoff, blocks } => {
+                let outcome = self.swap_out(handoff, &blocks, breaks);
+                let took = now.since(since);
+                Done::Hear(Input::SwappedOut {
+                    handoff,
+                    outcome,
+                    took,
+                })
+            }
+            Op::SwapIn { handoff, blocks } => {
+                let outcome = self.swap_in(handoff, &blocks, breaks)?;
+                let took = now.since(since);
+                Done::Hear(Input::SwappedIn {
+                    handoff,
+                    outcome,
+                    took,
+                })
+            }
         })
+    }
+
+    // === host memory ===
+
+    pub(crate) fn swap(&mut self, op: Op) {
+        self.ops.push_back(op);
+    }
+
+    /// Drops what host memory has of a hand-off, and what was to go there; gives the answers the
+    /// brain is owed.
+    pub(crate) fn swap_drop(&mut self, handoff: HandoffId) -> Vec<Input> {
+        let dropped = |op: &Op| match op {
+            Op::SwapOut { handoff: h, .. } if *h == handoff => Some(Input::SwappedOut {
+                handoff,
+                outcome: SwapOutcome::Dropped,
+                took: Duration::ZERO,
+            }),
+            Op::SwapIn { handoff: h, .. } if *h == handoff => Some(Input::SwappedIn {
+                handoff,
+                outcome: SwapOutcome::Dropped,
+                took: Duration::ZERO,
+            }),
+            _ => None,
+        };
+        let answers = self.ops.iter().filter_map(dropped).collect();
+        self.ops.retain(|op| dropped(op).is_none());
+        self.host.remove(&handoff);
+        if matches!(&self.busy, Some((Op::SwapOut { handoff: h, .. }, _)) if *h == handoff) {
+            self.unwanted.insert(handoff);
+        }
+        answers
+    }
+
+    fn swap_out(
+        &mut self,
+        handoff: HandoffId,
+        blocks: &[BlockIndex],
+        breaks: bool,
+    ) -> SwapOutcome {
+        if self.unwanted.remove(&handoff) {
+            return SwapOutcome::Dropped;
+        }
+        let kept: usize = self.host.values().map(Vec::len).sum();
+        if breaks || kept + blocks.len() > self.limits.swap_blocks as usize {
+            return SwapOutcome::Broken;
+        }
+        let read = |block: &BlockIndex| self.engine.read(*block).to_vec();
+        let content = blocks.iter().map(read).collect();
+        self.host.insert(handoff, content);
+        SwapOutcome::Copied
+    }
+
+    fn swap_in(
+        &mut self,
+        handoff: HandoffId,
+        blocks: &[BlockIndex],
+        breaks: bool,
+    ) -> Result<SwapOutcome, String> {
+        let Some(content) = self.host.remove(&handoff) else {
+            // It was dropped while the copy was under way.
+            return Ok(SwapOutcome::Dropped);
+        };
+        if breaks {
+            return Ok(SwapOutcome::Broken);
+        }
+        if content.len() != blocks.len() {
+            return Err(format!(
+                "{} swaps {} blocks of {handoff} into {}",
+                self.me,
+                content.len(),
+                blocks.len()
+            ));
+        }
+        for (block, cells) in blocks.iter().zip(content) {
+            self.engine.write(*block, 0, &cells);
+        }
+        Ok(SwapOutcome::Copied)
     }
 
     fn break_step(&mut self, plan: &StepPlan, dice: &mut Dice) -> Input {
@@ -374,9 +531,12 @@ impl Body {
     pub(crate) fn witness(&mut self, report: &Report) -> Result<(), String> {
         match report {
             Report::Reserved {
-                handoff, blocks, ..
+                handoff,
+                present,
+                blocks,
             } if !self.joint.contains(handoff) => {
-                for block in blocks {
+                for (ordinal, block) in (*present..).zip(blocks) {
+                    self.places.insert((*handoff, ordinal), *block);
                     let entry = (*handoff, block.generation);
                     if let Some((other, _)) = self.reserved.insert(block.block, entry) {
                         return Err(format!(
@@ -388,10 +548,82 @@ impl Body {
             }
             Report::Landed { handoff } | Report::Released { handoff } => {
                 self.reserved.retain(|_, (holder, _)| holder != handoff);
+                self.senders.remove(handoff);
+                self.places.retain(|(holder, _), _| holder != handoff);
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// For whom a block waits to be filled.
+    pub(crate) fn reserved_for(&self, block: BlockIndex) -> Option<(HandoffId, Generation)> {
+        self.reserved.get(&block).copied()
+    }
+
+    /// Who was to write what was reserved for a hand-off.
+    pub(crate) fn sender_of(&self, handoff: HandoffId) -> Option<WorkerRef> {
+        self.senders.get(&handoff).copied()
+    }
+
+    /// The block reserved for one of a sequence's blocks.
+    pub(crate) fn reserved_at(&self, handoff: HandoffId, ordinal: u32) -> Option<BlockRef> {
+        self.places.get(&(handoff, ordinal)).copied()
+    }
+
+    /// Writes of frames asked for and not begun.
+    pub(crate) fn imports(&self) -> usize {
+        let is_import = |op: &&Op| matches!(op, Op::Import { .. });
+        self.ops.iter().filter(is_import).count()
+    }
+
+    /// The read under way, and what it read.
+    pub(crate) fn writing(&self) -> Option<(Export, Payload)> {
+        match &self.busy {
+            Some((Op::Export(export), _)) => {
+                Some((*export, self.engine.read(export.from).to_vec()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Another worker writes into the pool, past this one.
+    pub(crate) fn written_into(
+        &mut self,
+        handoff: HandoffId,
+        block: BlockRef,
+        cells: &Payload,
+    ) -> Result<(), String> {
+        let owner = self.reserved.get(&block.block);
+        if owner != Some(&(handoff, block.generation)) {
+            return Err(format!(
+                "S3: {handoff} is written into {}'s {}/{}, which is held for {owner:?}",
+                self.me, block.block, block.generation
+            ));
+        }
+        self.engine.write(block.block, 0, cells);
+        Ok(())
+    }
+
+    /// The engine's draws are its own from now on.
+    pub(crate) fn give_voice(&mut self, voice: u64) {
+        self.engine.voice = voice;
+    }
+
+    /// Feeds all that tells this body, its brain aside, from another.
+    pub(crate) fn feed(&self, print: &mut impl Hasher) {
+        self.me.hash(print);
+        (self.draining, self.exiting).hash(print);
+        self.engine.feed(print);
+        self.busy.is_some().hash(print);
+        for op in self.busy.iter().map(|(op, _)| op).chain(&self.ops) {
+            op.feed(print);
+        }
+        self.reserved.hash(print);
+        self.senders.hash(print);
+        self.sealed.hash(print);
+        self.host.hash(print);
+        self.unwanted.hash(print);
     }
 
     /// Nothing of any hand-off is left here.
@@ -410,6 +642,9 @@ impl Body {
         }
         if !self.reserved.is_empty() {
             return Err(format!("{me} never released {:?}", self.reserved));
+        }
+        if !self.host.is_empty() {
+            return Err(format!("{me} keeps in host memory {:?}", self.host.keys()));
         }
         if !self.exporting.is_empty() {
             return Err(format!("{me} waits for exports: {:?}", self.exporting));

@@ -6,7 +6,7 @@
 
 use crate::model::{Reference, reference};
 use crate::world::World;
-use cleave_domain::{Emission, Ending, FlightId, Request, RouterId, Sampled, TokenId};
+use cleave_domain::{Emission, Ending, FlightId, HandoffId, Request, RouterId, Sampled, TokenId};
 use cleave_router::TokenStream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub(crate) struct Client {
     pub(crate) ending: Option<Ending>,
     reference: Reference,
     stream: TokenStream<TokenId>,
+    /// What was given, in order.
+    given: Vec<TokenId>,
     left: bool,
 }
 
@@ -56,6 +58,7 @@ impl Clients {
             submitted: false,
             ending: None,
             stream: TokenStream::default(),
+            given: Vec::new(),
             left: false,
         };
         let all: Vec<Client> = world.requests.iter().enumerate().map(client).collect();
@@ -81,8 +84,21 @@ impl Clients {
         Ok(&mut self.all[*index])
     }
 
-    pub(crate) fn token(&mut self, flight: FlightId, emission: Emission) -> Result<(), String> {
+    /// Attempts up to this one give nothing more. Says what the client was given.
+    pub(crate) fn fence(&mut self, handoff: HandoffId) -> Result<Vec<TokenId>, String> {
+        let client = self.find(handoff.flight)?;
+        client.stream.fence(handoff.attempt);
+        Ok(client.given.clone())
+    }
+
+    /// What the client was given.
+    pub(crate) fn count(&mut self, flight: FlightId) -> Result<Vec<TokenId>, String> {
+        Ok(self.find(flight)?.given.clone())
+    }
+
+    pub(crate) fn token(&mut self, handoff: HandoffId, emission: Emission) -> Result<(), String> {
         self.tokens += 1;
+        let flight = handoff.flight;
         let client = self.find(flight)?;
         let Emission {
             index,
@@ -96,20 +112,31 @@ impl Clients {
                 sampled.token
             ));
         }
-        if prompt.is_some() != (index == 0) {
-            return Err(format!("{flight} token {index} carries {prompt:?}"));
-        }
-        if let Some(facts) = prompt {
-            client.check_prompt(facts.cached_tokens, &facts.scores)?;
+        match prompt {
+            Some(facts) if index == 0 => {
+                client.check_prompt(facts.cached_tokens, &facts.scores)?;
+            }
+            // The first token after a stream was resumed ends a prefill leg too; whatever it says of
+            // the prompt was said before.
+            Some(_) => {}
+            None if index > 0 => {}
+            None => return Err(format!("{flight} token 0 says nothing of its prompt")),
         }
         if client.ending.is_none() {
-            client.stream.accept(index, sampled.token);
-            while client.stream.poll().is_some() {}
+            client.stream.accept(handoff.attempt, index, sampled.token);
+            while let Some((_, token)) = client.stream.poll() {
+                client.given.push(token);
+            }
         }
         Ok(())
     }
 
-    pub(crate) fn end(&mut self, flight: FlightId, ending: Ending) -> Result<(), String> {
+    pub(crate) fn end(
+        &mut self,
+        flight: FlightId,
+        ending: Ending,
+        output_tokens: Option<u32>,
+    ) -> Result<(), String> {
         let calm = self.calm;
         let client = self.find(flight)?;
         if let Some(before) = &client.ending {
@@ -119,6 +146,11 @@ impl Clients {
         let whole = client.reference.tokens.len() as u32;
         match &ending {
             Ending::Done { reason } => {
+                if output_tokens.is_some_and(|told| told != count) {
+                    return Err(format!(
+                        "{flight} is done with {output_tokens:?} tokens, and {count} came"
+                    ));
+                }
                 if count != whole || *reason != client.reference.reason {
                     return Err(format!(
                         "{flight} is done ({reason:?}) after {count} of {whole} tokens ({:?})",

@@ -11,10 +11,11 @@ use cleave_domain::{
     TokenId,
 };
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 /// The KV of one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cell {
     pub(crate) kv: Kv,
     /// Whose content it is; content is shared only within a salt.
@@ -38,22 +39,25 @@ pub(crate) struct Price {
     pub(crate) write_bytes: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Engine {
     block_tokens: usize,
     cells: Vec<Option<Cell>>,
+    /// Colours every draw: engines of one voice agree on every token.
+    pub(crate) voice: u64,
     slots: BTreeMap<SlotIndex, Seat>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Seat {
     open: OpenSlot,
     salt: u64,
 }
 
 impl Engine {
-    pub(crate) fn new(blocks_count: u32, block_tokens: u32) -> Self {
+    pub(crate) fn new(blocks_count: u32, block_tokens: u32, voice: u64) -> Self {
         Self {
+            voice,
             block_tokens: block_tokens as usize,
             cells: vec![None; blocks_count as usize * block_tokens as usize],
             slots: BTreeMap::new(),
@@ -153,7 +157,7 @@ impl Engine {
         } else {
             &[]
         };
-        let token = draw(open.sampling.seed, position, last, banned);
+        let token = draw(open.sampling.seed ^ self.voice, position, last, banned);
         open.output.push(token);
         Ok(token)
     }
@@ -181,6 +185,16 @@ impl Engine {
             }
         }
         blocks
+    }
+
+    /// Feeds all that tells this engine from another.
+    pub(crate) fn feed(&self, print: &mut impl Hasher) {
+        self.cells.hash(print);
+        for (slot, seat) in &self.slots {
+            slot.hash(print);
+            seat.open.prompt.hash(print);
+            seat.open.output.hash(print);
+        }
     }
 
     pub(crate) fn read(&self, block: BlockIndex) -> &[Option<Cell>] {

@@ -9,6 +9,7 @@ use crate::run::{Event, Run, life};
 use crate::world::Fault;
 use cleave_domain::RouterId;
 use cleave_router::Readiness;
+use cleave_sched::Writer;
 use std::time::Duration;
 
 /// How a process ends.
@@ -187,10 +188,14 @@ impl Run<'_> {
             me,
             role: about.role,
             capacity: about.capacity,
+            vocab_size: crate::model::VOCAB as u32,
             queue_max: about.queue_max,
             lease: self.world.lease,
             stall_max: self.world.stall_max,
             prefix_cache: self.world.prefix_cache,
+            step_max: self.world.step_max,
+            swap_blocks: self.world.swap_blocks,
+            writer: Writer::Receiver,
         };
         seat.body = Some(Body::new(limits, about, self.taping));
         for router in 0..self.routers.len() {

@@ -9,6 +9,7 @@ mod body;
 mod clients;
 mod dice;
 mod engine;
+pub mod explore;
 mod faults;
 mod journal;
 mod model;

@@ -12,7 +12,7 @@ use cleave_domain::{FinishReason, Request, TokenId};
 pub(crate) const VOCAB: u64 = 50;
 
 /// What attention over a sequence's first tokens amounts to, here: a hash of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Kv(pub(crate) u64);
 
 impl Kv {

@@ -13,7 +13,7 @@ use crate::tape::{self, Line};
 use crate::words;
 use crate::world::World;
 use cleave_domain::{
-    Emission, Ending, FlightId, Incarnation, Order, Refusal, Report, RouterId, Tape, TapeLine,
+    Emission, Ending, HandoffId, Incarnation, Order, Refusal, Report, RouterId, Tape, TapeLine,
     Time, WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
@@ -83,7 +83,7 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) enum Word {
     Report(Report),
-    Token(FlightId, Emission),
+    Token(HandoffId, Emission),
 }
 
 /// A packet under way.
@@ -360,15 +360,15 @@ impl<'a> Run<'a> {
         word: Word,
     ) -> Result<String, String> {
         match word {
-            Word::Token(flight, emission) => {
+            Word::Token(handoff, emission) => {
                 let words = format!(
-                    "r{:x} token       {flight} #{} = {} from {}",
+                    "r{:x} token       {handoff} #{} = {} from {}",
                     router + 1,
                     emission.index,
                     emission.sampled.token,
                     from.worker
                 );
-                self.clients.token(flight, emission)?;
+                self.clients.token(handoff, emission)?;
                 Ok(words)
             }
             Word::Report(report) => {
@@ -424,17 +424,36 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Who keeps the clients' streams answers soon, and other facts may come first.
+    fn counted(&mut self, router: usize, counted: cleave_router::Input) {
+        let soon = self.now + self.dice.micros(0, 500);
+        self.plan(soon, Event::RouterHears(router, counted));
+    }
+
     fn router_says(&mut self, router: usize, output: cleave_router::Output) -> Result<(), String> {
         match output {
             cleave_router::Output::Tell { worker, order } => {
                 self.order(router, worker, order);
             }
-            cleave_router::Output::End { flight, ending } => self.clients.end(flight, ending)?,
+            cleave_router::Output::Fence { handoff } => {
+                let generated = self.clients.fence(handoff)?.into();
+                self.count("fenced");
+                self.counted(router, cleave_router::Input::Counted { handoff, generated });
+            }
+            cleave_router::Output::Count { handoff } => {
+                let generated = self.clients.count(handoff.flight)?.into();
+                self.counted(router, cleave_router::Input::Counted { handoff, generated });
+            }
+            cleave_router::Output::End {
+                flight,
+                ending,
+                output_tokens,
+            } => self.clients.end(flight, ending, output_tokens)?,
             cleave_router::Output::Readiness(readiness) => {
                 self.routers[router].readiness = readiness;
             }
             cleave_router::Output::Drained => self.routers[router].drained = true,
-            cleave_router::Output::Note(cleave_router::Note::CancelFreed { flight, took })
+            cleave_router::Output::Note(cleave_router::Note::CancelFreed { flight, took, .. })
                 if self.world.calm() && took > self.world.cancel_max() =>
             {
                 return Err(format!(
@@ -447,6 +466,10 @@ impl<'a> Run<'a> {
                 cleave_router::Note::Stale { .. } => "stale",
                 cleave_router::Note::Retried { .. } => "retried",
                 cleave_router::Note::CancelFreed { .. } => "cancel freed",
+                cleave_router::Note::Moving { .. } => "moving",
+                cleave_router::Note::Moved { .. } => "moved",
+                cleave_router::Note::Stayed { .. } => "stayed",
+                cleave_router::Note::WorkerStuck { .. } => "workers stuck",
                 cleave_router::Note::Fleet { workers, .. } => {
                     self.routers[router].workers = workers.total();
                     return Ok(());

@@ -3,7 +3,7 @@
 //! Owns: carrying out a worker brain's outputs. Never: decides.
 //! Invariant: every frame that arrives is imported or discarded before anything else is heard.
 
-use crate::body::{Done, Payload};
+use crate::body::{Done, Op, Payload};
 use crate::net::Way;
 use crate::run::{Event, Parcel, Run, Word, index};
 use crate::words;
@@ -83,9 +83,8 @@ impl Run<'_> {
                 self.say_to_router(me, router.0 as usize - 1, Word::Report(report));
             }
             Output::Emit { handoff, emission } => {
-                let flight = handoff.flight;
-                let router = flight.router().0 as usize - 1;
-                self.say_to_router(me, router, Word::Token(flight, emission));
+                let router = handoff.flight.router().0 as usize - 1;
+                self.say_to_router(me, router, Word::Token(handoff, emission));
             }
             Output::Export(export) => body.export(export)?,
             Output::Send { to, packet } => {
@@ -99,6 +98,13 @@ impl Run<'_> {
             Output::Discard { handoff, part } => {
                 body.take_arrived(handoff, part)?;
                 self.count("frames discarded");
+            }
+            Output::SwapOut { handoff, blocks } => body.swap(Op::SwapOut { handoff, blocks }),
+            Output::SwapIn { handoff, blocks } => body.swap(Op::SwapIn { handoff, blocks }),
+            Output::SwapDrop { handoff } => {
+                for answer in body.swap_drop(handoff) {
+                    self.plan(self.now, Event::WorkerHears(me, answer));
+                }
             }
             Output::Forget { handoff } => {
                 for answer in body.forget(handoff) {
@@ -117,6 +123,10 @@ impl Run<'_> {
             Note::Landed { .. } => self.count("landed"),
             Note::Joined { .. } => self.count("joined"),
             Note::Preempted { .. } => self.count("preempted"),
+            Note::SwappedOut { .. } => self.count("swapped out"),
+            Note::SwappedIn { .. } => self.count("swapped in"),
+            Note::MovedOut { .. } => self.count("moved out"),
+            Note::Stuck { .. } => self.count("stuck"),
             Note::HandoffFailed { .. } => self.count("hand-offs failed"),
             Note::PrefixLooked { cached_tokens, .. } if *cached_tokens > 0 => {
                 self.count("prefix hits");
@@ -435,7 +445,7 @@ impl Run<'_> {
 }
 
 /// The cells' checksum: FNV-1a over their contents.
-fn checksum(cells: &Payload) -> u64 {
+pub(crate) fn checksum(cells: &Payload) -> u64 {
     cells.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, cell| {
         let word = cell.map_or(0, |cell| cell.kv.0 ^ cell.salt);
         (hash ^ word).wrapping_mul(0x0100_0000_01b3)

@@ -1,6 +1,6 @@
 //! Facts in the few words that fit a column of the log.
 
-use cleave_domain::{Order, Report};
+use cleave_domain::{Order, Progress, Report};
 use cleave_kv::Packet;
 use cleave_sched::Input;
 
@@ -13,6 +13,9 @@ pub(crate) fn order(order: &Order) -> String {
         Order::Prefill(order) => format!("prefill {} for {}", order.handoff, order.target.worker),
         Order::Cancel { handoff } => format!("cancel {handoff}"),
         Order::Renew { handoffs } => format!("renew {}", handoffs.len()),
+        Order::Migrate(order) => format!("move {} to {}", order.of, order.target.worker),
+        Order::Drain => "drain".to_owned(),
+        Order::Serve { role } => format!("serve {role}"),
     }
 }
 
@@ -32,10 +35,20 @@ pub(crate) fn report(report: &Report) -> String {
         Report::LegFailed { handoff, failure } => short(&format!("failed {handoff} {failure:?}")),
         Report::Released { handoff } => format!("released {handoff}"),
         Report::Load(load) => format!(
-            "load q{} w{} r{} f{}",
-            load.queue_tokens, load.sequences_waiting, load.sequences_running, load.blocks_free
+            "load q{} w{} r{} f{}{}",
+            load.queue_tokens,
+            load.sequences_waiting,
+            load.sequences_running,
+            load.blocks_free,
+            match load.progress {
+                Progress::Moving => "",
+                Progress::Stuck => " stuck",
+            }
         ),
         Report::Draining => "draining".to_owned(),
+        Report::Stayed { handoff, failure } => short(&format!("stayed {handoff} {failure:?}")),
+        Report::Crowded { handoff } => format!("crowded by {handoff}"),
+        Report::Serves { role } => format!("serves {role}"),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())
         }
@@ -51,6 +64,8 @@ pub(crate) fn packet(packet: &Packet) -> String {
         Packet::Seal(seal) => format!("seal {} of {}", seal.handoff, seal.blocks_count),
         Packet::Landed { handoff } => format!("landed {handoff}"),
         Packet::Abandoned { handoff, cause } => short(&format!("abandoned {handoff} {cause:?}")),
+        Packet::Stop { handoff } => format!("stop {handoff}"),
+        Packet::Stopped { handoff } => format!("stopped {handoff}"),
     }
 }
 

@@ -26,6 +26,10 @@ pub(crate) struct World {
     pub(crate) router: cleave_router::Limits,
     pub(crate) lease: Duration,
     pub(crate) stall_max: Duration,
+    /// How long a step may take before its worker says that it is stuck.
+    pub(crate) step_max: Duration,
+    /// Host memory of each worker, in blocks.
+    pub(crate) swap_blocks: u32,
     pub(crate) prefix_cache: bool,
     /// When every fault is over.
     pub(crate) heal_at: Time,
@@ -119,6 +123,8 @@ impl World {
             lease,
             stall_max: dice.micros(300_000, 2_000_000),
             prefix_cache: dice.chance(800),
+            step_max: dice.micros(20_000, 500_000),
+            swap_blocks: *dice.pick(&[0, 0, 2, 8, 64]),
             heal_at: heal_at + Duration::from_millis(1),
             workers,
             requests,
@@ -367,6 +373,10 @@ fn draw_router(dice: &mut Dice, lease: Duration) -> cleave_router::Limits {
         renew_every: lease / 3,
         reserve_timeout: dice.micros(20_000, 500_000),
         expected_output_tokens: *dice.pick(&[1, 4, 16, 60]),
+        moves_max: dice.count(1, 4),
+        move_ahead_tokens: dice.count(0, 16),
+        reader_wait_max: dice.micros(50_000, 2_000_000),
+        stuck_max: dice.micros(100_000, 5_000_000),
     }
 }
 
@@ -395,8 +405,8 @@ impl fmt::Display for World {
         writeln!(f, "  {:?}", self.wire)?;
         writeln!(
             f,
-            "  lease {:?}, stall {:?}, prefix cache {}",
-            self.lease, self.stall_max, self.prefix_cache
+            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}",
+            self.lease, self.stall_max, self.step_max, self.swap_blocks, self.prefix_cache
         )?;
         for arrival in &self.requests {
             let request = &arrival.request;

@@ -115,6 +115,8 @@ pub struct World {
     pub pending: BTreeMap<(Time, u64), Pending>,
     pub heard: Vec<(usize, Heard)>,
     pub log: Vec<String>,
+    /// Every fact, for the machines that are asked to keep it.
+    pub tape: Option<Vec<(usize, Time, Input)>>,
     made: u64,
 }
 
@@ -195,6 +197,9 @@ impl World {
 
     fn feed_frame(&mut self, machine: usize, input: Input, mut payload: Option<Vec<u64>>) {
         let framed = payload.is_some();
+        if let Some(tape) = &mut self.tape {
+            tape.push((machine, self.now, input.clone()));
+        }
         self.write(machine, '<', &line::input(&input));
         self.machines[machine].brain.handle(self.now, input);
         let mut answers = 0;

@@ -1,0 +1,221 @@
+//! The small worlds.
+//!
+//! Owns: how many workers, blocks and requests each has, what may go wrong in it and how often.
+//! Never: depends on chance. Invariant: a world is named, and its name finds it again.
+
+use super::guard::Guard;
+use cleave_domain::{
+    Capacity, FlightId, Fingerprint, Request, Role, RouterId, Sampling, Slo, StopRules,
+    WorkerDescription,
+};
+use cleave_router::Command;
+use cleave_sched::Writer;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The one router of a small world.
+pub(super) const ROUTER: RouterId = RouterId(1);
+
+/// What may go wrong; each time costs one surprise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A packet between workers vanishes, and its link stays.
+    Lose,
+    /// A packet comes twice.
+    Twice,
+    /// A frame's payload changes on the way.
+    Damage,
+    /// A packet comes once more with another generation, block or sender.
+    Astray,
+    /// A client leaves.
+    Cancel,
+    /// A worker dies and starts again as a new incarnation.
+    Crash,
+    /// A brain's own clock jumps to its next deadline: leases and timers run out.
+    Expire,
+    /// The link between two workers breaks; what is under way on it is lost.
+    Cut,
+    /// A router and a worker lose sight of each other; what is under way between them is lost.
+    Part,
+    /// An engine breaks what it was to do.
+    Break,
+    /// Time passes although things are under way.
+    Slow,
+}
+
+/// Whether things under way may happen in any order for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Every order is explored.
+    Any,
+    /// There is one usual order, and each departure from it costs one surprise.
+    Usual,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Small {
+    pub(super) name: &'static str,
+    pub(super) roles: &'static [Role],
+    /// Prompt tokens and output tokens.
+    pub(super) requests: &'static [(u32, u32)],
+    /// Of which worker (counted from 0) what is wanted.
+    pub(super) commands: &'static [(usize, Command)],
+    pub(super) faults: &'static [Fault],
+    pub(super) order: Order,
+    /// Surprises on one path at most.
+    pub(super) surprises_max: u8,
+    pub(super) writer: Writer,
+    /// By which a step moves every clock.
+    pub(super) step: Duration,
+    /// The guard that is missing.
+    pub(super) without: Option<Guard>,
+}
+
+const FOUR: &[Role] = &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+
+const EVERY: &[Fault] = &[
+    Fault::Lose,
+    Fault::Twice,
+    Fault::Damage,
+    Fault::Cancel,
+    Fault::Crash,
+    Fault::Expire,
+    Fault::Cut,
+    Fault::Part,
+    Fault::Break,
+    Fault::Slow,
+];
+
+/// All of them, in the order in which they are explored.
+pub(super) fn all() -> Vec<Small> {
+    let one = Small {
+        name: "one",
+        roles: FOUR,
+        requests: &[(3, 3)],
+        commands: &[],
+        faults: EVERY,
+        order: Order::Any,
+        surprises_max: 1,
+        writer: Writer::Receiver,
+        step: Duration::ZERO,
+        without: None,
+    };
+    vec![
+        one.clone(),
+        Small {
+            name: "three",
+            requests: &[(3, 3), (2, 2), (1, 3)],
+            order: Order::Usual,
+            surprises_max: 2,
+            ..one.clone()
+        },
+        Small {
+            name: "astray",
+            requests: &[(3, 2)],
+            faults: &[Fault::Astray, Fault::Cut, Fault::Expire],
+            surprises_max: 2,
+            ..one.clone()
+        },
+        Small {
+            name: "one-sided",
+            requests: &[(3, 2), (3, 2)],
+            faults: &[Fault::Cancel, Fault::Crash, Fault::Cut, Fault::Expire],
+            order: Order::Usual,
+            surprises_max: 3,
+            writer: Writer::Sender,
+            ..one.clone()
+        },
+        Small {
+            name: "leases",
+            requests: &[(1, 5), (2, 4), (1, 5)],
+            faults: &[Fault::Slow],
+            order: Order::Usual,
+            step: Duration::from_millis(400),
+            ..one
+        },
+    ]
+}
+
+impl Small {
+    /// What a worker of it is told at birth.
+    pub(super) fn limits(&self, worker: usize, life: u64) -> cleave_sched::Limits {
+        cleave_sched::Limits {
+            me: crate::run::life(worker, life),
+            role: self.roles[worker],
+            capacity: CAPACITY,
+            vocab_size: crate::model::VOCAB as u32,
+            queue_max: 2,
+            lease: Duration::from_secs(2),
+            stall_max: Duration::from_secs(3),
+            step_max: Duration::from_secs(10),
+            prefix_cache: false,
+            swap_blocks: 0,
+            writer: self.writer,
+        }
+    }
+
+    pub(super) fn about(&self, worker: usize) -> WorkerDescription {
+        WorkerDescription {
+            role: self.roles[worker],
+            model: String::new(),
+            fingerprint: Fingerprint::default(),
+            capacity: CAPACITY,
+            queue_max: 2,
+        }
+    }
+
+    /// What its router is told at birth.
+    pub(super) fn router(&self) -> cleave_router::Limits {
+        cleave_router::Limits {
+            flights_max: 8,
+            queue_max: 8,
+            queue_wait_max: Duration::from_secs(60),
+            failures_max: FAILURES_MAX,
+            renew_every: Duration::from_millis(500),
+            reserve_timeout: Duration::from_secs(2),
+            expected_output_tokens: 2,
+            moves_max: 2,
+            move_ahead_tokens: 1,
+            reader_wait_max: Duration::from_secs(60),
+            stuck_max: Duration::from_secs(30),
+        }
+    }
+
+    pub(super) fn flight(&self, index: usize) -> FlightId {
+        FlightId::new(ROUTER, index as u64)
+    }
+
+    pub(super) fn request(&self, index: usize) -> Arc<Request> {
+        let (prompt, max_tokens) = self.requests[index];
+        let first = 10 * (index as u32 + 1);
+        let mut sampling = Sampling::greedy();
+        sampling.seed = index as u64;
+        Arc::new(Request {
+            prompt: (first..first + prompt).collect(),
+            generated: Arc::new([]),
+            sampling,
+            stop: StopRules {
+                max_tokens,
+                min_tokens: 0,
+                stop_tokens: Arc::new([]),
+            },
+            priority: 0,
+            cache_salt: 0,
+            slo: Slo::default(),
+        })
+    }
+}
+
+/// Failures that a flight survives.
+pub(super) const FAILURES_MAX: u32 = 3;
+
+/// Three blocks of two tokens.
+const CAPACITY: Capacity = Capacity {
+    block_tokens: 2,
+    block_bytes: 16,
+    blocks_count: 3,
+    slots_count: 2,
+    step_tokens_max: 4,
+    context_tokens_max: 12,
+};
