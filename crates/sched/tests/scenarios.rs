@@ -525,6 +525,19 @@ scenarios! {
         step a
         run 400
         empty"
+    a_sequence_that_waits_for_a_slot_draws_before_it_moves: "
+        worker p prefill
+        worker a decode slots=1
+        worker e decode
+        reserve 1 on a from p prompt=4 max=5
+        reserve 2 on a from p prompt=4 max=5
+        prefill 1 on p to a
+        prefill 2 on p to a
+        run 30
+        reserve 2 on e from a attempt=1 prompt=4 output=1 max=5 ahead=4
+        migrate 2 on a to e
+        run 300
+        empty"
     lesson_14_a_sequence_does_not_stand_still_for_ever: "
         worker a both
         worker e decode
