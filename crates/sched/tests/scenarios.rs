@@ -372,6 +372,19 @@ scenarios! {
         step b fail
         run 100
         empty"
+    a_failed_step_gives_back_the_slot_of_one_that_was_cancelled: "
+        worker p prefill slots=1
+        worker d decode
+        reserve 1 on d from p prompt=12
+        prefill 1 on p to d
+        step p
+        reserve 2 on d from p prompt=6
+        prefill 2 on p to d
+        cancel 1 on p
+        cancel 1 on d
+        step p fail
+        run 200
+        empty"
     blocks_that_run_out_are_taken_from_the_least_important: "
         worker b both blocks=6 cache=off
         reserve 1 on b from b prompt=8 max=9 expect=1
