@@ -176,7 +176,7 @@ impl Brain {
     }
 
     /// Who is to be placed next.
-    fn head(&self) -> Option<Place> {
+    pub(crate) fn head(&self) -> Option<Place> {
         let turn = Some(self.fleet.turns());
         let fits = |place: &&Place| {
             let flight = self.flights.get(&place.flight);

@@ -302,8 +302,8 @@ impl Brain {
         // A worker that holds the reservation and refuses the prompt keeps the reservation.
         let held = |p: &Promise| p.blocks > 0 && p.answered;
         let keeps = self.fleet.promised(worker, handoff).is_some_and(held);
-        if !keeps && self.fleet.release(worker, handoff).is_some() {
-            self.leg_closed(handoff.flight);
+        if !keeps {
+            self.let_go(worker, handoff);
         }
         match &refusal {
             Refusal::QueueFull { retry_after } | Refusal::NoBlocks { retry_after } => {

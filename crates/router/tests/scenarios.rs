@@ -470,4 +470,6 @@ scenarios! {
     a_crowded_worker_is_relieved_if_another_has_room
     a_slow_reader_is_not_waited_for
     cancel_while_counted_or_in_line
+    a_promise_that_ends_in_silence_makes_room
+    a_broken_link_is_not_tried_again_at_once
 }
