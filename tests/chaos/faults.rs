@@ -5,6 +5,7 @@
 
 use crate::dice::Dice;
 use crate::fleet::Fleet;
+use crate::harness::wait_for;
 use crate::load::Ledger;
 use crate::proxy::{Proxy, Weather};
 use serde_json::json;
@@ -95,7 +96,7 @@ pub(crate) fn strike(fleet: &mut Fleet, (kind, seat): (Kind, usize), ledger: &Le
         }
         Kind::Paused => {
             fleet.seats[seat].process().signal("STOP");
-            a_while(ledger, Duration::from_millis(300));
+            a_while(ledger, 600, Duration::from_millis(300));
             fleet.seats[seat].process().signal("CONT");
         }
         Kind::DrainedBySignal => {
@@ -114,8 +115,8 @@ pub(crate) fn strike(fleet: &mut Fleet, (kind, seat): (Kind, usize), ledger: &Le
         Kind::DataThrottled => spell(data(fleet, seat), Weather::Slow(200_000), ledger),
         Kind::DataDelayed => spell(data(fleet, seat), LATE, ledger),
         Kind::DataFrozen => spell(data(fleet, seat), Weather::Frozen, ledger),
-        Kind::LineCut => fleet.seats[seat].line.cut(),
-        Kind::LineHalfClosed => fleet.seats[seat].line.half_close(),
+        Kind::LineCut => rejoin(fleet, seat, Proxy::cut),
+        Kind::LineHalfClosed => rejoin(fleet, seat, Proxy::half_close),
         Kind::LineDelayed => spell(&fleet.seats[seat].line, LATE, ledger),
         Kind::LineFrozen => {
             fleet.seats[seat].line.turn(Weather::Frozen);
@@ -156,22 +157,30 @@ fn change_role(fleet: &mut Fleet, seat: usize, ledger: &Ledger) {
         let command = json!({"worker": name, "role": role});
         let (status, answer) = fleet.client.post("/admin/role", &command);
         assert_eq!(status, 202, "{answer}");
-        a_while(ledger, Duration::from_secs(2));
+        a_while(ledger, 600, Duration::from_secs(2));
     }
+}
+
+/// Ends the line to the router, and waits until the worker has come back by itself.
+fn rejoin(fleet: &Fleet, seat: usize, end: fn(&Proxy)) {
+    let joins = || fleet.router.logs().matches("worker joined").count();
+    let before = joins();
+    end(&fleet.seats[seat].line);
+    wait_for("the worker's return", || (joins() > before).then_some(()));
 }
 
 /// Bad weather for a while.
 fn spell(proxy: &Proxy, weather: Weather, ledger: &Ledger) {
     proxy.turn(weather);
-    a_while(ledger, Duration::from_millis(1500));
+    a_while(ledger, 2000, Duration::from_millis(1500));
     proxy.turn(Weather::Clear);
 }
 
 /// Until clients have heard so much more, or, where they may hear nothing, for so long.
-fn a_while(ledger: &Ledger, limit: Duration) {
+fn a_while(ledger: &Ledger, events: u64, limit: Duration) {
     let heard = || ledger.events.load(Ordering::Relaxed);
     let (from, began) = (heard(), Instant::now());
-    while heard() < from + 600 && began.elapsed() < limit {
+    while heard() < from + events && began.elapsed() < limit {
         std::thread::park_timeout(Duration::from_millis(10));
     }
 }

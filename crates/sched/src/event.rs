@@ -277,6 +277,8 @@ pub enum ImportOutcome {
     Written,
     /// The hand-off was forgotten before that.
     Dropped,
+    /// What is in the pool does not have the checksum that was sent with it.
+    Damaged,
     /// The engine could not write them.
     Broken,
 }

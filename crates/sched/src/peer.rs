@@ -127,7 +127,7 @@ impl Brain {
     pub(crate) fn imported(&mut self, handoff: HandoffId, part: BlockPart, outcome: ImportOutcome) {
         let outcome = match outcome {
             ImportOutcome::Written => Ok(()),
-            ImportOutcome::Dropped => Err(Failure::Corrupt),
+            ImportOutcome::Dropped | ImportOutcome::Damaged => Err(Failure::Corrupt),
             ImportOutcome::Broken => Err(Failure::Engine("a block could not be written".into())),
         };
         self.receive(handoff, receiver::Input::Imported { part, outcome });
