@@ -170,6 +170,7 @@ fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescripti
     LinksConfig {
         credit_bytes: options.credit_bytes,
         frame_bytes_max: options.frame_bytes_max,
+        streams_count: options.streams_count,
         ..LinksConfig::new(me, engine.fingerprint.clone(), block_bytes)
     }
 }

@@ -379,7 +379,11 @@ async fn survives(harm: Harm) -> String {
             tokio::spawn(harmed(near_read, far_write, Arc::clone(&next)));
         }
     });
-    let (prefill, gate) = worker("p0", Role::Prefill, &address).await;
+    // One stream, so that what passes it is known.
+    let gate = Gate::new();
+    let mut node = worker_node("p0", Role::Prefill, &address, &gate);
+    node.options.streams_count = 1;
+    let prefill = node.start().await.unwrap();
     timeout(PATIENCE, router.ready()).await.unwrap();
     // One block, so that the link stands and is not harmed yet.
     check(&router.frontend(), &prompt(3, 3), 2).await;
