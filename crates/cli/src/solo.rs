@@ -11,7 +11,7 @@ use cleave_domain::{
     Reserve, Role, RouterId, Target, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::Engine;
-use cleave_sched::{Brain, Input, Limits, Output};
+use cleave_sched::{Brain, Input, Limits, Output, Writer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,6 +76,7 @@ impl Solo<'_> {
             request: self.request.clone(),
             sender: ME,
             expected_output_tokens: self.request.stop.max_tokens,
+            ahead_tokens: 0,
             waited: Duration::ZERO,
         }));
     }
@@ -138,9 +139,13 @@ fn limits(engine: &dyn Engine) -> Limits {
         me: ME,
         role: Role::Both,
         capacity: engine.describe().capacity,
+        vocab_size: engine.describe().vocab_size,
         queue_max: 1,
         lease: FOREVER,
         stall_max: FOREVER,
         prefix_cache: false,
+        step_max: FOREVER,
+        swap_blocks: 0,
+        writer: Writer::Receiver,
     }
 }

@@ -504,6 +504,10 @@ impl Ops for CpuOps {
         Ok(())
     }
 
+    fn host_block<'a>(&self, pool: &'a CpuPool, block: BlockIndex) -> Option<&'a [u8]> {
+        Some(&pool.bytes[pool.span(block)])
+    }
+
     fn write_block(
         &mut self,
         pool: &mut CpuPool,

@@ -309,6 +309,11 @@ impl<O: Ops> Engine for ModelEngine<O> {
         self.ops.read_block(&self.pool, block, offset, out)
     }
 
+    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
+        self.check_range(block, 0, 0).ok()?;
+        self.ops.host_block(&self.pool, block)
+    }
+
     fn write_block(
         &mut self,
         block: BlockIndex,

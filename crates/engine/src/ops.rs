@@ -395,6 +395,12 @@ pub trait Ops: Send {
         out: &mut [u8],
     ) -> Result<(), EngineError>;
 
+    /// A block where it is, if the host can read it there. The block is one of the pool's.
+    fn host_block<'a>(&self, pool: &'a Self::Pool, block: BlockIndex) -> Option<&'a [u8]> {
+        let _ = (pool, block);
+        None
+    }
+
     /// Copies bytes into a block, from byte `offset`. The range is within the block.
     fn write_block(
         &mut self,

@@ -42,6 +42,13 @@ pub trait Engine: Send {
         out: &mut [u8],
     ) -> Result<(), EngineError>;
 
+    /// A block where it is, `[block_bytes]`, if the host can read it there and it exists: whoever takes
+    /// its bytes elsewhere can then do so in one copy.
+    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
+        let _ = block;
+        None
+    }
+
     /// Copies bytes into a block.
     ///
     /// # Errors

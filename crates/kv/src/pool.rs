@@ -431,6 +431,7 @@ fn count(length: usize) -> u32 {
 mod tests {
     use super::{Hits, Pool, Promise};
     use cleave_domain::{BlockHash, Generation};
+    use std::hash::Hasher;
 
     fn hash(of: u8) -> BlockHash {
         BlockHash([of; 16])
@@ -525,6 +526,43 @@ mod tests {
         pool.release(a);
         assert_eq!(pool.blocks_cached(), 1);
         pool.check([], 0);
+    }
+
+    fn print(pool: &Pool) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        pool.fingerprint(&mut hasher);
+        hasher.finish()
+    }
+
+    #[test]
+    fn a_fingerprint_tells_what_matters_and_nothing_else() {
+        let made = |touches: u8| {
+            let mut pool = Pool::new(3);
+            let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
+            pool.complete(a, hash(1));
+            pool.complete(b, hash(2));
+            pool.changes();
+            for _ in 0..touches {
+                let again = pool.hold(hash(1)).unwrap();
+                pool.release(again);
+            }
+            pool.release(a);
+            pool.release(b);
+            pool
+        };
+        let pool = made(0);
+        assert_eq!(print(&pool), print(&made(5)), "only touched more often");
+        let mut other = made(0);
+        let first = other.hold(hash(1)).unwrap();
+        assert_ne!(print(&pool), print(&other), "held");
+        other.release(first);
+        assert_ne!(print(&pool), print(&other), "evicted in another order");
+        let second = other.hold(hash(2)).unwrap();
+        other.release(second);
+        assert_eq!(print(&pool), print(&other));
+        let free = other.take().unwrap();
+        other.release(free);
+        assert_ne!(print(&pool), print(&other), "of another generation");
     }
 
     #[test]

@@ -12,10 +12,11 @@ use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
 use cleave_engine::Engine;
-use cleave_transfer::LocalNet;
+use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -107,8 +108,9 @@ pub struct WorkerNode {
     pub routers: Vec<String>,
     /// `host:port` at which other workers reach this one's blocks; port 0 picks a free one.
     pub data_listen: String,
-    /// The address to give other workers, where it differs from the one bound: `host:port`. By
-    /// default the bound one, with the host as the router sees it if that is unspecified.
+    /// The address to give other workers, where it differs from the one bound: `host:port`, and then
+    /// the only way in. By default the bound one, with the host as the router sees it if that is
+    /// unspecified, and shared memory for workers of the same host.
     pub data_address: Option<String>,
     /// `host:port` for `/metrics`, `/health`, `/ready` and `/admin`; by default none.
     pub metrics_listen: Option<String>,
@@ -140,15 +142,13 @@ impl WorkerNode {
             Some(address) => Some(bind(address).await?),
             None => None,
         };
-        let told = self
-            .data_address
-            .unwrap_or_else(|| data_address.to_string());
+        let (listeners, told) = announce(data, data_address, self.data_address);
         let parts = Parts {
             options: self.options,
             engine: self.engine,
             files: Arc::new(self.files),
             net: LocalNet::default(),
-            data: Some((data, told)),
+            data: Some((listeners, told)),
         };
         let body = WorkerBody::start(parts, &telemetry)?;
         let (tell_connected, connected) = watch::channel(0);
@@ -175,6 +175,26 @@ impl WorkerNode {
             tasks,
         })
     }
+}
+
+/// Where others send blocks to, and what they are told of it. Whoever names an address wants that one
+/// used; otherwise workers of this host get a better way in.
+fn announce(tcp: TcpListener, bound: SocketAddr, named: Option<String>) -> (Listeners, String) {
+    let host = match named {
+        Some(_) => None,
+        None => HostListener::bind()
+            .inspect_err(|error| warn!(%error, "no shared memory: blocks go over TCP"))
+            .ok(),
+    };
+    let addresses = Addresses {
+        tcp: Some(named.unwrap_or_else(|| bound.to_string())),
+        shared_memory: host.as_ref().map(|host| host.address().clone()),
+    };
+    let listeners = Listeners {
+        tcp: Some(tcp),
+        host,
+    };
+    (listeners, addresses.to_string())
 }
 
 impl RunningWorker {

@@ -34,6 +34,9 @@ pub struct WorkerOptions {
     pub credit_bytes: u32,
     /// The longest frame. Default 1 MiB.
     pub frame_bytes_max: u32,
+    /// TCP connections of a link that this worker dials, 1 to 16; by default as many as links usually
+    /// have.
+    pub streams_count: u16,
     /// A step that takes longer makes the worker unhealthy, and its streams move elsewhere. Default
     /// 60 s: one full prefill chunk of a model of a few billion weights takes seconds on a
     /// processor, and a worker taken for stuck costs every stream on it a new prefill.
@@ -60,7 +63,8 @@ impl WorkerOptions {
             prefix_cache: true,
             import_bytes_per_step: 16 << 20,
             credit_bytes: cleave_transfer::CREDIT_BYTES,
-            frame_bytes_max: 1 << 20,
+            frame_bytes_max: cleave_transfer::FRAME_BYTES_MAX,
+            streams_count: cleave_transfer::STREAMS_COUNT,
             step_max: Duration::from_secs(60),
             swap_bytes: None,
             silence_max: SILENCE_MAX,

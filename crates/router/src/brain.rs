@@ -1,11 +1,17 @@
-//! The router's brain: its four kinds of methods, its timers and its line.
+//! The router's brain: its kinds of methods, its wake-ups and its end of everything.
 //!
 //! - *Facts*: [`Brain::handle`] takes one, with the time.
 //! - *Commands*: [`Brain::poll`] gives one at a time; drain it before the next fact.
 //! - *Wake-ups*: [`Brain::deadline`] says when to hand in [`Input::Woke`] at the latest.
 //! - *Checks*: [`Brain::check`] asserts every invariant; affordable in tests and simulation.
+//!   [`Brain::fingerprint`] says which states are one.
 //!
-//! Owns: the flights, the line, the timers. Never: sees a generated token; those go past it.
+//! A flight's way is told in `place` (submitting, waiting, the first order), `walk` (what each word of a
+//! worker means), `resume` (an attempt is over too early), `moves` (a running sequence goes to another
+//! worker), `rescue` (a worker is stuck) and `legs` (letting go).
+//!
+//! Owns: the flights, the line, the alarms. Never: sees a generated token while it is drawn; those go
+//! past it, and it asks for them when another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one [`Output::End`].
 
 use crate::alarm::{Alarm, Alarms};
@@ -34,6 +40,8 @@ pub struct Brain {
     pub(crate) renew_at: Option<Time>,
     /// Cancelled flights whose legs are not all released.
     pub(crate) leaving: BTreeMap<FlightId, Leaving>,
+    /// Where promises ended in silence, and which flights gave them up, until the end of the fact.
+    pub(crate) freed: BTreeSet<(WorkerRef, Option<FlightId>)>,
     /// Flights that are fenced and not counted.
     pub(crate) counting: u32,
     /// Flights that failed over from a stuck worker and do not run elsewhere yet.
@@ -47,8 +55,10 @@ pub struct Brain {
     pub(crate) pace: Pace,
     pub(crate) draining: Draining,
     noted: (Census, u32, u32),
-    /// What was said last, of which turn of the fleet.
-    pub(crate) readiness: (u64, Readiness),
+    /// What was said last.
+    pub(crate) readiness: Readiness,
+    /// The fleet's turn that was looked at last.
+    turn: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,6 +81,7 @@ impl Brain {
             doors: BTreeSet::new(),
             renew_at: None,
             leaving: BTreeMap::new(),
+            freed: BTreeSet::new(),
             counting: 0,
             rescued: BTreeMap::new(),
             patience: BTreeSet::new(),
@@ -80,7 +91,8 @@ impl Brain {
             pace: Pace::default(),
             draining: Draining::No,
             noted: (Census::default(), 0, 0),
-            readiness: (0, Readiness::NONE),
+            readiness: Readiness::NONE,
+            turn: 0,
         }
     }
 
@@ -351,26 +363,31 @@ impl Brain {
     }
 
     fn settle_readiness(&mut self) {
-        let (turn, said) = self.readiness;
-        let draining = self.draining != Draining::No;
-        if said == Readiness::Draining || (turn == self.fleet.turns() && !draining) {
-            return;
-        }
-        let readiness = match draining {
-            true => Readiness::Draining,
-            false => self.fleet.readiness(self.now),
+        let readiness = match self.draining {
+            Draining::No => self.fleet.readiness(self.now),
+            Draining::Asked | Draining::Said => Readiness::Draining,
         };
-        self.readiness = (self.fleet.turns(), readiness);
-        if readiness != said {
+        if readiness != self.readiness {
+            self.readiness = readiness;
             self.say(Output::Readiness(readiness));
         }
     }
 
     fn settle(&mut self) {
-        if self.readiness.0 != self.fleet.turns() {
+        let turned = self.turn != self.fleet.turns();
+        if turned {
+            self.turn = self.fleet.turns();
             self.look_around();
         }
-        self.settle_readiness();
+        while let Some((worker, flight)) = self.freed.pop_first() {
+            // Who was passed over and comes first is not to be sent back in the same breath.
+            if self.head().is_none_or(|head| Some(head.flight) != flight) {
+                self.room_at(worker);
+            }
+        }
+        if turned || self.draining == Draining::Asked {
+            self.settle_readiness();
+        }
         let stands = (
             self.fleet.census(),
             self.flights.len() as u32,

@@ -39,6 +39,7 @@ impl Brain {
         for (_, flight) in arrivals {
             flight.hash(hasher);
         }
+        (self.doors.len(), self.patience.len()).hash(hasher);
         for (at, worker) in &self.doors {
             (self.ahead(Some(*at)), worker).hash(hasher);
         }
@@ -52,7 +53,7 @@ impl Brain {
             (flight, leaving.stage).hash(hasher);
         }
         self.draining.hash(hasher);
-        self.readiness.1.hash(hasher);
+        self.readiness.hash(hasher);
     }
 
     /// How far ahead a time is; what is past is past.
@@ -61,9 +62,12 @@ impl Brain {
     }
 
     fn hash_fleet(&self, hasher: &mut impl Hasher) {
-        let mut chosen: Vec<u64> = self.fleet.workers().map(|w| w.chosen).collect();
+        // Never is a rank of its own: it is what a worker begins with.
+        let mut chosen: Vec<u64> = vec![0];
+        chosen.extend(self.fleet.workers().map(|worker| worker.chosen));
         chosen.sort_unstable();
         chosen.dedup();
+        self.fleet.workers().count().hash(hasher);
         for worker in self.fleet.workers() {
             chosen.partition_point(|c| *c < worker.chosen).hash(hasher);
             self.hash_worker(worker, hasher);
@@ -110,8 +114,9 @@ impl Brain {
             Stage::Counting(Broken {
                 handoff,
                 fence,
+                doubtful,
                 context_tokens_max,
-            }) => (2, handoff, fence, context_tokens_max).hash(hasher),
+            }) => (2, handoff, fence, doubtful, context_tokens_max).hash(hasher),
         }
         let moving = flight.moving.as_ref();
         moving.map(|m| (m.handoff, m.why)).hash(hasher);

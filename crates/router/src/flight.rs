@@ -60,6 +60,9 @@ pub(crate) struct Broken {
     pub(crate) handoff: HandoffId,
     /// As the fence named it: the last attempt ever begun.
     pub(crate) fence: HandoffId,
+    /// At the other end of a link that broke: its word of it may still come, and would end the next
+    /// attempt between the same two.
+    pub(crate) doubtful: Option<WorkerId>,
     /// The longest sequence its decode worker could hold: there a sequence ends of its own accord.
     pub(crate) context_tokens_max: u32,
 }

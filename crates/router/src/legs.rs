@@ -94,8 +94,7 @@ impl Brain {
             return;
         };
         if !promise.told {
-            self.fleet.release(worker, handoff);
-            self.leg_closed(handoff.flight);
+            self.let_go(worker, handoff);
             return;
         }
         if promise.live {
@@ -103,6 +102,16 @@ impl Brain {
             if parting == Parting::Cancel {
                 self.tell(worker, Order::Cancel { handoff });
             }
+        }
+    }
+
+    /// A promise ends without the worker's `Released`: what it held there is free for others, who are
+    /// looked at when this fact is done with.
+    pub(crate) fn let_go(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        if self.fleet.release(worker, handoff).is_some() {
+            self.leg_closed(handoff.flight);
+            let own = self.current(handoff).map(|a| a.handoff.flight);
+            self.freed.insert((worker, own));
         }
     }
 

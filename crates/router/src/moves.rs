@@ -198,12 +198,17 @@ impl Brain {
             // Its `Finished` is on the way.
             return;
         }
-        if why == MoveReason::Crowded && self.yielded_lately(flight) {
-            return self.fleet.unwish(of.decode);
+        if why == MoveReason::Crowded {
+            if self.yielded_lately(flight) {
+                return self.fleet.unwish(of.decode);
+            }
+        } else if self.fleet.leaves(of.decode).is_none() {
+            // It serves decode legs again.
+            return;
         }
         // If there is no room any more, news of some will be told.
         if let Ok(target) = self.target(id, why) {
-            self.ask_target(id, &of, target, moving);
+            self.ask_target(id, &of, target, &moving);
         }
     }
 
@@ -216,7 +221,7 @@ impl Brain {
             .is_some_and(|at| drawn < at.saturating_add(rest))
     }
 
-    fn ask_target(&mut self, id: FlightId, of: &Attempt, target: WorkerRef, moving: Move) {
+    fn ask_target(&mut self, id: FlightId, of: &Attempt, target: WorkerRef, moving: &Move) {
         let (handoff, why) = (moving.handoff, moving.why);
         let Some(flight) = self.flights.get(&id) else {
             return;
@@ -244,9 +249,10 @@ impl Brain {
         };
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.moving = Some(Move {
+                handoff,
+                why,
                 began: self.now,
                 leg: Some(leg),
-                ..moving
             });
         }
         self.fleet.promise_move(handoff, target, &ask);
@@ -313,7 +319,7 @@ impl Brain {
         // The target tells the source too, but if that is lost nobody else would. The source stood
         // still before it sealed: it has nothing more to say than what is on its way.
         self.part(source, of, Parting::Cancel);
-        self.evacuate_one(source);
+        self.next_from(source);
     }
 
     // === what comes to nothing ===
@@ -378,8 +384,7 @@ impl Brain {
             _ => {
                 let handoff = leg.handoff;
                 self.note(Note::Stayed { handoff, failure });
-                // Another may go in its place.
-                self.evacuate_one(leg.prefill);
+                self.next_from(leg.prefill);
             }
         }
     }
@@ -392,9 +397,14 @@ impl Brain {
             .and_then(|f| f.attempt())
             .map(|a| a.decode);
         if let Some(source) = source {
-            self.evacuate_one(source);
-            self.grant_wishes(None);
+            self.next_from(source);
         }
+    }
+
+    /// A move from this worker is over, or may be tried again: another may go.
+    fn next_from(&mut self, source: WorkerRef) {
+        self.evacuate_one(source);
+        self.grant_wishes(None);
     }
 
     /// The source says that the sequence stays.

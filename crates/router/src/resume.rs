@@ -12,7 +12,9 @@ use crate::event::{Note, Output};
 use crate::flight::{Broken, Stage};
 use crate::policy::NoPlace;
 use crate::prefix::Content;
-use cleave_domain::{Ending, Failure, FlightId, HandoffId, Refusal, Request, TokenId, WorkerRef};
+use cleave_domain::{
+    Ending, Failure, FlightId, HandoffId, Refusal, Request, TokenId, WorkerId, WorkerRef,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,6 +107,12 @@ impl Brain {
         };
         let ordered = attempt.reserved;
         let context_tokens_max = attempt.context_tokens_max;
+        let other = match attempt.decode == worker {
+            true => attempt.prefill.worker,
+            false => attempt.decode.worker,
+        };
+        let link = failure == Failure::LinkLost && !attempt.landed && other != worker.worker;
+        let doubtful = link.then_some(other);
         // While a count is out its answer must not pass for the fence's.
         let flight = self.flights.get_mut(&id);
         if let Some(flight) = flight.filter(|f| f.moving.as_ref().is_some_and(|m| m.leg.is_none()))
@@ -121,11 +129,12 @@ impl Brain {
         flight.failures += 1;
         flight.failure = Some(failure);
         flight.excluded.insert(worker.worker);
+        flight.excluded.extend(doubtful);
         flight.avoided.clear();
         flight.stays = 0;
         flight.wait_until = None;
         if !ordered {
-            return self.try_again(id, handoff);
+            return self.try_again(id, handoff, None);
         }
         let fence = HandoffId {
             flight: id,
@@ -134,6 +143,7 @@ impl Brain {
         flight.stage = Stage::Counting(Broken {
             handoff,
             fence,
+            doubtful,
             context_tokens_max,
         });
         self.counting += 1;
@@ -185,13 +195,13 @@ impl Brain {
         if let Some(finish) = flight.over(broken.context_tokens_max) {
             self.done(id, finish);
         } else {
-            self.try_again(id, broken.handoff);
+            self.try_again(id, broken.handoff, broken.doubtful);
         }
         self.rescue();
     }
 
     /// A new attempt after one that failed.
-    fn try_again(&mut self, id: FlightId, handoff: HandoffId) {
+    fn try_again(&mut self, id: FlightId, handoff: HandoffId, doubtful: Option<WorkerId>) {
         let failures_max = self.limits.failures_max;
         let Some(flight) = self.flights.get(&id) else {
             return;
@@ -207,16 +217,25 @@ impl Brain {
             failure,
             generated_tokens,
         });
-        let choice = self.find(id).or_else(|_| {
+        let mut choice = self.find(id);
+        if let (Err(_), Some(doubtful)) = (choice, doubtful) {
+            self.reconsider(id, |worker| worker != doubtful);
+            choice = self.find(id);
+        }
+        if choice.is_err() {
             // Nobody else is there: the one that failed is better than none.
-            if let Some(flight) = self.flights.get_mut(&id) {
-                flight.excluded.clear();
-            }
-            self.seek(id)
-        });
+            self.reconsider(id, |_| false);
+            choice = self.seek(id);
+        }
         match choice {
             Ok(choice) => self.start(id, &choice),
             Err(NoPlace::NoWorker | NoPlace::TooLong { .. } | NoPlace::Busy) => self.wait(id),
+        }
+    }
+
+    fn reconsider(&mut self, id: FlightId, keep: impl Fn(WorkerId) -> bool) {
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.excluded.retain(|worker| keep(*worker));
         }
     }
 

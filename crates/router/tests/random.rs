@@ -308,15 +308,15 @@ impl Driver {
         let worker = usize::from(a % 5);
         let me = self.me(worker);
         match what % 40 {
-            0 | 1 => {
+            0 => {
                 self.lives[worker] += u64::from(b % 2);
                 self.handle(Input::WorkerJoined {
                     worker: self.me(worker),
                     description: description(a, b),
                 });
             }
-            2 => self.handle(Input::WorkerLost { worker: me }),
-            3..=6 => {
+            1 if b % 2 == 0 => self.handle(Input::WorkerLost { worker: me }),
+            2..=6 => {
                 let flight = FlightId(self.next);
                 self.next += 1;
                 self.open.insert(flight);
@@ -428,7 +428,7 @@ impl Driver {
                 0 if told.of.is_some() => (sender, Report::Stayed { handoff, failure }),
                 1 => (sender, Report::Released { handoff: old }),
                 2 => (sender, finished(old)),
-                3..=5 if self.chance % 3 == 0 => (decode, Report::Draining),
+                3..=5 if self.chance.is_multiple_of(3) => (decode, Report::Draining),
                 3..=6 => (decode, Report::Crowded { handoff }),
                 _ => (decode, finished(handoff)),
             }

@@ -430,7 +430,7 @@ scenarios! {
     a_word_after_the_last_one_is_stale
     line_keeps_urgency_and_arrival
     refused_when_nobody_could_ever
-    cancel_at_each_stage
+    lesson_13_cancel_is_heard_at_each_stage
     draining_worker_gets_nothing_new
     router_drains
     retry_before_the_first_token
@@ -445,4 +445,31 @@ scenarios! {
     lesson_15_rejoined_worker_is_a_new_one
     lesson_19_different_fingerprints_are_never_paired
     lesson_01_sender_is_released_when_everything_landed
+    lesson_09_source_lost_at_each_stage_of_a_move
+    lesson_09_target_lost_at_each_stage_of_a_move
+    source_hears_of_the_landing_before_the_router
+    a_move_is_taken_back_after_it_stood_still
+    finish_during_a_move
+    drain_waits_for_room
+    a_flight_that_lands_on_a_draining_worker_moves_then
+    roles_change_at_run_time
+    an_operators_words_are_passed_on
+    lesson_16_a_stream_resumed_at_its_end_is_done
+    lesson_16_a_spent_budget_is_an_error
+    a_stream_too_long_for_anybody_holds_nobody_up
+    lesson_12_a_stuck_worker_is_passed_over
+    lesson_12_nobody_waits_for_ever_for_a_stuck_worker
+    lesson_12_a_stuck_prefill_worker_is_left
+    two_moves_of_one_flight_do_not_overlap
+    a_target_that_refuses_or_says_nothing
+    a_crowded_worker_is_relieved_if_another_has_room
+    a_slow_reader_is_not_waited_for
+    cancel_while_counted_or_in_line
+    a_promise_that_ends_in_silence_makes_room
+    a_broken_link_is_not_tried_again_at_once
+    lesson_27_drain_moves_running_sequences
+    lesson_13_cancel_is_heard_at_each_stage_of_a_move
+    lesson_09_many_flights_are_lost_with_one_worker
+    lesson_12_a_stuck_target_is_given_up
+    lesson_15_late_words_of_a_move_are_stale
 }

@@ -67,7 +67,8 @@ pub enum Input {
         condition: Condition,
     },
     /// Nothing that another worker's life still does can reach this pool: its process is known to have
-    /// ended, or its access was revoked. More than a lost link, which stops no write under way.
+    /// ended, or its access was revoked. More than a lost link, which stops no write under way. Said once
+    /// of each life is enough: it is remembered.
     Severed {
         /// From whose.
         peer: WorkerRef,
@@ -276,6 +277,8 @@ pub enum ImportOutcome {
     Written,
     /// The hand-off was forgotten before that.
     Dropped,
+    /// What is in the pool does not have the checksum that was sent with it.
+    Damaged,
     /// The engine could not write them.
     Broken,
 }

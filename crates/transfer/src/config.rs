@@ -1,6 +1,7 @@
 //! How links are set up, and what a worker hears from them.
 
 use crate::payload::Payload;
+use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::Packet;
 use std::time::Duration;
@@ -12,6 +13,13 @@ pub const BEAT: Duration = Duration::from_secs(1);
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// The usual credit: more than a link of 100 Gbit/s with a round trip of 2 ms has under way.
 pub const CREDIT_BYTES: u32 = 32 << 20;
+/// The usual longest frame: waking the next stage, once per frame, does not show at this length.
+pub const FRAME_BYTES_MAX: u32 = 1 << 20;
+/// The longest frame over TCP, so that a block of a MiB is spread over all streams.
+const STREAM_FRAME_BYTES_MAX: u32 = 256 << 10;
+/// The usual number of TCP connections of one link: one core can neither send nor receive as much
+/// as a fast network carries.
+pub const STREAMS_COUNT: u16 = 4;
 
 /// What all links of one worker share.
 #[derive(Clone, Debug)]
@@ -22,6 +30,10 @@ pub struct LinksConfig {
     pub fingerprint: Fingerprint,
     /// Bytes of one block; no frame is longer, at either end.
     pub block_bytes: u32,
+    /// The longest frame taken, at least 1; the size of a slot where memory is shared.
+    pub frame_bytes_max: u32,
+    /// TCP connections of a link that this worker dials, 1 to 16.
+    pub streams_count: u16,
     /// Payload bytes that one peer may have on their way here or kept here, at least two blocks.
     /// It bounds the memory that a peer can take, and hides the round trip of a fast link.
     pub credit_bytes: u32,
@@ -40,6 +52,8 @@ impl LinksConfig {
             me,
             fingerprint,
             block_bytes,
+            frame_bytes_max: FRAME_BYTES_MAX,
+            streams_count: STREAMS_COUNT,
             credit_bytes: CREDIT_BYTES,
             beat: BEAT,
             silence_max: SILENCE_MAX,
@@ -52,6 +66,16 @@ impl LinksConfig {
     pub(crate) fn window(&self) -> u32 {
         self.credit_bytes.max(self.block_bytes.saturating_mul(2))
     }
+
+    /// The longest frame.
+    pub(crate) fn frame_bytes(&self) -> u32 {
+        self.frame_bytes_max.min(self.block_bytes).max(1)
+    }
+
+    /// The longest frame over TCP.
+    pub(crate) fn stream_frame_bytes(&self) -> u32 {
+        self.frame_bytes().min(STREAM_FRAME_BYTES_MAX)
+    }
 }
 
 /// What a worker hears from its links.
@@ -63,7 +87,8 @@ pub enum LinkEvent {
         from: WorkerRef,
         /// What.
         packet: Packet,
-        /// Whether a frame's payload has the checksum that its sender gave it.
+        /// Whether a frame's payload has the checksum that its sender gave it, as far as that was
+        /// looked at on arrival; `Payload::is_intact` has the last word.
         intact: bool,
         /// A frame's bytes.
         payload: Option<Payload>,
@@ -80,6 +105,18 @@ pub enum LinkEvent {
         /// What it can do.
         speed: LinkSpeed,
     },
+    /// A better transport than the one that is tried next was there by both ends' word, and did not
+    /// work: transfers to this peer will be slower than they could be.
+    FellBack {
+        /// To whom.
+        peer: WorkerRef,
+        /// Which transport did not work.
+        from: Transport,
+        /// Which one is tried in its place.
+        to: Transport,
+        /// Why.
+        reason: String,
+    },
     /// A link, outgoing or incoming, broke or was never made; what was on it will not arrive.
     Lost {
         /// To or from whom.
@@ -92,19 +129,29 @@ pub enum LinkEvent {
 /// What a link's self-test measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpeed {
+    /// What carries the link.
+    pub transport: Transport,
     /// The shortest round trip of a few.
     pub latency: Duration,
     /// Payload bytes per second, one way.
     pub bytes_per_second: u64,
 }
 
-/// How to reach a peer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// It is in this process, on the same [`crate::LocalNet`].
-    Local,
-    /// `host:port` of its data listener.
-    Tcp(String),
+impl LinkSpeed {
+    /// From how long so many bytes took.
+    pub(crate) fn of(
+        transport: Transport,
+        latency: Duration,
+        (bytes, took): (usize, Duration),
+    ) -> Self {
+        let nanos = took.max(Duration::from_nanos(1)).as_nanos();
+        let per_second = bytes as u128 * 1_000_000_000 / nanos;
+        Self {
+            transport,
+            latency,
+            bytes_per_second: u64::try_from(per_second).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// Why nothing can be sent to a peer now.

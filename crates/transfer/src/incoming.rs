@@ -1,50 +1,98 @@
-//! The receiving end over TCP: check who knocks, then verify and hand on what arrives.
+//! The receiving end over sockets: check who knocks, then verify and hand on what arrives.
+//!
+//! Invariant: when [`Visitor::receive`] has returned, nothing more of the link arrives.
 
+use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::Account;
-use crate::payload::Payload;
+use crate::payload::{Payload, Place};
+use crate::shared_memory::Mirror;
 use crate::socket::{Reader, Received, SocketError, write};
-use crate::wire::{FrameHead, Hello, Message};
-use bytes::Bytes;
+use crate::wire::{FrameHead, Hello, Message, SLOTS_PER_GRANT_MAX};
 use cleave_domain::WorkerRef;
 use cleave_kv::Packet;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Pongs that wait to be written; a peer that asks faster than it reads is cut off.
 const PONGS_MAX: usize = 16;
+/// Streams of one link, at most.
+pub(crate) const STREAMS_MAX: usize = 16;
 
-/// A peer that has shown who it is.
-pub(crate) struct Visitor {
+/// One connection, both ways.
+pub(crate) struct Stream<R, W> {
+    pub(crate) reader: Reader<R>,
+    pub(crate) writer: W,
+}
+
+/// Over TCP.
+pub(crate) type TcpEnd = Stream<OwnedReadHalf, OwnedWriteHalf>;
+
+/// A peer that has shown who it is, and wants a link.
+pub(crate) struct Visitor<R, W> {
     pub(crate) peer: WorkerRef,
-    reader: Reader<OwnedReadHalf>,
-    writer: OwnedWriteHalf,
+    pub(crate) stream: Stream<R, W>,
+}
+
+/// What somebody who knocks wants.
+pub(crate) enum Knock<R, W> {
+    Link(Visitor<R, W>),
+    /// To be a further stream of a link.
+    Join {
+        from: WorkerRef,
+        key: u64,
+        stream: Stream<R, W>,
+    },
+}
+
+/// What a link's host gives it.
+pub(crate) struct Seat {
+    pub(crate) key: u64,
+    /// Further streams.
+    pub(crate) joining: mpsc::Receiver<TcpEnd>,
+    /// Told when a newer link of the same peer is to take its place.
+    pub(crate) replaced: Arc<Notify>,
+}
+
+/// Takes a TCP connection.
+pub(crate) async fn greet(
+    config: &LinksConfig,
+    stream: TcpStream,
+) -> Result<Knock<OwnedReadHalf, OwnedWriteHalf>, SocketError> {
+    stream.set_nodelay(true)?;
+    let (reader, writer) = stream.into_split();
+    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
+    hear_knock(config, Stream { reader, writer }).await
 }
 
 /// Reads the first message and checks it against what this worker is.
-pub(crate) async fn greet(config: &LinksConfig, stream: TcpStream) -> Result<Visitor, SocketError> {
-    stream.set_nodelay(true)?;
-    let (reader, mut writer) = stream.into_split();
-    let mut reader = Reader::new(reader, config.silence_max, config.block_bytes);
-    let hello = timeout(config.connect_timeout, reader.message())
+pub(crate) async fn hear_knock<R, W>(
+    config: &LinksConfig,
+    mut stream: Stream<R, W>,
+) -> Result<Knock<R, W>, SocketError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let first = timeout(config.connect_timeout, stream.reader.message())
         .await
         .map_err(|_| SocketError::Slow(config.connect_timeout))??;
-    let Message::Hello(hello) = hello else {
-        return Err(SocketError::Unexpected("in place of a hello"));
+    let hello = match first {
+        Message::Hello(hello) => hello,
+        Message::Join { from, key } => return Ok(Knock::Join { from, key, stream }),
+        _ => return Err(SocketError::Unexpected("in place of a hello")),
     };
     let peer = hello.from;
     if let Some(reason) = objection(config, &hello) {
-        return turn_away(&mut writer, reason).await;
+        write(&mut stream.writer, &Message::Reject(reason.clone()), &[]).await?;
+        return Err(SocketError::Refused(reason));
     }
-    Ok(Visitor {
-        peer,
-        reader,
-        writer,
-    })
+    Ok(Knock::Link(Visitor { peer, stream }))
 }
 
 /// Both values are named, so that whoever reads the log knows which end to change.
@@ -76,66 +124,138 @@ fn objection(config: &LinksConfig, hello: &Hello) -> Option<String> {
     None
 }
 
-async fn turn_away<T>(writer: &mut OwnedWriteHalf, reason: String) -> Result<T, SocketError> {
-    write(writer, &Message::Reject(reason.clone()), Bytes::new()).await?;
-    Err(SocketError::Refused(reason))
+/// Receives over TCP until the link ends. Returns why it ended.
+pub(crate) async fn receive(
+    visitor: Visitor<OwnedReadHalf, OwnedWriteHalf>,
+    mut seat: Seat,
+    config: &LinksConfig,
+    events: &mpsc::Sender<LinkEvent>,
+) -> SocketError {
+    let Visitor { peer, mut stream } = visitor;
+    let window = config.window();
+    let welcome = Message::Welcome {
+        me: config.me,
+        credit: u64::from(window),
+        key: seat.key,
+        frame_bytes: config.stream_frame_bytes(),
+    };
+    if let Err(error) = write(&mut stream.writer, &welcome, &[]).await {
+        return error;
+    }
+    let hearing = Hearing {
+        peer,
+        block_bytes: config.block_bytes,
+        account: Account::of_bytes(window),
+        places: Places::Buffers(Buffers::new(config.stream_frame_bytes(), window)),
+        events: events.clone(),
+    };
+    let hearing = Arc::new(hearing);
+    let mut streams = JoinSet::new();
+    streams.spawn(attend(stream, Arc::clone(&hearing), Grants::Here));
+    let error = loop {
+        tokio::select! {
+            further = seat.joining.recv() => match further {
+                Some(stream) if streams.len() < STREAMS_MAX => {
+                    streams.spawn(attend(stream, Arc::clone(&hearing), Grants::Elsewhere));
+                }
+                Some(_) => break SocketError::Unexpected("stream beyond the limit of a link"),
+                None => break SocketError::Closing,
+            },
+            ended = streams.join_next() => {
+                let ended = ended.expect("there is the first stream");
+                break ended.unwrap_or(SocketError::Closing);
+            }
+            () = seat.replaced.notified() => break SocketError::Replaced,
+        }
+    };
+    // One lost stream is the link lost: the others end too, before anybody is told.
+    streams.shutdown().await;
+    error
 }
 
-impl Visitor {
-    /// Welcomes the peer and hands on what it sends until the link ends. Returns why it ended.
-    pub(crate) async fn receive(
-        self,
-        config: &LinksConfig,
-        events: &mpsc::Sender<LinkEvent>,
-    ) -> SocketError {
-        let Self {
-            peer,
-            mut reader,
-            mut writer,
-        } = self;
-        let window = config.window();
-        let welcome = Message::Welcome {
-            me: config.me,
-            credit: u64::from(window),
-        };
-        if let Err(error) = write(&mut writer, &welcome, Bytes::new()).await {
-            return error;
-        }
-        let account = Account::new(window);
-        let (pongs, asked) = mpsc::channel(PONGS_MAX);
-        tokio::select! {
-            error = answer(&mut writer, &account, asked) => error,
-            error = hear(&mut reader, Hearing { peer, account: &account, pongs, events }) => error,
-        }
+/// Receives over one stream beside a ring. Returns why it ended.
+pub(crate) async fn receive_beside_ring<R, W>(
+    stream: Stream<R, W>,
+    hearing: Hearing,
+    seat: Seat,
+) -> SocketError
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    tokio::select! {
+        error = attend(stream, Arc::new(hearing), Grants::Here) => error,
+        () = seat.replaced.notified() => SocketError::Replaced,
+    }
+}
+
+/// What the streams of a link share.
+pub(crate) struct Hearing {
+    pub(crate) peer: WorkerRef,
+    pub(crate) block_bytes: u32,
+    pub(crate) account: Arc<Account>,
+    pub(crate) places: Places,
+    pub(crate) events: mpsc::Sender<LinkEvent>,
+}
+
+/// Where payloads are.
+pub(crate) enum Places {
+    /// They come out of the stream.
+    Buffers(Buffers),
+    /// They are in the ring already.
+    Ring(Mirror),
+}
+
+/// Which stream of a link says what credit came back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Grants {
+    Here,
+    Elsewhere,
+}
+
+async fn attend<R, W>(stream: Stream<R, W>, hearing: Arc<Hearing>, grants: Grants) -> SocketError
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let Stream {
+        mut reader,
+        mut writer,
+    } = stream;
+    let (pongs, asked) = mpsc::channel(PONGS_MAX);
+    tokio::select! {
+        error = answer(&mut writer, (&hearing.account, grants), asked) => error,
+        error = hear(&mut reader, &hearing, pongs) => error,
     }
 }
 
 /// Gives credit back and answers pings.
 async fn answer<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    account: &Account,
+    (account, grants): (&Account, Grants),
     mut asked: mpsc::Receiver<u64>,
 ) -> SocketError {
     loop {
-        let message = tokio::select! {
-            bytes = account.returned() => Message::Grant(bytes),
+        let messages = tokio::select! {
+            returned = account.returned(), if grants == Grants::Here => {
+                let slots = returned.slots.chunks(SLOTS_PER_GRANT_MAX);
+                let mut messages: Vec<_> = slots.map(|slots| Message::GrantSlots(slots.to_vec())).collect();
+                if returned.bytes > 0 {
+                    messages.push(Message::Grant(returned.bytes));
+                }
+                messages
+            },
             nonce = asked.recv() => match nonce {
-                Some(nonce) => Message::Pong(nonce),
+                Some(nonce) => vec![Message::Pong(nonce)],
                 None => return SocketError::Closing,
             },
         };
-        if let Err(error) = write(writer, &message, Bytes::new()).await {
-            return error;
+        for message in &messages {
+            if let Err(error) = write(writer, message, &[]).await {
+                return error;
+            }
         }
     }
-}
-
-/// What the reading half needs.
-struct Hearing<'a> {
-    peer: WorkerRef,
-    account: &'a Arc<Account>,
-    pongs: mpsc::Sender<u64>,
-    events: &'a mpsc::Sender<LinkEvent>,
 }
 
 struct Arrival {
@@ -144,14 +264,18 @@ struct Arrival {
     payload: Option<Payload>,
 }
 
-async fn hear<R: AsyncRead + Unpin>(reader: &mut Reader<R>, hearing: Hearing<'_>) -> SocketError {
+async fn hear<R: AsyncRead + Unpin>(
+    reader: &mut Reader<R>,
+    hearing: &Hearing,
+    pongs: mpsc::Sender<u64>,
+) -> SocketError {
     let from = hearing.peer;
     loop {
         let Arrival {
             packet,
             intact,
             payload,
-        } = match hear_one(reader, &hearing).await {
+        } = match hear_one(reader, hearing, &pongs).await {
             Ok(Some(arrival)) => arrival,
             Ok(None) => continue,
             Err(error) => return error,
@@ -170,19 +294,27 @@ async fn hear<R: AsyncRead + Unpin>(reader: &mut Reader<R>, hearing: Hearing<'_>
 
 async fn hear_one<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
-    hearing: &Hearing<'_>,
+    hearing: &Hearing,
+    pongs: &mpsc::Sender<u64>,
 ) -> Result<Option<Arrival>, SocketError> {
     let message = match reader.next().await? {
         Received::Message(message) => message,
         Received::Probe => return Ok(None),
-        Received::Frame(head) => return receive_frame(reader, hearing, head).await.map(Some),
+        Received::Frame(head) => return hearing.frame(reader, head).await.map(Some),
     };
     let packet = match message {
         Message::Seal(seal) => Packet::Seal(seal),
         Message::Landed(handoff) => Packet::Landed { handoff },
         Message::Abandoned(handoff, cause) => Packet::Abandoned { handoff, cause },
+        Message::Stop(handoff) => Packet::Stop { handoff },
+        Message::Stopped(handoff) => Packet::Stopped { handoff },
+        Message::SlotFrame(head, slot) => return hearing.slot_frame(head, slot).map(Some),
+        Message::SlotProbe(slot) => {
+            hearing.probe(slot)?;
+            return Ok(None);
+        }
         Message::Ping(nonce) => {
-            let answered = hearing.pongs.try_send(nonce);
+            let answered = pongs.try_send(nonce);
             return match answered {
                 Ok(()) => Ok(None),
                 Err(_) => Err(SocketError::Unexpected("flood of pings")),
@@ -197,25 +329,70 @@ async fn hear_one<R: AsyncRead + Unpin>(
     }))
 }
 
-async fn receive_frame<R: AsyncRead + Unpin>(
-    reader: &mut Reader<R>,
-    hearing: &Hearing<'_>,
-    head: FrameHead,
-) -> Result<Arrival, SocketError> {
-    // Credit first: memory is set aside only for what was granted.
-    let hold = hearing.account.take(u64::from(head.part.len));
-    let hold = hold.ok_or(SocketError::Overdrawn)?;
-    let bytes = reader.payload(head.part.len).await?;
-    let packet = Packet::Frame {
-        handoff: head.handoff,
-        block: head.block,
-        part: head.part,
-        checksum: head.checksum,
-    };
-    let intact = crate::checksum(&bytes) == head.checksum;
-    Ok(Arrival {
-        packet,
+impl Hearing {
+    async fn frame<R: AsyncRead + Unpin>(
+        &self,
+        reader: &mut Reader<R>,
+        head: FrameHead,
+    ) -> Result<Arrival, SocketError> {
+        let Places::Buffers(buffers) = &self.places else {
+            return Err(SocketError::Unexpected("frame beside a ring"));
+        };
+        if head.part.len > buffers.buffer_bytes() {
+            return Err(SocketError::Unexpected("frame longer than was agreed"));
+        }
+        // Credit first: memory is set aside only for what was granted.
+        let hold = self.account.take(u64::from(head.part.len));
+        let hold = hold.ok_or(SocketError::Overdrawn)?;
+        let mut buffer = buffers.take(head.part.len);
+        reader.payload(&mut buffer).await?;
+        let intact = crate::checksum::checksum(&buffer) == head.checksum;
+        let payload = Payload::new(Place::Buffer(buffer), hold);
+        Ok(arrival(head, payload, intact))
+    }
+
+    fn slot_frame(&self, head: FrameHead, slot: u32) -> Result<Arrival, SocketError> {
+        let Places::Ring(mirror) = &self.places else {
+            return Err(SocketError::Unexpected("slot without a ring"));
+        };
+        head.fits(self.block_bytes)?;
+        let hold = self.account.take_slot(slot).ok_or(SocketError::Overdrawn)?;
+        let view = mirror.view(slot, head.part.len);
+        let view = view.ok_or(SocketError::Unexpected("frame longer than a slot"))?;
+        let payload = Payload::new(Place::Slot(view, head.checksum), hold);
+        Ok(arrival(head, payload, true))
+    }
+
+    /// Reads a slot as a frame's verification would. It is credit again at once.
+    fn probe(&self, slot: u32) -> Result<(), SocketError> {
+        let Places::Ring(mirror) = &self.places else {
+            return Err(SocketError::Unexpected("slot without a ring"));
+        };
+        let hold = self.account.take_slot(slot).ok_or(SocketError::Overdrawn)?;
+        let view = mirror.view(slot, mirror.slot_bytes());
+        std::hint::black_box(crate::checksum::checksum(
+            &view.expect("the account knows the slot"),
+        ));
+        drop(hold);
+        Ok(())
+    }
+}
+
+fn arrival(head: FrameHead, payload: Payload, intact: bool) -> Arrival {
+    let FrameHead {
+        handoff,
+        block,
+        part,
+        checksum,
+    } = head;
+    Arrival {
+        packet: Packet::Frame {
+            handoff,
+            block,
+            part,
+            checksum,
+        },
         intact,
-        payload: Some(Payload::new(bytes, hold)),
-    })
+        payload: Some(payload),
+    }
 }

@@ -1,31 +1,42 @@
 //! KV bytes from worker to worker.
 //!
-//! Owns: one [`Link`] per ordered pair of workers, in process or over TCP; framing, handshake,
-//! checksums, credit, heartbeats.
+//! Owns: one [`Link`] per ordered pair of workers, in process, over shared memory or over TCP, the best
+//! that both have; framing, handshake, checksums, credit, heartbeats.
 //! Never: decides what is sent, where a block goes or what a broken link means: it moves what it
 //! is told to and reports [`LinkEvent`]s.
-//! Invariant: a link keeps the order of what is sent through it, and a peer never has more payload
-//! bytes on their way here, or held here, than it was granted.
+//! Invariant: what is sent through a link arrives whole, in any order, or the link is lost, which is
+//! said once and after everything that did arrive; and a peer never has more payload bytes on their
+//! way here, or held here, than it was granted.
 
+mod address;
+pub mod bench;
+mod buffer;
+mod checksum;
 mod config;
 mod credit;
+#[cfg_attr(not(target_os = "linux"), path = "no_host.rs")]
+mod host;
+#[cfg(all(test, target_os = "linux"))]
+mod hostile;
 mod incoming;
 mod link;
 mod links;
 mod local;
 mod outgoing;
 mod payload;
+#[cfg_attr(not(target_os = "linux"), path = "no_shared_memory.rs")]
+mod shared_memory;
 mod socket;
+mod transport;
 mod wire;
 
-pub use config::{BEAT, CREDIT_BYTES, SILENCE_MAX};
-pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig, Route};
+pub use address::{AddressError, Addresses, HostAddress, Route};
+pub use checksum::checksum;
+pub use config::{BEAT, CREDIT_BYTES, FRAME_BYTES_MAX, SILENCE_MAX, STREAMS_COUNT};
+pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig};
+pub use host::HostListener;
 pub use link::{Frame, Link, Permit};
-pub use links::Links;
+pub use links::{Links, Listeners};
 pub use local::LocalNet;
 pub use payload::Payload;
-
-/// The checksum of a frame's payload: XXH3-64, seed 0.
-pub fn checksum(payload: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(payload)
-}
+pub use transport::Transport;

@@ -1,36 +1,64 @@
 //! The sending end of a link, whatever carries it.
 //!
 //! Credit is taken before a block is even read ([`Link::reserve`]), so blocks that wait for credit
-//! stand in nobody's queue: a seal or a loss sent meanwhile is behind nothing that is stuck.
+//! stand in nobody's queue: a seal or a loss sent meanwhile is behind nothing that is stuck. The
+//! block is then read straight into what will carry it ([`Permit::buffer`]).
 
+use crate::buffer::{Buffer, Buffers};
+use crate::checksum::Checksum;
 use crate::config::LinkDown;
-use bytes::Bytes;
+use crate::shared_memory::{Ring, Slot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Packet};
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// To one worker in one of its lives. Everything sent through it arrives in this order or, if it
-/// breaks, not at all.
+/// Any core's own cache holds this much beside what else it holds.
+const CACHED_BYTES: usize = 64 << 10;
+
+/// To one worker in one of its lives. What is sent through it arrives whole, in any order, or the
+/// link is lost and nobody knows what of it arrived.
 #[derive(Debug)]
 pub struct Link {
     peer: WorkerRef,
-    credit: Arc<Semaphore>,
+    credit: Arc<Credit>,
     /// Bounded by what it carries: frames by credit, and a few packets for each hand-off.
     queue: mpsc::UnboundedSender<Parcel>,
+}
+
+/// What the receiver granted, in bytes, and the memory that it may be used with.
+#[derive(Debug)]
+pub(crate) struct Credit {
+    semaphore: Arc<Semaphore>,
+    store: OnceLock<Store>,
+}
+
+/// Where payloads are put on their way out.
+#[derive(Debug)]
+pub(crate) enum Store {
+    Buffers(Buffers),
+    Ring(Arc<Ring>),
+}
+
+/// Bytes on their way out.
+#[derive(Debug)]
+pub(crate) enum Cargo {
+    Buffer(Buffer),
+    Slot(Slot),
 }
 
 /// A packet and, for a frame, its bytes.
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(crate) packet: Packet,
-    pub(crate) payload: Bytes,
+    pub(crate) cargo: Option<Cargo>,
 }
 
 /// What the carrying task holds of a link.
 #[derive(Debug)]
 pub(crate) struct Carrier {
-    pub(crate) credit: Arc<Semaphore>,
+    pub(crate) credit: Arc<Credit>,
     pub(crate) queue: mpsc::UnboundedReceiver<Parcel>,
 }
 
@@ -38,26 +66,29 @@ pub(crate) struct Carrier {
 #[derive(Debug)]
 pub struct Permit {
     link: Arc<Link>,
+    // Before the credit, so that a slot that was not sent is free when the credit is.
+    cargo: Option<Cargo>,
     credit: OwnedSemaphorePermit,
 }
 
-/// Bytes of a block on their way out.
-#[derive(Clone, Debug)]
+/// What bytes on their way out are. `part.len` of them were put into the permit's buffer.
+#[derive(Clone, Copy, Debug)]
 pub struct Frame {
     /// The attempt.
     pub handoff: HandoffId,
     /// Where they go at the receiver.
     pub block: BlockRef,
-    /// Which bytes of which block; `part.len == payload.len()`.
+    /// Which bytes of which block.
     pub part: BlockPart,
-    /// The bytes.
-    pub payload: Bytes,
 }
 
 impl Link {
     /// A link without credit yet, and what its carrier needs.
     pub(crate) fn new(peer: WorkerRef) -> (Arc<Self>, Carrier) {
-        let credit = Arc::new(Semaphore::new(0));
+        let credit = Arc::new(Credit {
+            semaphore: Arc::new(Semaphore::new(0)),
+            store: OnceLock::new(),
+        });
         let (queue, receiver) = mpsc::unbounded_channel();
         let carrier = Carrier {
             credit: Arc::clone(&credit),
@@ -84,11 +115,12 @@ impl Link {
     /// Takes credit for `bytes` of payload; `None` until the receiver has granted enough, which a
     /// `LinkEvent::Granted` tells.
     pub fn reserve(self: &Arc<Self>, bytes: u32) -> Option<Permit> {
-        let credit = Arc::clone(&self.credit);
-        let credit = credit.try_acquire_many_owned(bytes).ok()?;
+        let cost = self.credit.store.get()?.cost(bytes);
+        let semaphore = Arc::clone(&self.credit.semaphore);
         Some(Permit {
             link: Arc::clone(self),
-            credit,
+            cargo: None,
+            credit: semaphore.try_acquire_many_owned(cost).ok()?,
         })
     }
 
@@ -101,42 +133,181 @@ impl Link {
             !matches!(packet, Packet::Frame { .. }),
             "frames are sent with a permit"
         );
-        self.enqueue(packet, Bytes::new())
+        self.enqueue(packet, None)
     }
 
-    fn enqueue(&self, packet: Packet, payload: Bytes) -> Result<(), LinkDown> {
-        let parcel = Parcel { packet, payload };
-        let sent = self.queue.send(parcel);
+    fn enqueue(&self, packet: Packet, cargo: Option<Cargo>) -> Result<(), LinkDown> {
+        let sent = self.queue.send(Parcel { packet, cargo });
         sent.map_err(|_| LinkDown::Broken(self.peer))
     }
 }
 
+impl Credit {
+    /// The link stands: from now on payloads have a place.
+    pub(crate) fn open(&self, store: Store, window: u32) {
+        let first = self.store.set(store).is_ok();
+        assert!(first, "a link is set up once");
+        self.semaphore.add_permits(window as usize);
+    }
+
+    /// This many bytes were granted again; `false` if they cannot have been lent.
+    pub(crate) fn grant(&self, bytes: u64, window: u32) -> bool {
+        let free = self.semaphore.available_permits() as u64;
+        if matches!(self.store.get(), Some(Store::Ring(_))) {
+            return false;
+        }
+        if free.saturating_add(bytes) > u64::from(window) {
+            return false;
+        }
+        let bytes = usize::try_from(bytes).expect("bounded by a u32 window");
+        self.semaphore.add_permits(bytes);
+        true
+    }
+
+    /// These slots may be written again; `false` if they were not lent.
+    pub(crate) fn grant_slots(&self, slots: &[u32]) -> bool {
+        let Some(Store::Ring(ring)) = self.store.get() else {
+            return false;
+        };
+        // Free before there is credit for them: whoever has credit finds a slot.
+        if !slots.iter().all(|slot| ring.give_back(*slot)) {
+            return false;
+        }
+        let bytes = slots.len() * ring.shape().slot_bytes as usize;
+        self.semaphore.add_permits(bytes);
+        true
+    }
+}
+
+impl Store {
+    /// The longest frame.
+    fn frame_bytes_max(&self) -> u32 {
+        match self {
+            Self::Buffers(buffers) => buffers.buffer_bytes(),
+            Self::Ring(ring) => ring.shape().slot_bytes,
+        }
+    }
+
+    /// Credit that one frame of `bytes` takes: a slot is taken whole.
+    fn frame_cost(&self, bytes: usize) -> usize {
+        match self {
+            Self::Buffers(_) => bytes,
+            Self::Ring(ring) => ring.shape().slot_bytes as usize,
+        }
+    }
+
+    /// Credit for `bytes` in as few frames as they fit.
+    fn cost(&self, bytes: u32) -> u32 {
+        match self {
+            Self::Buffers(_) => bytes,
+            Self::Ring(ring) => bytes.next_multiple_of(ring.shape().slot_bytes),
+        }
+    }
+
+    fn take(&self, bytes: u32) -> Cargo {
+        match self {
+            Self::Buffers(buffers) => Cargo::Buffer(buffers.take(bytes)),
+            Self::Ring(ring) => Cargo::Slot(ring.take(bytes)),
+        }
+    }
+}
+
 impl Permit {
-    /// Sends a frame and says what its checksum is. The credit is spent.
+    fn store(&self) -> &Store {
+        let store = self.link.credit.store.get();
+        store.expect("a permit is given only once the link stands")
+    }
+
+    /// The longest frame that the link carries; a block is cut into as many as it takes.
+    pub fn frame_bytes_max(&self) -> u32 {
+        self.store().frame_bytes_max()
+    }
+
+    /// Where the next frame's bytes are to be put, all of them: `(bytes)` of whatever was there last.
+    ///
+    /// # Panics
+    /// If `bytes` is more than [`Permit::frame_bytes_max`] or than the permit still covers.
+    pub fn buffer(&mut self, bytes: u32) -> &mut [u8] {
+        let cost = self.store().frame_cost(bytes as usize);
+        let covered = self.credit.num_permits();
+        assert!(cost <= covered, "a permit covers the frames sent with it");
+        // The slot of a buffer that was asked for and not sent goes back first.
+        self.cargo = None;
+        let cargo = self.store().take(bytes);
+        self.cargo.insert(cargo)
+    }
+
+    /// Sends bytes that the host can read where they are, `[part.len]`; as [`Permit::buffer`] and
+    /// [`Permit::send`] would, in one pass, and past the caches: whoever takes them on from here runs
+    /// on another core.
     ///
     /// # Errors
     /// `Broken` if the link is.
+    pub fn copy(&mut self, frame: Frame, bytes: &[u8]) -> Result<u64, LinkDown> {
+        let buffer = self.buffer(u32::try_from(bytes.len()).expect("at most a frame"));
+        let mut checksum = Checksum::default();
+        for (from, to) in bytes
+            .chunks(CACHED_BYTES)
+            .zip(buffer.chunks_mut(CACHED_BYTES))
+        {
+            // First, so that the copy finds the bytes in the cache.
+            checksum.add(from);
+            copy_past_caches(from, to);
+        }
+        self.dispatch(frame, checksum.value())
+    }
+
+    /// Sends what was put into the buffer, and says what its checksum is. The credit is spent.
+    ///
+    /// # Errors
+    /// `Broken` if the link is.
+    ///
+    /// # Panics
+    /// If no buffer was asked for, or one of another length than the frame's part.
     pub fn send(&mut self, frame: Frame) -> Result<u64, LinkDown> {
+        let cargo = self.cargo.as_deref();
+        let checksum = crate::checksum::checksum(cargo.expect("a frame's bytes come first"));
+        self.dispatch(frame, checksum)
+    }
+
+    fn dispatch(&mut self, frame: Frame, checksum: u64) -> Result<u64, LinkDown> {
         let Frame {
             handoff,
             block,
             part,
-            payload,
         } = frame;
-        let bytes = payload.len();
-        assert_eq!(bytes, part.len as usize, "a frame's part measures it");
-        let spent = self.credit.split(bytes);
-        spent
-            .expect("a permit covers the frames sent with it")
-            .forget();
-        let checksum = crate::checksum(&payload);
+        let cargo = self.cargo.take().expect("a frame's bytes come first");
+        let len = cargo.len();
+        assert_eq!(len, part.len as usize, "a frame's part measures its bytes");
+        let spent = self.credit.split(self.store().frame_cost(len));
+        spent.expect("checked when the buffer was given").forget();
         let packet = Packet::Frame {
             handoff,
             block,
             part,
             checksum,
         };
-        self.link.enqueue(packet, payload)?;
+        self.link.enqueue(packet, Some(cargo))?;
         Ok(checksum)
+    }
+}
+
+impl Deref for Cargo {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Buffer(buffer) => buffer,
+            Self::Slot(slot) => slot,
+        }
+    }
+}
+
+impl DerefMut for Cargo {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Buffer(buffer) => buffer,
+            Self::Slot(slot) => slot,
+        }
     }
 }

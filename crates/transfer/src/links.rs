@@ -6,17 +6,22 @@
 //! ends is reported lost, once, and the next use of it dials anew; nothing is kept of a life that
 //! was forgotten.
 
-use crate::config::{LinkDown, LinkEvent, LinksConfig, Route};
+use crate::address::Route;
+use crate::config::{LinkDown, LinkEvent, LinksConfig};
+use crate::host::{self, HostListener, HostStream};
+use crate::incoming::{self, Knock, Seat, TcpEnd};
 use crate::link::Link;
-use crate::local::{End, LocalNet};
-use crate::socket::SocketError;
-use crate::{incoming, local, outgoing};
+use crate::local::{self, End, LocalNet};
+use crate::outgoing::Errand;
+use crate::socket::{SocketError, write};
+use crate::wire::Message;
 use cleave_domain::WorkerRef;
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
-use tokio::task::{AbortHandle, Id, JoinSet};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 /// Incoming connections that have not shown who they are, at most; more wait in the kernel.
@@ -36,15 +41,36 @@ struct Shared {
     table: Mutex<Table>,
 }
 
+/// Where a worker can be reached from outside its process.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    /// Over TCP; the address that peers reach it by is the caller's to know.
+    pub tcp: Option<TcpListener>,
+    /// From processes of the same host.
+    pub host: Option<HostListener>,
+}
+
 #[derive(Debug, Default)]
 struct Table {
     routes: BTreeMap<WorkerRef, Route>,
     outgoing: BTreeMap<WorkerRef, Arc<Link>>,
-    incoming: BTreeMap<WorkerRef, AbortHandle>,
-    /// One host at a time receives from a life.
+    incoming: BTreeMap<WorkerRef, Incoming>,
+    /// One host at a time receives from a life, and of those that wait the newest.
     seats: BTreeMap<WorkerRef, Place>,
+    /// The last visit of each life that has a seat; its number names the link.
+    newest: BTreeMap<WorkerRef, u64>,
+    visits_count: u64,
 }
 
+/// A link that is being received.
+#[derive(Debug)]
+struct Incoming {
+    key: u64,
+    joining: mpsc::Sender<TcpEnd>,
+    replaced: Arc<Notify>,
+}
+
+/// Held by the host that receives.
 type Place = Arc<tokio::sync::Mutex<()>>;
 
 /// Whether the routers vouch for a peer.
@@ -110,11 +136,14 @@ impl Links {
         let config = self.shared.config.clone();
         let (end, net) = (self.shared.end(), self.shared.net.clone());
         tokio::spawn(async move {
+            let errand = Errand {
+                config: &config,
+                peer,
+                events: &end.events,
+            };
             let error = match &route {
                 Route::Local => local::carry(&net, &end, peer, carrier).await,
-                Route::Tcp(address) => {
-                    outgoing::carry(&config, peer, address, carrier, &end.events).await
-                }
+                Route::Remote(addresses) => errand.carry(addresses, carrier).await,
             };
             let forgotten = match shared.upgrade() {
                 Some(shared) => shared.lock().end_outgoing(peer) == Known::No,
@@ -127,34 +156,44 @@ impl Links {
         Ok(link)
     }
 
-    /// Accepts links on `listener` for as long as it is polled. Dropping it ends them.
-    pub async fn serve(self, listener: TcpListener) {
+    /// Accepts links for as long as it is polled. Dropping it ends them.
+    pub async fn serve(self, listeners: Listeners) {
+        let Listeners { tcp, host } = listeners;
         let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
         let mut visits = JoinSet::new();
         loop {
             while visits.try_join_next().is_some() {}
-            let strangers = Arc::clone(&strangers);
-            let permit = strangers.acquire_owned().await;
+            let permit = Arc::clone(&strangers).acquire_owned().await;
             let permit = permit.expect("the semaphore is never closed");
-            match listener.accept().await {
-                Ok((stream, address)) => {
-                    let shared = Arc::clone(&self.shared);
-                    visits.spawn(async move {
-                        let visitor = incoming::greet(&shared.config, stream).await;
-                        drop(permit);
-                        match visitor {
-                            Ok(visitor) => shared.host(visitor).await,
-                            Err(error) => warn!(%address, %error, "data link turned away"),
-                        }
-                    });
-                }
-                // Out of descriptors, or the peer left already: neither is a reason to stop.
-                Err(error) => {
-                    warn!(%error, "cannot accept a data link");
-                    tokio::time::sleep(self.shared.config.beat).await;
-                }
+            let shared = Arc::clone(&self.shared);
+            let accepted = tokio::select! {
+                accepted = accept_tcp(tcp.as_ref()) => accepted.map(|stream| {
+                    visits.spawn(shared.visit_tcp(stream, permit));
+                }),
+                accepted = accept_host(host.as_ref()) => accepted.map(|stream| {
+                    visits.spawn(shared.visit_host(stream, permit));
+                }),
+            };
+            // Out of descriptors, or the peer left already: neither is a reason to stop.
+            if let Err(error) = accepted {
+                warn!(%error, "cannot accept a data link");
+                tokio::time::sleep(self.shared.config.beat).await;
             }
         }
+    }
+}
+
+async fn accept_tcp(listener: Option<&TcpListener>) -> io::Result<TcpStream> {
+    match listener {
+        Some(listener) => Ok(listener.accept().await?.0),
+        None => std::future::pending().await,
+    }
+}
+
+async fn accept_host(listener: Option<&HostListener>) -> io::Result<HostStream> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -164,6 +203,7 @@ impl Shared {
             me: self.config.me,
             fingerprint: self.config.fingerprint.clone(),
             window: self.config.window(),
+            frame_bytes: self.config.frame_bytes(),
             events: self.events.clone(),
         }
     }
@@ -172,40 +212,128 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Receives from a peer until its link ends, in the place of an earlier link of it.
-    async fn host(self: Arc<Self>, visitor: incoming::Visitor) {
-        let peer = visitor.peer;
-        let (earlier, seat) = self.lock().incoming_of(peer);
-        if let Some(task) = earlier {
-            task.abort();
+    async fn visit_tcp(self: Arc<Self>, stream: TcpStream, stranger: OwnedSemaphorePermit) {
+        let knock = incoming::greet(&self.config, stream).await;
+        drop(stranger);
+        let turned_away = match knock {
+            Ok(Knock::Link(visitor)) => {
+                let config = self.config.clone();
+                let events = self.events.clone();
+                let peer = visitor.peer;
+                let receive =
+                    async move |seat| incoming::receive(visitor, seat, &config, &events).await;
+                return self.host(peer, receive).await;
+            }
+            Ok(Knock::Join { from, key, stream }) => self.join(from, key, stream).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = turned_away {
+            warn!(%error, "data link turned away");
         }
-        // The earlier host leaves its seat only after it has told the loss: so the loss is heard
+    }
+
+    async fn visit_host(self: Arc<Self>, stream: HostStream, stranger: OwnedSemaphorePermit) {
+        let visitor = host::greet(&self.config, stream).await;
+        drop(stranger);
+        match visitor {
+            Ok(visitor) => {
+                let config = self.config.clone();
+                let events = self.events.clone();
+                let peer = visitor.peer;
+                let receive =
+                    async move |seat| host::receive(visitor, seat, (&config, &events)).await;
+                self.host(peer, receive).await;
+            }
+            Err(error) => warn!(%error, "data link turned away"),
+        }
+    }
+
+    /// Gives a further stream to the link that it is for.
+    async fn join(&self, from: WorkerRef, key: u64, stream: TcpEnd) -> Result<(), SocketError> {
+        let mut stream = stream;
+        let joining = self.lock().joining(from, key);
+        let Some(joining) = joining else {
+            let reason = SocketError::NoSuchLink.to_string();
+            write(&mut stream.writer, &Message::Reject(reason), &[]).await?;
+            return Err(SocketError::NoSuchLink);
+        };
+        write(&mut stream.writer, &Message::Joined, &[]).await?;
+        let joined = joining.send(stream).await;
+        joined.map_err(|_| SocketError::NoSuchLink)
+    }
+
+    /// Receives from a peer until its link ends, in the place of an earlier link of it.
+    async fn host(
+        self: Arc<Self>,
+        peer: WorkerRef,
+        receive: impl AsyncFnOnce(Seat) -> SocketError,
+    ) {
+        let visit = self.lock().come(peer);
+        // The earlier host leaves its place only after it has told the loss: so the loss is heard
         // before anything that arrives on this link.
-        let seated = seat.lock().await;
-        let (config, events) = (self.config.clone(), self.events.clone());
-        let task = tokio::spawn(async move { visitor.receive(&config, &events).await });
-        let abort = task.abort_handle();
-        let task_id = abort.id();
-        let _end_with_host = AbortOnDrop(abort.clone());
-        self.lock().incoming.insert(peer, abort);
-        let error = task.await.unwrap_or(SocketError::Replaced);
-        self.lock().end_incoming(peer, task_id);
-        report(&self.events, peer, &error, "incoming").await;
+        let seated = visit.place.lock().await;
+        let seat = self.lock().sit(peer, visit.number);
+        if let Some(seat) = seat {
+            let key = seat.key;
+            let error = receive(seat).await;
+            self.lock().end_incoming(peer, key);
+            report(&self.events, peer, &error, "incoming").await;
+        }
         drop(seated);
-        self.lock().leave(peer, seat);
+        self.lock().leave(peer, visit.place);
     }
 }
 
+/// A host's turn to receive.
+struct Visit {
+    number: u64,
+    place: Place,
+}
+
 impl Table {
-    /// The link that a peer has now, and the seat that its host holds.
-    fn incoming_of(&mut self, peer: WorkerRef) -> (Option<AbortHandle>, Place) {
-        let seat = Arc::clone(self.seats.entry(peer).or_default());
-        (self.incoming.get(&peer).cloned(), seat)
+    /// A peer wants a new link: the one that it has is to end.
+    fn come(&mut self, peer: WorkerRef) -> Visit {
+        if let Some(earlier) = self.incoming.get(&peer) {
+            earlier.replaced.notify_one();
+        }
+        self.visits_count += 1;
+        self.newest.insert(peer, self.visits_count);
+        Visit {
+            number: self.visits_count,
+            place: Arc::clone(self.seats.entry(peer).or_default()),
+        }
     }
 
-    fn end_incoming(&mut self, peer: WorkerRef, task: Id) {
+    /// The new link of the peer is received from now on, unless a newer one waits already.
+    fn sit(&mut self, peer: WorkerRef, number: u64) -> Option<Seat> {
+        if self.newest.get(&peer) != Some(&number) {
+            return None;
+        }
+        let key = number;
+        let (joining, joined) = mpsc::channel(incoming::STREAMS_MAX);
+        let replaced = Arc::new(Notify::new());
+        let link = Incoming {
+            key,
+            joining,
+            replaced: Arc::clone(&replaced),
+        };
+        self.incoming.insert(peer, link);
+        Some(Seat {
+            key,
+            joining: joined,
+            replaced,
+        })
+    }
+
+    /// Where further streams of this link go.
+    fn joining(&self, from: WorkerRef, key: u64) -> Option<mpsc::Sender<TcpEnd>> {
+        let link = self.incoming.get(&from).filter(|link| link.key == key);
+        link.map(|link| link.joining.clone())
+    }
+
+    fn end_incoming(&mut self, peer: WorkerRef, key: u64) {
         if let Some(current) = self.incoming.get(&peer)
-            && current.id() == task
+            && current.key == key
         {
             self.incoming.remove(&peer);
         }
@@ -213,12 +341,13 @@ impl Table {
 
     /// Takes the seat away unless somebody waits for it. Seats are handed out under this table's
     /// lock only, so nobody can come to wait meanwhile.
-    fn leave(&mut self, peer: WorkerRef, seat: Place) {
-        drop(seat);
-        if let Some(seat) = self.seats.get(&peer)
-            && Arc::strong_count(seat) == 1
+    fn leave(&mut self, peer: WorkerRef, place: Place) {
+        drop(place);
+        if let Some(place) = self.seats.get(&peer)
+            && Arc::strong_count(place) == 1
         {
             self.seats.remove(&peer);
+            self.newest.remove(&peer);
         }
     }
 
@@ -241,14 +370,6 @@ impl Table {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.net.leave(self.config.me);
-    }
-}
-
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

@@ -1,15 +1,20 @@
-//! Links between workers of one process: parcels change hands, bytes are not copied.
+//! Links between workers of one process: buffers change hands, bytes are not copied.
 
-use crate::config::LinkEvent;
+use crate::buffer::Buffers;
+use crate::config::{LinkEvent, LinkSpeed};
 use crate::credit::Account;
-use crate::link::{Carrier, Parcel};
-use crate::payload::Payload;
+use crate::link::{Cargo, Carrier, Parcel, Store};
+use crate::payload::{Payload, Place};
 use crate::socket::SocketError;
+use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
-use cleave_kv::Packet;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+
+/// Bytes that are copied to see how fast memory is.
+const PROBE_BYTES: usize = 1 << 20;
 
 /// Who is in this process. Clones are the same net.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +28,7 @@ pub(crate) struct End {
     pub(crate) me: WorkerRef,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) window: u32,
+    pub(crate) frame_bytes: u32,
     pub(crate) events: mpsc::Sender<LinkEvent>,
 }
 
@@ -67,16 +73,25 @@ pub(crate) async fn carry(
         ));
     }
     let Carrier { credit, mut queue } = carrier;
-    let account = Account::new(far.window);
-    let granted = LinkEvent::Granted { peer };
-    credit.add_permits(far.window as usize);
-    if near.events.send(granted).await.is_err() {
-        return SocketError::Closing;
+    let account = Account::of_bytes(far.window);
+    let frame_bytes = near.frame_bytes.min(far.frame_bytes);
+    credit.open(
+        Store::Buffers(Buffers::new(frame_bytes, far.window)),
+        far.window,
+    );
+    let speed = measure();
+    for event in [
+        LinkEvent::Measured { peer, speed },
+        LinkEvent::Granted { peer },
+    ] {
+        if near.events.send(event).await.is_err() {
+            return SocketError::Closing;
+        }
     }
     loop {
         tokio::select! {
-            bytes = account.returned() => {
-                credit.add_permits(usize::try_from(bytes).expect("bounded by a u32 window"));
+            returned = account.returned() => {
+                assert!(credit.grant(returned.bytes, far.window), "only what was taken returns");
                 if near.events.send(LinkEvent::Granted { peer }).await.is_err() {
                     return SocketError::Closing;
                 }
@@ -95,15 +110,30 @@ pub(crate) async fn carry(
     }
 }
 
+/// What a hand-over costs is the copy out of one pool and the copy into the other: memory's speed.
+fn measure() -> LinkSpeed {
+    let from = vec![1; PROBE_BYTES];
+    let mut to = vec![0; PROBE_BYTES];
+    let start = Instant::now();
+    to.copy_from_slice(std::hint::black_box(&from));
+    std::hint::black_box(&to);
+    LinkSpeed::of(
+        Transport::Local,
+        Duration::ZERO,
+        (to.len(), start.elapsed()),
+    )
+}
+
 /// The bytes are the very ones that were sent: they cannot have changed on the way.
 fn arrival(from: WorkerRef, account: &Arc<Account>, parcel: Parcel) -> Option<LinkEvent> {
-    let Parcel { packet, payload } = parcel;
-    let payload = match packet {
-        Packet::Frame { .. } => {
-            let hold = account.take(payload.len() as u64)?;
-            Some(Payload::new(payload, hold))
+    let Parcel { packet, cargo } = parcel;
+    let payload = match cargo {
+        Some(Cargo::Buffer(buffer)) => {
+            let hold = account.take(buffer.len() as u64)?;
+            Some(Payload::new(Place::Buffer(buffer), hold))
         }
-        _ => None,
+        Some(Cargo::Slot(_)) => unreachable!("a local link has buffers"),
+        None => None,
     };
     Some(LinkEvent::Arrived {
         from,

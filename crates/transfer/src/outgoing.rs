@@ -1,98 +1,258 @@
-//! The sending end over TCP: dial, shake hands, measure, then carry parcels until it breaks.
+//! The sending end over sockets: dial the best address that works, shake hands, measure, then carry
+//! parcels until it breaks.
+//!
+//! Invariant: a transport that both ends announced and that does not work is told
+//! ([`LinkEvent::FellBack`]) before the next one is tried.
 
+use crate::address::Addresses;
+use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
-use crate::link::{Carrier, Parcel};
+use crate::host;
+use crate::incoming::{STREAMS_MAX, Stream, TcpEnd};
+use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
+use crate::shared_memory::{Ring, Shape};
 use crate::socket::{Reader, SocketError, write};
+use crate::transport::Transport;
 use crate::wire::{FrameHead, Hello, Message, PROBE_BYTES};
-use bytes::Bytes;
 use cleave_domain::WorkerRef;
 use cleave_kv::Packet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 /// Round trips tried for the latency; the shortest counts.
 const PINGS_COUNT: u64 = 3;
 
-/// Carries one link from dial to end. Returns why it ended.
-pub(crate) async fn carry(
-    config: &LinksConfig,
-    peer: WorkerRef,
-    address: &str,
-    carrier: Carrier,
-    events: &mpsc::Sender<LinkEvent>,
-) -> SocketError {
-    let dialled = timeout(config.connect_timeout, dial(config, peer, address)).await;
-    let (mut reader, mut writer, window) = match dialled {
-        Ok(Ok(dialled)) => dialled,
-        Ok(Err(error)) => return error,
-        Err(_) => return SocketError::Slow(config.connect_timeout),
-    };
-    let speed = match measure(&mut reader, &mut writer).await {
-        Ok(speed) => speed,
-        Err(error) => return error,
-    };
-    let Carrier { credit, queue } = carrier;
-    credit.add_permits(window as usize);
-    for event in [
-        LinkEvent::Measured { peer, speed },
-        LinkEvent::Granted { peer },
-    ] {
-        if events.send(event).await.is_err() {
-            return SocketError::Closing;
+/// Connections that stand, in agreement.
+pub(crate) struct Dialled<R, W> {
+    pub(crate) streams: Vec<Stream<R, W>>,
+    pub(crate) terms: Terms,
+}
+
+/// What the receiver's welcome said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) window: u32,
+    pub(crate) frame_bytes: u32,
+    key: u64,
+}
+
+/// Who carries to whom, and who is told.
+#[derive(Clone, Copy)]
+pub(crate) struct Errand<'a> {
+    pub(crate) config: &'a LinksConfig,
+    pub(crate) peer: WorkerRef,
+    pub(crate) events: &'a mpsc::Sender<LinkEvent>,
+}
+
+impl Errand<'_> {
+    /// Carries one link from dial to end. Returns why it ended.
+    pub(crate) async fn carry(self, addresses: &Addresses, carrier: Carrier) -> SocketError {
+        let Self { config, peer, .. } = self;
+        let host_address = addresses.shared_memory.as_ref();
+        if let Some(address) = host_address.filter(|address| host::is_here(address)) {
+            let dialled = timeout(config.connect_timeout, host::dial(config, peer, address));
+            let dialled = dialled.await;
+            let slow = SocketError::Slow(config.connect_timeout);
+            match dialled.unwrap_or(Err(slow)) {
+                Ok((dialled, ring)) => {
+                    let store = Store::Ring(ring);
+                    return self
+                        .run(dialled, (Transport::SharedMemory, store), carrier)
+                        .await;
+                }
+                Err(error) if error.holds_for_all() || addresses.tcp.is_none() => return error,
+                Err(error) => {
+                    if let Err(closing) = self.fall_back(&error).await {
+                        return closing;
+                    }
+                }
+            }
+        }
+        let Some(address) = &addresses.tcp else {
+            let reason = "it can be reached from its own host only, and that is another";
+            return SocketError::Refused(format!("worker {peer}: {reason}"));
+        };
+        match timeout(config.connect_timeout, dial(config, peer, address)).await {
+            Ok(Ok(dialled)) => {
+                let Terms {
+                    window,
+                    frame_bytes,
+                    ..
+                } = dialled.terms;
+                let frame_bytes = frame_bytes.min(config.stream_frame_bytes());
+                let store = Store::Buffers(Buffers::new(frame_bytes, window));
+                self.run(dialled, (Transport::Tcp, store), carrier).await
+            }
+            Ok(Err(error)) => error,
+            Err(_) => SocketError::Slow(config.connect_timeout),
         }
     }
-    let granted = Granted {
-        peer,
-        window,
-        credit,
-        events,
-    };
-    tokio::select! {
-        error = send_parcels(queue, &mut writer, config.beat) => error,
-        error = hear_grants(&mut reader, granted) => error,
+
+    async fn fall_back(self, error: &SocketError) -> Result<(), SocketError> {
+        let (from, to) = (Transport::SharedMemory, Transport::Tcp);
+        let told = self.events.send(LinkEvent::FellBack {
+            peer: self.peer,
+            from,
+            to,
+            reason: error.to_string(),
+        });
+        told.await.map_err(|_| SocketError::Closing)
+    }
+
+    /// Measures, opens the link and carries until it ends.
+    async fn run<R, W>(
+        self,
+        mut dialled: Dialled<R, W>,
+        (transport, store): (Transport, Store),
+        carrier: Carrier,
+    ) -> SocketError
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
+    {
+        let Self {
+            config,
+            peer,
+            events,
+        } = self;
+        let Terms { window, .. } = dialled.terms;
+        let Carrier { credit, queue } = carrier;
+        let measured = measure(&mut dialled.streams, transport, &store).await;
+        let (speed, lent) = match measured {
+            Ok(measured) => measured,
+            Err(error) => return error,
+        };
+        // Slots of the probe come back by themselves.
+        credit.open(store, window - lent);
+        for event in [
+            LinkEvent::Measured { peer, speed },
+            LinkEvent::Granted { peer },
+        ] {
+            if events.send(event).await.is_err() {
+                return SocketError::Closing;
+            }
+        }
+        let queue = Arc::new(Mutex::new(queue));
+        let mut writers = JoinSet::new();
+        let mut readers = JoinSet::new();
+        for Stream { reader, writer } in dialled.streams {
+            writers.spawn(send_parcels(Arc::clone(&queue), writer, config.beat));
+            readers.spawn(hear_grants(
+                reader,
+                Granted {
+                    peer,
+                    window,
+                    credit: Arc::clone(&credit),
+                    events: events.clone(),
+                },
+            ));
+        }
+        drop(queue);
+        let error = loop {
+            tokio::select! {
+                ended = writers.join_next() => match ended {
+                    // Nobody sends any more; what the other streams still carry goes out whole.
+                    Some(Ok(Ok(()))) => {}
+                    Some(Ok(Err(error))) => break error,
+                    Some(Err(_)) | None => break SocketError::Closing,
+                },
+                ended = readers.join_next() => {
+                    let ended = ended.expect("readers end only with the link");
+                    break ended.unwrap_or(SocketError::Closing);
+                }
+            }
+        };
+        // One lost stream is the link lost.
+        writers.shutdown().await;
+        readers.shutdown().await;
+        error
     }
 }
 
-type Halves = (
-    Reader<tokio::net::tcp::OwnedReadHalf>,
-    tokio::net::tcp::OwnedWriteHalf,
-    u32,
-);
+/// Connects all streams and shakes hands.
+async fn dial(
+    config: &LinksConfig,
+    peer: WorkerRef,
+    address: &str,
+) -> Result<Dialled<OwnedReadHalf, OwnedWriteHalf>, SocketError> {
+    let mut first = connect(config, address).await?;
+    let terms = shake_hands(config, peer, &mut first).await?;
+    let mut streams = vec![first];
+    let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
+    while streams.len() < streams_count {
+        let mut further = connect(config, address).await?;
+        let join = Message::Join {
+            from: config.me,
+            key: terms.key,
+        };
+        write(&mut further.writer, &join, &[]).await?;
+        match further.reader.message().await? {
+            Message::Joined => streams.push(further),
+            Message::Reject(reason) => return Err(SocketError::Rejected(reason)),
+            _ => return Err(SocketError::Unexpected("in answer to a join")),
+        }
+    }
+    Ok(Dialled { streams, terms })
+}
 
-/// Connects and shakes hands; the credit granted comes with the halves.
-async fn dial(config: &LinksConfig, peer: WorkerRef, address: &str) -> Result<Halves, SocketError> {
+async fn connect(config: &LinksConfig, address: &str) -> Result<TcpEnd, SocketError> {
     let stream = TcpStream::connect(address).await;
     let stream = stream.map_err(|error| SocketError::Connect(address.to_owned(), error))?;
     stream.set_nodelay(true)?;
-    let (reader, mut writer) = stream.into_split();
-    let mut reader = Reader::new(reader, config.silence_max, config.block_bytes);
+    let (reader, writer) = stream.into_split();
+    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
+    Ok(Stream { reader, writer })
+}
+
+/// Says who this is and hears on which terms the link is taken.
+pub(crate) async fn shake_hands<R, W>(
+    config: &LinksConfig,
+    peer: WorkerRef,
+    stream: &mut Stream<R, W>,
+) -> Result<Terms, SocketError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
     let hello = Message::Hello(Hello {
         from: config.me,
         to: peer,
         block_bytes: config.block_bytes,
         fingerprint: config.fingerprint.0.clone(),
     });
-    write(&mut writer, &hello, Bytes::new()).await?;
-    match reader.message().await? {
+    write(&mut stream.writer, &hello, &[]).await?;
+    match stream.reader.message().await? {
         Message::Welcome { me, .. } if me != peer => Err(SocketError::Refused(format!(
-            "{address} is worker {me}, and worker {peer} was to be there"
+            "worker {me} answers where worker {peer} was to be"
         ))),
-        Message::Welcome { credit, .. } => {
-            let window = u32::try_from(credit).unwrap_or(u32::MAX);
-            Ok((reader, writer, window))
-        }
+        Message::Welcome {
+            me: _,
+            credit,
+            key,
+            frame_bytes,
+        } => Ok(Terms {
+            window: u32::try_from(credit).unwrap_or(u32::MAX),
+            frame_bytes: frame_bytes.clamp(1, config.block_bytes),
+            key,
+        }),
         Message::Reject(reason) => Err(SocketError::Rejected(reason)),
         _ => Err(SocketError::Unexpected("in place of a welcome")),
     }
 }
 
-/// Latency and bandwidth, before the first frame. Nothing falls back silently to a slow link:
-/// whoever reads the log or the metric sees what each pair got.
-async fn measure<R, W>(reader: &mut Reader<R>, writer: &mut W) -> Result<LinkSpeed, SocketError>
+/// Latency and bandwidth, before the first frame, and how much credit the probe still has. Nothing
+/// falls back silently to a slow link: whoever reads the log or the metric sees what each pair got.
+async fn measure<R, W>(
+    streams: &mut [Stream<R, W>],
+    transport: Transport,
+    store: &Store,
+) -> Result<(LinkSpeed, u32), SocketError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
@@ -100,117 +260,176 @@ where
     let mut latency = Duration::MAX;
     for nonce in 0..PINGS_COUNT {
         let start = Instant::now();
-        round_trip(reader, writer, nonce).await?;
+        ping(&mut streams[0], nonce).await?;
+        pong(&mut streams[0], nonce, store).await?;
         latency = latency.min(start.elapsed());
     }
     let start = Instant::now();
-    let bytes = u32::try_from(PROBE_BYTES).expect("a probe is small");
-    let probe = Message::Probe(bytes);
-    write(writer, &probe, Bytes::from(vec![0; PROBE_BYTES])).await?;
-    round_trip(reader, writer, PINGS_COUNT).await?;
+    let (bytes, mut lent) = match store {
+        Store::Buffers(_) => (probe(streams).await?, 0),
+        Store::Ring(ring) => probe_ring(&mut streams[0].writer, ring).await?,
+    };
+    for stream in streams.iter_mut() {
+        ping(stream, PINGS_COUNT).await?;
+    }
+    for stream in streams.iter_mut() {
+        lent -= pong(stream, PINGS_COUNT, store).await?;
+    }
     let took = start.elapsed().saturating_sub(latency);
-    let nanos = took.max(Duration::from_nanos(1)).as_nanos();
-    let per_second = u128::from(bytes) * 1_000_000_000 / nanos;
-    Ok(LinkSpeed {
-        latency,
-        bytes_per_second: u64::try_from(per_second).unwrap_or(u64::MAX),
-    })
+    Ok((LinkSpeed::of(transport, latency, (bytes, took)), lent))
 }
 
-async fn round_trip<R, W>(
-    reader: &mut Reader<R>,
-    writer: &mut W,
-    nonce: u64,
-) -> Result<(), SocketError>
+/// Sends a probe over each stream; says how many bytes that was.
+async fn probe<R, W>(streams: &mut [Stream<R, W>]) -> Result<usize, SocketError>
 where
-    R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    write(writer, &Message::Ping(nonce), Bytes::new()).await?;
-    match reader.message().await? {
-        Message::Pong(answer) if answer == nonce => Ok(()),
-        _ => Err(SocketError::Unexpected("in place of a pong")),
+    let nothing = vec![0; PROBE_BYTES];
+    let probe = Message::Probe(u32::try_from(PROBE_BYTES).expect("a probe is small"));
+    for stream in streams.iter_mut() {
+        write(&mut stream.writer, &probe, &nothing).await?;
     }
+    Ok(PROBE_BYTES * streams.len())
 }
 
-async fn send_parcels<W: AsyncWrite + Unpin>(
-    mut queue: mpsc::UnboundedReceiver<Parcel>,
+/// Fills slots; says how many bytes that was, and how much credit it took.
+async fn probe_ring<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    beat: Duration,
-) -> SocketError {
-    let mut beats = interval(beat);
-    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut nonce = PINGS_COUNT;
+    ring: &Arc<Ring>,
+) -> Result<(usize, u32), SocketError> {
+    let Shape {
+        slot_bytes,
+        slots_count,
+    } = ring.shape();
+    let probe_bytes = u32::try_from(PROBE_BYTES).expect("a probe is small");
+    let slots_count = probe_bytes.div_ceil(slot_bytes).min(slots_count);
+    for _ in 0..slots_count {
+        let mut slot = ring.take(slot_bytes);
+        slot.fill(0);
+        write(writer, &Message::SlotProbe(slot.lend()), &[]).await?;
+    }
+    let bytes = slots_count * slot_bytes;
+    Ok((bytes as usize, bytes))
+}
+
+async fn ping<R, W>(stream: &mut Stream<R, W>, nonce: u64) -> Result<(), SocketError>
+where
+    W: AsyncWrite + Unpin,
+{
+    write(&mut stream.writer, &Message::Ping(nonce), &[]).await
+}
+
+/// Waits for the answer; slots of the probe may come back before it. Says how much credit they are.
+async fn pong<R, W>(
+    stream: &mut Stream<R, W>,
+    nonce: u64,
+    store: &Store,
+) -> Result<u32, SocketError>
+where
+    R: AsyncRead + Unpin,
+{
+    let mut bytes = 0;
     loop {
-        let (message, payload) = tokio::select! {
-            parcel = queue.recv() => match parcel {
-                Some(parcel) => (message_of(parcel.packet), parcel.payload),
-                None => return SocketError::Closing,
-            },
-            _ = beats.tick() => {
-                nonce += 1;
-                (Message::Ping(nonce), Bytes::new())
+        match (stream.reader.message().await?, store) {
+            (Message::Pong(answer), _) if answer == nonce => return Ok(bytes),
+            (Message::GrantSlots(slots), Store::Ring(ring)) => {
+                if !slots.iter().all(|slot| ring.give_back(*slot)) {
+                    return Err(BEYOND_WINDOW);
+                }
+                let count = u32::try_from(slots.len()).expect("at most a ring of them");
+                bytes += count * ring.shape().slot_bytes;
             }
-        };
-        if let Err(error) = write(writer, &message, payload).await {
-            return error;
+            _ => return Err(SocketError::Unexpected("in place of a pong")),
         }
     }
 }
 
-fn message_of(packet: Packet) -> Message {
-    match packet {
+/// A receiver can only give back what it got.
+const BEYOND_WINDOW: SocketError = SocketError::Unexpected("grant beyond the window");
+
+/// Whichever stream is free takes the next parcel. Ends well when nobody can send any more.
+async fn send_parcels<W: AsyncWrite + Unpin>(
+    queue: Arc<Mutex<mpsc::UnboundedReceiver<Parcel>>>,
+    mut writer: W,
+    beat: Duration,
+) -> Result<(), SocketError> {
+    let mut beats = interval(beat);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut nonce = PINGS_COUNT;
+    loop {
+        let next = async { queue.lock().await.recv().await };
+        tokio::select! {
+            parcel = next => match parcel {
+                Some(parcel) => send_parcel(&mut writer, parcel).await?,
+                None => return Ok(()),
+            },
+            _ = beats.tick() => {
+                nonce += 1;
+                write(&mut writer, &Message::Ping(nonce), &[]).await?;
+            }
+        }
+    }
+}
+
+async fn send_parcel<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    parcel: Parcel,
+) -> Result<(), SocketError> {
+    let Parcel { packet, cargo } = parcel;
+    let message = match packet {
         Packet::Frame {
             handoff,
             block,
             part,
             checksum,
-        } => Message::Frame(FrameHead {
-            handoff,
-            block,
-            part,
-            checksum,
-        }),
+        } => {
+            let head = FrameHead {
+                handoff,
+                block,
+                part,
+                checksum,
+            };
+            match cargo.expect("a frame has bytes") {
+                Cargo::Slot(slot) => Message::SlotFrame(head, slot.lend()),
+                Cargo::Buffer(bytes) => return write(writer, &Message::Frame(head), &bytes).await,
+            }
+        }
         Packet::Seal(seal) => Message::Seal(seal),
         Packet::Landed { handoff } => Message::Landed(handoff),
         Packet::Abandoned { handoff, cause } => Message::Abandoned(handoff, cause),
-    }
+        Packet::Stop { handoff } => Message::Stop(handoff),
+        Packet::Stopped { handoff } => Message::Stopped(handoff),
+    };
+    write(writer, &message, &[]).await
 }
 
 /// Where grants go.
-struct Granted<'a> {
+struct Granted {
     peer: WorkerRef,
     window: u32,
-    credit: Arc<Semaphore>,
-    events: &'a mpsc::Sender<LinkEvent>,
+    credit: Arc<Credit>,
+    events: mpsc::Sender<LinkEvent>,
 }
 
-async fn hear_grants<R: AsyncRead + Unpin>(
-    reader: &mut Reader<R>,
-    granted: Granted<'_>,
-) -> SocketError {
+async fn hear_grants<R: AsyncRead + Unpin>(mut reader: Reader<R>, granted: Granted) -> SocketError {
+    let Granted {
+        peer,
+        window,
+        credit,
+        events,
+    } = granted;
     loop {
-        let bytes = match reader.message().await {
-            Ok(Message::Grant(bytes)) => bytes,
+        let sound = match reader.message().await {
+            Ok(Message::Grant(bytes)) => credit.grant(bytes, window),
+            Ok(Message::GrantSlots(slots)) => credit.grant_slots(&slots),
             Ok(Message::Pong(_)) => continue,
             Ok(_) => return SocketError::Unexpected("from the receiver of a link"),
             Err(error) => return error,
         };
-        // A receiver can only give back what it got: more than its window is nonsense.
-        let free = granted.credit.available_permits() as u64;
-        if free.saturating_add(bytes) > u64::from(granted.window) {
-            return SocketError::Unexpected("grant beyond the window");
+        if !sound {
+            return BEYOND_WINDOW;
         }
-        granted
-            .credit
-            .add_permits(usize::try_from(bytes).expect("bounded by a u32 window"));
-        let peer = granted.peer;
-        if granted
-            .events
-            .send(LinkEvent::Granted { peer })
-            .await
-            .is_err()
-        {
+        if events.send(LinkEvent::Granted { peer }).await.is_err() {
             return SocketError::Closing;
         }
     }

@@ -1,13 +1,13 @@
 //! Messages on a byte stream: read with a limit on silence, written with head and payload in one
 //! vectored call.
 //!
-//! A payload is read from the socket straight into the buffer that is handed on: the one copy on
-//! this side is the kernel's.
+//! A payload is read from the socket straight into the buffer that is handed on, and written from the
+//! one it was put into: the one copy on either side is the kernel's.
 
 use crate::wire::{
     FRAME, FRAME_HEAD_BYTES, FrameHead, HEADER_BYTES, Header, Message, PROBE, WireError,
 };
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -38,10 +38,21 @@ pub(crate) enum SocketError {
     Refused(String),
     #[error("the peer sent more payload than it was granted")]
     Overdrawn,
+    #[error("shared memory: {0}")]
+    SharedMemory(io::Error),
+    #[error("the link that the stream was to join is gone")]
+    NoSuchLink,
     #[error("replaced by a new link of the same peer")]
     Replaced,
     #[error("this worker is closing")]
     Closing,
+}
+
+impl SocketError {
+    /// Whether another transport to the same peer would end the same way.
+    pub(crate) fn holds_for_all(&self) -> bool {
+        matches!(self, Self::Rejected(_) | Self::Refused(_) | Self::Closing)
+    }
 }
 
 /// What came next. A frame's payload must be read, with [`Reader::payload`], before anything else.
@@ -98,11 +109,26 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// The payload of the frame whose head came last.
-    pub(crate) async fn payload(&mut self, len: u32) -> Result<Bytes, SocketError> {
-        self.body = BytesMut::new();
-        self.rest(len as usize).await?;
-        Ok(std::mem::take(&mut self.body).freeze())
+    /// The payload of the frame whose head came last, all of `place`.
+    pub(crate) async fn payload(&mut self, place: &mut [u8]) -> Result<(), SocketError> {
+        let mut filled = 0;
+        while filled < place.len() {
+            let missing = place.len() - filled;
+            let read = self.stream.read(&mut place[filled..]);
+            match timeout(self.silence_max, read).await {
+                Err(_) => return Err(SocketError::Silent(self.silence_max)),
+                Ok(Err(error)) => return Err(error.into()),
+                Ok(Ok(0)) => return Err(SocketError::Truncated { missing }),
+                Ok(Ok(count)) => filled += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// What bytes come from.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn stream(&self) -> &R {
+        self.stream.get_ref()
     }
 
     /// The next message, which must not be a frame or a probe.
@@ -145,7 +171,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 pub(crate) async fn write<W: AsyncWrite + Unpin>(
     stream: &mut W,
     message: &Message,
-    payload: Bytes,
+    payload: &[u8],
 ) -> Result<(), SocketError> {
     let mut head = BytesMut::with_capacity(HEADER_BYTES + FRAME_HEAD_BYTES);
     message.encode(&mut head);
@@ -168,14 +194,13 @@ mod tests {
                 offset: 16,
                 len: payload.len() as u32,
             },
-            checksum: crate::checksum(payload),
+            checksum: crate::checksum::checksum(payload),
         })
     }
 
     async fn stream_of(messages: &[(Message, &'static [u8])]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (message, payload) in messages {
-            let payload = Bytes::from_static(payload);
             write(&mut bytes, message, payload).await.unwrap();
         }
         bytes
@@ -200,8 +225,9 @@ mod tests {
             let Received::Frame(head) = reader.next().await.unwrap() else {
                 panic!("a frame was sent");
             };
-            let payload = reader.payload(head.part.len).await.unwrap();
-            assert_eq!(&payload[..], b"kv bytes");
+            let mut payload = vec![0; head.part.len as usize];
+            reader.payload(&mut payload).await.unwrap();
+            assert_eq!(payload, b"kv bytes");
             assert_eq!(reader.next().await.unwrap(), Received::Probe);
             assert_eq!(
                 reader.next().await.unwrap(),
@@ -218,7 +244,10 @@ mod tests {
         for keep in 1..bytes.len() {
             let mut reader = Reader::new(&bytes[..keep], Duration::from_secs(5), 64);
             let error = match reader.next().await {
-                Ok(Received::Frame(head)) => reader.payload(head.part.len).await.unwrap_err(),
+                Ok(Received::Frame(head)) => {
+                    let mut payload = vec![0; head.part.len as usize];
+                    reader.payload(&mut payload).await.unwrap_err()
+                }
                 Ok(other) => panic!("{other:?} out of a cut frame"),
                 Err(error) => error,
             };
@@ -236,7 +265,7 @@ mod tests {
         near.write_all(&bytes[..bytes.len() - 1]).await.unwrap();
         let mut reader = Reader::new(far, Duration::from_secs(5), 64);
         assert!(matches!(reader.next().await, Ok(Received::Frame(_))));
-        let silent = reader.payload(8).await;
+        let silent = reader.payload(&mut [0; 8]).await;
         assert!(matches!(silent, Err(SocketError::Silent(_))), "{silent:?}");
     }
 }

@@ -1,20 +1,21 @@
-//! The bytes on a TCP link: eight bytes of header (kind, three zeros, body length), then the body.
-//! Numbers are little-endian. A frame's body is its head followed by the payload.
+//! The bytes on a link's sockets: eight bytes of header (kind, three zeros, body length), then the
+//! body. Numbers are little-endian. A frame's body is its head followed by the payload; where the
+//! payload lies in shared memory, the head names its slot and nothing follows.
 //!
 //! Never: trusts a length, a count or a text that came from outside; every one has a limit here,
 //! checked before anything is allocated.
 
 use bytes::{BufMut, BytesMut};
 use cleave_domain::{
-    BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation, WorkerId,
-    WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation,
+    WorkerId, WorkerRef,
 };
 use cleave_kv::{BlockPart, Seal};
 
 /// What the first message of each direction starts with; a stray client never has it.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// Grows when a message changes; both ends must agree.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 /// Kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// A frame's body before its payload.
@@ -27,6 +28,8 @@ const SEAL_BYTES_MAX: usize = 1 << 20;
 const TEXT_BYTES_MAX: usize = 4 << 10;
 /// Bytes of a probe.
 pub(crate) const PROBE_BYTES: usize = 1 << 20;
+/// Slots in one message that gives them back.
+pub(crate) const SLOTS_PER_GRANT_MAX: usize = 1024;
 /// A failure inside a failure inside …
 const FAILURE_DEPTH_MAX: u32 = 4;
 
@@ -57,21 +60,40 @@ pub(crate) enum Message {
     Welcome {
         me: WorkerRef,
         credit: u64,
+        /// Names the link to the streams that are to join it.
+        key: u64,
+        /// The longest frame it takes; over shared memory the size of a slot.
+        frame_bytes: u32,
     },
     /// The receiver does not, and why.
     Reject(String),
+    /// First on each further stream of a link: whose it is, and its key.
+    Join {
+        from: WorkerRef,
+        key: u64,
+    },
+    /// The receiver takes the stream.
+    Joined,
     Frame(FrameHead),
+    /// A frame whose payload is at the start of this slot.
+    SlotFrame(FrameHead, u32),
     Seal(Seal),
     Landed(HandoffId),
     Abandoned(HandoffId, Cause),
+    Stop(HandoffId),
+    Stopped(HandoffId),
     /// Receiver to sender: this many payload bytes more.
     Grant(u64),
+    /// Receiver to sender: these slots may be written again.
+    GrantSlots(Vec<u32>),
     /// Sender to receiver, to be answered in order.
     Ping(u64),
     /// The answer.
     Pong(u64),
     /// This many bytes follow and mean nothing.
     Probe(u32),
+    /// This slot was filled and means nothing.
+    SlotProbe(u32),
 }
 
 /// What was wrong with what a peer sent.
@@ -117,12 +139,19 @@ const GRANT: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 pub(crate) const PROBE: u8 = 11;
+const JOIN: u8 = 12;
+const JOINED: u8 = 13;
+const STOP: u8 = 14;
+const STOPPED: u8 = 15;
+const SLOT_FRAME: u8 = 16;
+const GRANT_SLOTS: u8 = 17;
+const SLOT_PROBE: u8 = 18;
 
 impl Header {
     /// Reads a header; `block_bytes` bounds frames.
     pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
-        if !(HELLO..=PROBE).contains(&kind) || [z0, z1, z2] != [0; 3] {
+        if !(HELLO..=SLOT_PROBE).contains(&kind) || [z0, z1, z2] != [0; 3] {
             return Err(WireError::Kind(kind));
         }
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
@@ -144,29 +173,23 @@ impl FrameHead {
     /// inside a block.
     pub(crate) fn parse(head: &[u8], body_len: usize, block_bytes: u32) -> Result<Self, WireError> {
         let mut fields = Fields(head);
-        let frame = Self {
-            handoff: fields.handoff()?,
-            block: BlockRef {
-                block: BlockIndex(fields.u32()?),
-                generation: Generation(fields.u32()?),
-            },
-            part: BlockPart {
-                ordinal: fields.u32()?,
-                offset: fields.u32()?,
-                len: fields.u32()?,
-            },
-            checksum: fields.u64()?,
-        };
+        let frame = fields.frame_head()?;
         fields.end()?;
-        let BlockPart { offset, len, .. } = frame.part;
+        frame.fits(block_bytes)?;
+        if body_len != FRAME_HEAD_BYTES + frame.part.len as usize {
+            return Err(WireError::Short);
+        }
+        Ok(frame)
+    }
+
+    /// Whether the payload lies inside a block.
+    pub(crate) fn fits(&self, block_bytes: u32) -> Result<(), WireError> {
+        let BlockPart { offset, len, .. } = self.part;
         let end = u64::from(offset) + u64::from(len);
         if len == 0 || end > u64::from(block_bytes) {
             return Err(WireError::OutsideBlock(len, offset, block_bytes));
         }
-        if body_len != FRAME_HEAD_BYTES + len as usize {
-            return Err(WireError::Short);
-        }
-        Ok(frame)
+        Ok(())
     }
 }
 
@@ -193,31 +216,45 @@ impl Message {
                 put_text(out, &hello.fingerprint);
                 (HELLO, 0)
             }
-            Self::Welcome { me, credit } => {
+            Self::Welcome {
+                me,
+                credit,
+                key,
+                frame_bytes,
+            } => {
                 put_preamble(out);
                 put_worker(out, *me);
                 out.put_u64_le(*credit);
+                out.put_u64_le(*key);
+                out.put_u32_le(*frame_bytes);
                 (WELCOME, 0)
             }
+            Self::Join { from, key } => {
+                put_preamble(out);
+                put_worker(out, *from);
+                out.put_u64_le(*key);
+                (JOIN, 0)
+            }
+            Self::Joined => (JOINED, 0),
             Self::Reject(reason) => {
                 put_preamble(out);
                 put_text(out, reason);
                 (REJECT, 0)
             }
             Self::Frame(frame) => {
-                put_handoff(out, frame.handoff);
-                out.put_u32_le(frame.block.block.0);
-                out.put_u32_le(frame.block.generation.0);
-                out.put_u32_le(frame.part.ordinal);
-                out.put_u32_le(frame.part.offset);
-                out.put_u32_le(frame.part.len);
-                out.put_u64_le(frame.checksum);
+                put_frame_head(out, frame);
                 (FRAME, frame.part.len as usize)
+            }
+            Self::SlotFrame(frame, slot) => {
+                put_frame_head(out, frame);
+                out.put_u32_le(*slot);
+                (SLOT_FRAME, 0)
             }
             Self::Seal(seal) => {
                 put_handoff(out, seal.handoff);
                 out.put_u32_le(seal.blocks_count);
                 out.put_u64_le(seal.digest);
+                out.put_slice(&seal.content.0);
                 for token in &seal.output {
                     out.put_u32_le(*token);
                 }
@@ -232,9 +269,23 @@ impl Message {
                 put_cause(out, cause);
                 (ABANDONED, 0)
             }
+            Self::Stop(handoff) => {
+                put_handoff(out, *handoff);
+                (STOP, 0)
+            }
+            Self::Stopped(handoff) => {
+                put_handoff(out, *handoff);
+                (STOPPED, 0)
+            }
             Self::Grant(bytes) => {
                 out.put_u64_le(*bytes);
                 (GRANT, 0)
+            }
+            Self::GrantSlots(slots) => {
+                for slot in slots {
+                    out.put_u32_le(*slot);
+                }
+                (GRANT_SLOTS, 0)
             }
             Self::Ping(nonce) => {
                 out.put_u64_le(*nonce);
@@ -245,6 +296,10 @@ impl Message {
                 (PONG, 0)
             }
             Self::Probe(len) => (PROBE, *len as usize),
+            Self::SlotProbe(slot) => {
+                out.put_u32_le(*slot);
+                (SLOT_PROBE, 0)
+            }
         }
     }
 
@@ -266,8 +321,18 @@ impl Message {
                 Self::Welcome {
                     me: fields.worker()?,
                     credit: fields.u64()?,
+                    key: fields.u64()?,
+                    frame_bytes: fields.u32()?,
                 }
             }
+            JOIN => {
+                fields.preamble()?;
+                Self::Join {
+                    from: fields.worker()?,
+                    key: fields.u64()?,
+                }
+            }
+            JOINED => Self::Joined,
             REJECT => {
                 fields.preamble()?;
                 Self::Reject(fields.text()?)
@@ -276,11 +341,17 @@ impl Message {
                 handoff: fields.handoff()?,
                 blocks_count: fields.u32()?,
                 digest: fields.u64()?,
-                output: fields.tokens()?,
+                content: BlockHash(fields.bytes()?),
+                output: fields.words()?,
             }),
+            SLOT_FRAME => Self::SlotFrame(fields.frame_head()?, fields.u32()?),
             LANDED => Self::Landed(fields.handoff()?),
+            STOP => Self::Stop(fields.handoff()?),
+            STOPPED => Self::Stopped(fields.handoff()?),
             ABANDONED => Self::Abandoned(fields.handoff()?, fields.cause()?),
             GRANT => Self::Grant(fields.u64()?),
+            GRANT_SLOTS => Self::GrantSlots(fields.words()?),
+            SLOT_PROBE => Self::SlotProbe(fields.u32()?),
             PING => Self::Ping(fields.u64()?),
             PONG => Self::Pong(fields.u64()?),
             other => return Err(WireError::Kind(other)),
@@ -288,6 +359,16 @@ impl Message {
         fields.end()?;
         Ok(message)
     }
+}
+
+fn put_frame_head(out: &mut BytesMut, frame: &FrameHead) {
+    put_handoff(out, frame.handoff);
+    out.put_u32_le(frame.block.block.0);
+    out.put_u32_le(frame.block.generation.0);
+    out.put_u32_le(frame.part.ordinal);
+    out.put_u32_le(frame.part.offset);
+    out.put_u32_le(frame.part.len);
+    out.put_u64_le(frame.checksum);
 }
 
 fn put_preamble(out: &mut BytesMut) {
@@ -339,6 +420,8 @@ fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
         }
         Failure::OutOfBlocks => out.put_u8(8),
         Failure::Draining => out.put_u8(9),
+        Failure::WorkerStuck => out.put_u8(10),
+        Failure::SlowReader => out.put_u8(11),
         // Brains nest at most once; deeper than the limit only the innermost reason is kept.
         Failure::RetriesSpent(last) if depth + 1 < FAILURE_DEPTH_MAX => {
             out.put_u8(7);
@@ -406,13 +489,29 @@ impl Fields<'_> {
         String::from_utf8(text.to_vec()).map_err(|_| WireError::Text)
     }
 
-    /// Tokens up to the body's end.
-    fn tokens(&mut self) -> Result<Vec<u32>, WireError> {
-        let mut tokens = Vec::with_capacity(self.0.len() / 4);
+    /// Numbers up to the body's end.
+    fn words(&mut self) -> Result<Vec<u32>, WireError> {
+        let mut words = Vec::with_capacity(self.0.len() / 4);
         while !self.0.is_empty() {
-            tokens.push(self.u32()?);
+            words.push(self.u32()?);
         }
-        Ok(tokens)
+        Ok(words)
+    }
+
+    fn frame_head(&mut self) -> Result<FrameHead, WireError> {
+        Ok(FrameHead {
+            handoff: self.handoff()?,
+            block: BlockRef {
+                block: BlockIndex(self.u32()?),
+                generation: Generation(self.u32()?),
+            },
+            part: BlockPart {
+                ordinal: self.u32()?,
+                offset: self.u32()?,
+                len: self.u32()?,
+            },
+            checksum: self.u64()?,
+        })
     }
 
     fn cause(&mut self) -> Result<Cause, WireError> {
@@ -437,6 +536,8 @@ impl Fields<'_> {
             }
             8 => Failure::OutOfBlocks,
             9 => Failure::Draining,
+            10 => Failure::WorkerStuck,
+            11 => Failure::SlowReader,
             other => return Err(WireError::FailureCode(other)),
         })
     }
@@ -477,6 +578,8 @@ mod tests {
             Just(Failure::Rejected),
             Just(Failure::OutOfBlocks),
             Just(Failure::Draining),
+            Just(Failure::WorkerStuck),
+            Just(Failure::SlowReader),
             ".{0,40}".prop_map(Failure::Engine),
         ];
         plain.prop_recursive(2, 3, 1, |last| {
@@ -503,19 +606,34 @@ mod tests {
                 })
             },
         );
-        let seal = (handoff(), any::<(u32, u64, Vec<u32>)>()).prop_map(
-            |(handoff, (blocks_count, digest, output))| {
+        let seal = (handoff(), any::<(u32, u64, [u8; 16], Vec<u32>)>()).prop_map(
+            |(handoff, (blocks_count, digest, content, output))| {
                 Message::Seal(Seal {
                     handoff,
                     blocks_count,
                     digest,
+                    content: BlockHash(content),
                     output,
                 })
             },
         );
         prop_oneof![
             hello,
-            (worker(), any::<u64>()).prop_map(|(me, credit)| Message::Welcome { me, credit }),
+            (worker(), any::<(u64, u64, u32)>()).prop_map(|(me, (credit, key, frame_bytes))| {
+                Message::Welcome {
+                    me,
+                    credit,
+                    key,
+                    frame_bytes,
+                }
+            }),
+            (worker(), any::<u64>()).prop_map(|(from, key)| Message::Join { from, key }),
+            Just(Message::Joined),
+            (frame_head(), any::<u32>()).prop_map(|(head, slot)| Message::SlotFrame(head, slot)),
+            handoff().prop_map(Message::Stop),
+            handoff().prop_map(Message::Stopped),
+            prop::collection::vec(any::<u32>(), 0..50).prop_map(Message::GrantSlots),
+            any::<u32>().prop_map(Message::SlotProbe),
             ".{0,200}".prop_map(Message::Reject),
             seal,
             handoff().prop_map(Message::Landed),
@@ -524,6 +642,25 @@ mod tests {
             any::<u64>().prop_map(Message::Ping),
             any::<u64>().prop_map(Message::Pong),
         ]
+    }
+
+    fn frame_head() -> impl Strategy<Value = FrameHead> {
+        let numbers = any::<(u32, u32, u32, u64)>();
+        (handoff(), numbers, 0u32..1000, 1u32..1000).prop_map(
+            |(handoff, (block, generation, ordinal, checksum), offset, len)| FrameHead {
+                handoff,
+                block: BlockRef {
+                    block: BlockIndex(block),
+                    generation: Generation(generation),
+                },
+                part: BlockPart {
+                    ordinal,
+                    offset,
+                    len,
+                },
+                checksum,
+            },
+        )
     }
 
     fn header_of(bytes: &[u8], block_bytes: u32) -> Result<Header, WireError> {
@@ -541,17 +678,7 @@ mod tests {
         }
 
         #[test]
-        fn every_frame_head_comes_back(
-            handoff in handoff(),
-            (block, generation, ordinal, checksum) in any::<(u32, u32, u32, u64)>(),
-            (offset, len) in (0u32..1000, 1u32..1000),
-        ) {
-            let head = FrameHead {
-                handoff,
-                block: BlockRef { block: BlockIndex(block), generation: Generation(generation) },
-                part: BlockPart { ordinal, offset, len },
-                checksum,
-            };
+        fn every_frame_head_comes_back(head in frame_head()) {
             let mut bytes = BytesMut::new();
             Message::Frame(head).encode(&mut bytes);
             let header = header_of(&bytes, 2000).unwrap();
@@ -561,7 +688,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_an_error_and_never_a_panic(kind in 0u8..16, body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn damage_is_an_error_and_never_a_panic(kind in 0u8..24, body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Message::decode(kind, &body);
             let _ = FrameHead::parse(&body, body.len(), 128);
         }
@@ -573,9 +700,13 @@ mod tests {
             let body = &bytes[HEADER_BYTES..];
             prop_assume!(!body.is_empty());
             let keep = keep % body.len();
-            // A seal cut between two tokens is a shorter seal; the header's length rules that out.
-            let between_tokens = matches!(message, Message::Seal(_)) && keep >= 24;
-            prop_assert!(between_tokens || Message::decode(bytes[0], &body[..keep]).is_err());
+            // A list cut between two numbers is a shorter list; the header's length rules that out.
+            let shorter_list = match message {
+                Message::Seal(_) => keep >= 40,
+                Message::GrantSlots(_) => true,
+                _ => false,
+            };
+            prop_assert!(shorter_list || Message::decode(bytes[0], &body[..keep]).is_err());
         }
     }
 

@@ -32,6 +32,10 @@ fn block(block: u32, generation: u32) -> BlockRef {
 
 /// Ten tokens in blocks of four; block 0 is there already, 1 and 2 are to come, 3 is room to grow.
 fn pair() -> (Sender, Receiver) {
+    pair_with(Writer::Receiver)
+}
+
+fn pair_with(writer: Writer) -> (Sender, Receiver) {
     let blocks = vec![block(5, 3), block(7, 0), block(8, 0)];
     let target = Target {
         worker: worker(2, 1),
@@ -47,7 +51,7 @@ fn pair() -> (Sender, Receiver) {
         block_tokens: 4,
         tokens: 10,
         content: CONTENT,
-        writer: Writer::Receiver,
+        writer,
     };
     (Sender::new(HANDOFF, target), Receiver::new(expected))
 }
@@ -363,4 +367,146 @@ fn a_sender_believes_only_its_receiver_and_only_after_the_seal() {
     let said: Vec<_> = std::iter::from_fn(|| sender.poll()).collect();
     let cause = Cause::Failed(Failure::Corrupt);
     assert_eq!(said.last(), Some(&sender::Output::Ended(cause)));
+}
+
+/// A sequence that moves seals the tokens drawn on the way too: for every number of them, with room
+/// for eight more than the ten that were told of.
+#[test]
+fn blocks_reserved_ahead_may_be_filled_or_not() {
+    for present in 0..3 {
+        for drawn in 1..=9_u32 {
+            let blocks: Vec<_> = (present..5).map(|i| block(i, 0)).collect();
+            let target = Target {
+                worker: worker(2, 1),
+                present,
+                blocks: blocks.clone(),
+            };
+            let mut sender = Sender::new(HANDOFF, target);
+            let mut receiver = Receiver::new(Expected {
+                handoff: HANDOFF,
+                sender: worker(1, 1),
+                present,
+                blocks,
+                block_bytes: 8,
+                block_tokens: 4,
+                tokens: 10,
+                content: CONTENT,
+                writer: Writer::Receiver,
+            });
+            // The last token drawn has no KV.
+            let due = (10 + drawn - 1).div_ceil(4);
+            for ordinal in 0..due {
+                let from = BlockIndex(ordinal);
+                sender.handle(sender::Input::Computed { ordinal, from });
+            }
+            let (content, output) = (CONTENT, vec![7; drawn as usize]);
+            sender.handle(sender::Input::Sampled { content, output });
+            let mut said = Vec::new();
+            while let Some(output) = sender.poll() {
+                match output {
+                    sender::Output::Export { ordinal, block, .. } => {
+                        let whole = part(ordinal, 0, 8);
+                        let mut digest = Digest::default();
+                        digest.add(whole, checksum(whole));
+                        said.extend(feed(&mut receiver, &[frame(whole, block)]));
+                        let outcome = Ok((digest.value(), 8));
+                        sender.handle(sender::Input::Exported { ordinal, outcome });
+                    }
+                    sender::Output::Send(Packet::Seal(sealed)) => {
+                        for off in [-1_i32, 1] {
+                            let mut wrong = sealed.clone();
+                            wrong.blocks_count = sealed.blocks_count.wrapping_add_signed(off);
+                            let said = feed(&mut receiver.clone(), &[seal(wrong)]);
+                            assert_eq!(said, CORRUPT, "{present} {drawn} {off}");
+                        }
+                        said.extend(feed(&mut receiver, &[seal(sealed)]));
+                    }
+                    other => panic!("unexpected {other:?}"),
+                }
+            }
+            let imports = said.iter().filter(|said| said.starts_with("import"));
+            assert_eq!(imports.count() as u32, due - present, "{present} {drawn}");
+            assert!(receiver.landed(), "{present} {drawn}: {said:?}");
+        }
+    }
+}
+
+#[test]
+fn lesson_02_a_writer_of_its_own_is_waited_for() {
+    let up = || {
+        let cause = Cause::Cancelled;
+        receiver::Input::GivenUp { cause }
+    };
+    let stopped = |from| receiver::Input::Stopped { from };
+    let (_, mut receiver) = pair_with(Writer::Sender);
+    // Nobody asked yet.
+    assert!(feed(&mut receiver, &[stopped(worker(1, 1))]).is_empty());
+    assert_eq!(
+        feed(&mut receiver, &[up()]),
+        ["send abandoned Cancelled", "send stop", "ended Cancelled"]
+    );
+    assert!(receiver.quarantined() && !receiver.settled() && receiver.idle());
+    let again = receiver::Input::StoodStill;
+    assert_eq!(
+        feed(&mut receiver, std::slice::from_ref(&again)),
+        ["send stop"]
+    );
+    feed(
+        &mut receiver,
+        &[stopped(worker(1, 2)), receiver::Input::LinkLost],
+    );
+    assert!(!receiver.settled());
+    feed(&mut receiver, &[stopped(worker(1, 1))]);
+    assert!(receiver.settled());
+    assert!(feed(&mut receiver, &[again]).is_empty());
+
+    // However it ends, but for landing; and a sender that is cut off has stopped.
+    let cause = Cause::Finished;
+    let from = worker(1, 1);
+    let abandoned = receiver::Input::Abandoned { from, cause };
+    for end in [abandoned, receiver::Input::LinkLost] {
+        let (_, mut receiver) = pair_with(Writer::Sender);
+        assert_eq!(feed(&mut receiver, &[end])[0], "send stop");
+        assert!(!receiver.settled());
+        assert!(feed(&mut receiver, &[receiver::Input::Severed]).is_empty());
+        assert!(receiver.settled());
+    }
+    let (frames, sealed) = sent();
+    let (_, mut receiver) = pair_with(Writer::Sender);
+    feed(&mut receiver, &frames);
+    feed(&mut receiver, &[seal(sealed)]);
+    assert!(receiver.landed() && receiver.settled());
+
+    // What this worker writes itself has no other writer.
+    let (_, mut receiver) = pair();
+    feed(&mut receiver, &[up()]);
+    assert!(receiver.settled() && !receiver.quarantined());
+}
+
+#[test]
+fn lesson_02_stopped_is_said_once_nothing_is_written_any_more() {
+    let (mut sender, _) = pair();
+    let stop = |from| sender::Input::Stop { from };
+    let said = |sender: &mut Sender| -> Vec<_> {
+        sender.check();
+        std::iter::from_fn(|| sender.poll()).collect()
+    };
+    let (ordinal, from) = (1, BlockIndex(0));
+    sender.handle(sender::Input::Computed { ordinal, from });
+    said(&mut sender);
+    sender.handle(stop(worker(2, 2)));
+    assert!(sender.open());
+    sender.handle(stop(worker(2, 1)));
+    assert_eq!(
+        said(&mut sender),
+        [sender::Output::Ended(Cause::Cancelled)],
+        "a block is being written"
+    );
+    let outcome = Err(Failure::LinkLost);
+    sender.handle(sender::Input::Exported { ordinal, outcome });
+    let handoff = HANDOFF;
+    let stopped = [sender::Output::Send(Packet::Stopped { handoff })];
+    assert_eq!(said(&mut sender), stopped);
+    sender.handle(stop(worker(2, 1)));
+    assert_eq!(said(&mut sender), stopped, "the answer may have been lost");
 }

@@ -10,6 +10,7 @@ use crate::line::{Downward, Upward};
 use crate::wire::proto::fleet_client::FleetClient;
 use crate::wire::{PROTOCOL, WireError, proto};
 use cleave_domain::RouterId;
+use cleave_transfer::Addresses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -195,11 +196,13 @@ async fn introduce(
     out: &mpsc::Sender<proto::Upward>,
 ) -> Result<(), UplinkError> {
     let mut introduction = shared.door.introduce();
-    if let Ok(mut data) = introduction.data_address.parse::<SocketAddr>()
+    if let Ok(mut addresses) = Addresses::parse(&introduction.data_address)
+        && let Some(Ok(mut data)) = addresses.tcp.as_deref().map(str::parse::<SocketAddr>)
         && data.ip().is_unspecified()
     {
         data.set_ip(local_address(address).await.map_err(UplinkError::Address)?);
-        introduction.data_address = data.to_string();
+        addresses.tcp = Some(data.to_string());
+        introduction.data_address = addresses.to_string();
     }
     let hello = proto::upward::Kind::Hello(introduction.into());
     Ok(say(out, hello).await?)

@@ -33,8 +33,8 @@ pub(crate) struct Flights {
 #[derive(Debug)]
 struct Flight {
     client: Backlog,
-    /// Attempts below this one are over: nothing of them goes out any more.
-    fence: u32,
+    /// Attempts up to this one are over.
+    fenced: Option<u32>,
     /// What came, each with the attempt that emitted it.
     tokens: TokenStream<(u32, Emission)>,
     /// All output tokens that the client was given.
@@ -69,7 +69,7 @@ impl Flights {
     ) -> Receiver {
         let opened = Flight {
             client,
-            fence: 0,
+            fenced: None,
             tokens: TokenStream::default(),
             generated: Vec::new(),
             last: None,
@@ -109,8 +109,8 @@ impl Flights {
     /// was not.
     pub(crate) fn fence(&self, handoff: HandoffId) -> Option<Arc<[TokenId]>> {
         let mut open = self.open.get_mut(&handoff.flight)?;
-        open.fence = open.fence.max(handoff.attempt.saturating_add(1));
-        open.tokens.restart();
+        open.fenced = open.fenced.max(Some(handoff.attempt));
+        open.tokens.fence(handoff.attempt);
         Some(open.generated.as_slice().into())
     }
 
@@ -141,10 +141,8 @@ impl Flights {
 
 impl Flight {
     fn take(&mut self, (attempt, emission): (u32, Emission), meters: &RouterMeters) {
-        if attempt < self.fence {
-            return;
-        }
-        self.tokens.accept(emission.index, (attempt, emission));
+        self.tokens
+            .accept(attempt, emission.index, (attempt, emission));
         while let Some((_, (attempt, mut emission))) = self.tokens.poll() {
             // Every attempt runs the prompt; what the first token brings is what the client is told.
             match &emission.prompt {
@@ -167,9 +165,9 @@ impl Flight {
             return;
         };
         if before != attempt {
-            let turn = match before < self.fence {
-                true => Turn::Resumed,
-                false => Turn::Migrated,
+            let turn = match self.fenced {
+                Some(fenced) if before <= fenced => Turn::Resumed,
+                _ => Turn::Migrated,
             };
             let pause = now - at;
             meters.paused(turn, pause);

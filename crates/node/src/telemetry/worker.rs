@@ -92,6 +92,7 @@ pub(crate) struct Series {
     blocks: Family<Sorted, Gauge>,
     link_bandwidth: Family<Peer, FloatGauge>,
     link_latency: Family<Peer, FloatGauge>,
+    link_fallbacks: Family<Peer, Counter>,
     vllm_running: Family<Model, Gauge>,
     vllm_waiting: Family<Model, Gauge>,
     vllm_usage: Family<Model, FloatGauge>,
@@ -124,6 +125,7 @@ impl Series {
             blocks: Family::default(),
             link_bandwidth: Family::default(),
             link_latency: Family::default(),
+            link_fallbacks: Family::default(),
             vllm_running: Family::default(),
             vllm_waiting: Family::default(),
             vllm_usage: Family::default(),
@@ -181,6 +183,11 @@ impl Series {
             "cleave_link_latency_seconds",
             "Round trip of the link to a peer, measured at its start",
             self.link_latency.clone(),
+        );
+        registry.register(
+            "cleave_link_fallbacks",
+            "Links to a peer that run over a slower transport than both ends have, because that did not work",
+            self.link_fallbacks.clone(),
         );
     }
 
@@ -376,6 +383,12 @@ impl WorkerMeters {
         let labels = self.peer(peer);
         self.series.link_bandwidth.remove(&labels);
         self.series.link_latency.remove(&labels);
+        self.series.link_fallbacks.remove(&labels);
+    }
+
+    pub(crate) fn link_fell_back(&self, peer: WorkerRef) {
+        let labels = self.peer(peer.worker);
+        self.series.link_fallbacks.get_or_create(&labels).inc();
     }
 
     fn peer(&self, peer: WorkerId) -> Peer {

@@ -220,12 +220,12 @@ impl Driver {
                 worker,
                 data_address,
             } => {
-                let route = match data_address.is_empty() {
-                    true => Route::Local,
-                    false => Route::Tcp(data_address),
-                };
                 self.peers.name(worker, router);
-                self.hands.links.know(worker, route);
+                match Route::parse(&data_address) {
+                    Ok(route) => self.hands.links.know(worker, route),
+                    // Hand-offs with it will find no route, and fail.
+                    Err(error) => warn!(peer = %worker, %error, "no way to this worker"),
+                }
             }
             Downward::PeerGone { worker } => {
                 let gone = self.peers.strike(worker, router);
@@ -283,11 +283,12 @@ impl Driver {
             LinkEvent::Granted { peer } => self.pump(peer),
             LinkEvent::Measured { peer, speed } => {
                 let (latency, bytes_per_second) = (speed.latency, speed.bytes_per_second);
-                info!(%peer, ?latency, bytes_per_second, "link measured");
+                let transport = speed.transport;
+                info!(%peer, %transport, ?latency, bytes_per_second, "link measured");
                 self.hands.meters.link_measured(peer, speed);
                 let link = LinkState {
                     peer,
-                    transport: "tcp".to_owned(),
+                    transport: transport.to_string(),
                     bytes_per_second,
                     latency,
                 };
@@ -295,6 +296,15 @@ impl Driver {
                 for router in self.routers.keys().copied().collect::<Vec<_>>() {
                     self.tell(router, Upward::Link(link.clone()));
                 }
+            }
+            LinkEvent::FellBack {
+                peer,
+                from,
+                to,
+                reason,
+            } => {
+                warn!(%peer, %from, %to, reason, "link falls back to a slower transport");
+                self.hands.meters.link_fell_back(peer);
             }
             LinkEvent::Lost { peer, reason } => {
                 warn!(%peer, reason, "link lost");

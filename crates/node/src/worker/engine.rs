@@ -12,7 +12,6 @@
 
 use super::swap::{Cellar, Swap};
 use crate::health::{Pulse, words};
-use bytes::{Bytes, BytesMut};
 use cleave_domain::{BlockRef, HandoffId, StepPlan};
 use cleave_engine::{Engine, EngineError};
 use cleave_kv::{BlockPart, handoff::Digest};
@@ -60,7 +59,6 @@ impl Import {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineLimits {
     pub(crate) block_bytes: u32,
-    pub(crate) frame_bytes_max: u32,
     pub(crate) write_bytes_max: u64,
     pub(crate) swap_bytes_max: u64,
 }
@@ -98,13 +96,7 @@ impl EngineThread {
             changed: Condvar::new(),
             write_bytes_max: limits.write_bytes_max,
         });
-        let bench = Bench {
-            engine,
-            limits,
-            pulse,
-            health: Health::Sound,
-            cellar: Cellar::new(limits.swap_bytes_max),
-        };
+        let bench = Bench::new(engine, limits, pulse);
         let work = Arc::clone(&queue);
         thread::Builder::new()
             .name("cleave-engine".into())
@@ -246,6 +238,16 @@ fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) 
 }
 
 impl Bench {
+    pub(super) fn new(engine: Box<dyn Engine>, limits: EngineLimits, pulse: Arc<Pulse>) -> Self {
+        Self {
+            engine,
+            limits,
+            pulse,
+            health: Health::Sound,
+            cellar: Cellar::new(limits.swap_bytes_max),
+        }
+    }
+
     /// After the answer to the work it panicked in, the loss of the engine; said once.
     fn lost(&mut self) -> Option<Input> {
         let Health::Broke(reason) = &mut self.health else {
@@ -273,33 +275,51 @@ impl Bench {
         }
     }
 
+    /// Sends a block in frames, each copied once, into what carries it.
     fn read(&mut self, export: &Export, mut permit: Permit) -> Input {
-        let mut bytes = BytesMut::zeroed(self.limits.block_bytes as usize);
-        let read = self.guarded(|engine| engine.read_block(export.from, 0, &mut bytes));
-        if let Some(reason) = failure(read) {
+        let block_bytes = self.limits.block_bytes;
+        let mut digest = Digest::default();
+        let mut offset = 0;
+        while offset < block_bytes {
+            let len = permit.frame_bytes_max().min(block_bytes - offset);
+            let part = BlockPart {
+                ordinal: export.ordinal,
+                offset,
+                len,
+            };
+            let sent = self.guarded(|engine| send(engine, (export, part), &mut permit));
+            let reason = match sent {
+                Ok(Ok(checksum)) => {
+                    digest.add(part, checksum);
+                    offset += len;
+                    continue;
+                }
+                Ok(Err(Unsent::LinkBroken)) => return export.answer(ExportOutcome::Dropped),
+                Ok(Err(Unsent::Engine(error))) => error.to_string(),
+                Err(panic) => panic,
+            };
             error!(block = %export.from, %reason, "cannot read a block");
             return export.answer(ExportOutcome::Broken);
         }
-        let sent = send(export, &mut permit, &bytes.freeze(), self.limits);
-        export.answer(sent.unwrap_or(ExportOutcome::Dropped))
+        export.answer(ExportOutcome::Sent {
+            digest: digest.value(),
+            bytes: u64::from(block_bytes),
+        })
     }
 
     fn write(&mut self, import: &Import) -> Input {
-        let Import {
-            part,
-            block,
-            payload,
-            ..
-        } = import;
-        let written =
-            self.guarded(|engine| engine.write_block(block.block, part.offset as usize, payload));
-        match failure(written) {
-            None => import.answer(ImportOutcome::Written),
-            Some(reason) => {
-                error!(block = %block.block, %reason, "cannot write a block");
-                import.answer(ImportOutcome::Broken)
+        let block = import.block.block;
+        let reason = match self.guarded(|engine| write(engine, import)) {
+            Ok(Ok(true)) => return import.answer(ImportOutcome::Written),
+            Ok(Ok(false)) => {
+                error!(%block, "bytes of a block changed on their way");
+                return import.answer(ImportOutcome::Damaged);
             }
-        }
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic,
+        };
+        error!(%block, %reason, "cannot write a block");
+        import.answer(ImportOutcome::Broken)
     }
 
     /// Runs the engine; a panic in it is a value here, and the end of this worker's health.
@@ -321,43 +341,52 @@ impl Bench {
     }
 }
 
-fn failure(result: Result<Result<(), EngineError>, String>) -> Option<String> {
-    match result {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(panic) => Some(panic),
-    }
+/// Why a part of a block was not sent.
+enum Unsent {
+    Engine(EngineError),
+    LinkBroken,
 }
 
-/// Cuts the block into frames and gives them to the link; `None` if that is broken.
+/// Sends one part; says what its checksum is.
 fn send(
-    export: &Export,
+    engine: &dyn Engine,
+    (export, part): (&Export, BlockPart),
     permit: &mut Permit,
-    bytes: &Bytes,
-    limits: EngineLimits,
-) -> Option<ExportOutcome> {
-    let mut digest = Digest::default();
-    let mut offset = 0;
-    while offset < limits.block_bytes {
-        let len = limits.frame_bytes_max.min(limits.block_bytes - offset);
-        let part = BlockPart {
-            ordinal: export.ordinal,
-            offset,
-            len,
-        };
-        let checksum = permit.send(Frame {
-            handoff: export.handoff,
-            block: export.block,
-            part,
-            payload: bytes.slice(offset as usize..(offset + len) as usize),
-        });
-        digest.add(part, checksum.ok()?);
-        offset += len;
+) -> Result<u64, Unsent> {
+    let frame = Frame {
+        handoff: export.handoff,
+        block: export.block,
+        part,
+    };
+    if let Some(block) = engine.host_block(export.from) {
+        return permit
+            .copy(frame, &block[range(part)])
+            .map_err(|_| Unsent::LinkBroken);
     }
-    Some(ExportOutcome::Sent {
-        digest: digest.value(),
-        bytes: u64::from(limits.block_bytes),
+    let buffer = permit.buffer(part.len);
+    let read = engine.read_block(export.from, part.offset as usize, buffer);
+    read.map_err(Unsent::Engine)?;
+    permit.send(frame).map_err(|_| Unsent::LinkBroken)
+}
+
+/// Writes one part; says whether it is what was sent.
+fn write(engine: &mut dyn Engine, import: &Import) -> Result<bool, EngineError> {
+    let Import {
+        handoff: _,
+        part,
+        block,
+        payload,
+    } = import;
+    engine.write_block(block.block, part.offset as usize, payload)?;
+    Ok(match engine.host_block(block.block) {
+        Some(written) => payload.is_intact(&written[range(*part)]),
+        None => payload.is_intact(payload),
     })
+}
+
+/// Where it is in its block.
+fn range(part: BlockPart) -> std::ops::Range<usize> {
+    part.offset as usize..part.offset as usize + part.len as usize
 }
 
 #[cfg(test)]
@@ -426,16 +455,17 @@ mod tests {
                 len: BLOCK,
             };
             let mut permit = self.permit().await;
-            let payload = Bytes::from(vec![flight as u8; BLOCK as usize]);
+            permit.buffer(BLOCK).fill(flight as u8);
             let frame = Frame {
                 handoff: handoff(flight),
                 block: BlockRef::default(),
                 part,
-                payload,
             };
             permit.send(frame).unwrap();
-            let Some(LinkEvent::Arrived { payload, .. }) = self.arrived.recv().await else {
-                panic!("a frame was sent");
+            let payload = loop {
+                if let LinkEvent::Arrived { payload, .. } = self.arrived.recv().await.unwrap() {
+                    break payload;
+                }
             };
             Work::Write(Import {
                 handoff: handoff(flight),

@@ -22,12 +22,11 @@ use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription};
 use cleave_sched::Writer;
-use cleave_transfer::{Links, LinksConfig, LocalNet};
+use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet};
 use driver::{Driver, Ears, Hands};
 use engine::{EngineLimits, EngineThread};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -43,8 +42,8 @@ pub(crate) struct Parts {
     pub(crate) files: Arc<ModelFiles>,
     /// Where other workers of this process are.
     pub(crate) net: LocalNet,
-    /// Where workers of other processes reach this one, and by which address.
-    pub(crate) data: Option<(TcpListener, String)>,
+    /// Where workers of other processes reach this one, and by which addresses.
+    pub(crate) data: Option<(Listeners, String)>,
 }
 
 /// A worker that runs.
@@ -78,7 +77,7 @@ impl WorkerBody {
         let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
         let links = Links::new(links_config(&options, me, &description), link_events, net);
         let (tell_drained, drained) = watch::channel(false);
-        let (listener, data_address) = data.unzip();
+        let (listeners, data_address) = data.unzip();
         let (inbox, outside) = mpsc::channel(INBOX_MAX);
         let introduction = Introduction {
             worker: me,
@@ -125,7 +124,7 @@ impl WorkerBody {
             desk,
             drained,
             driver,
-            data: listener.map(|listener| tokio::spawn(links.serve(listener))),
+            data: listeners.map(|listeners| tokio::spawn(links.serve(listeners))),
         })
     }
 
@@ -161,7 +160,6 @@ fn identity(name: &str) -> WorkerRef {
 fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineLimits {
     EngineLimits {
         block_bytes: engine.capacity.block_bytes,
-        frame_bytes_max: options.frame_bytes_max,
         write_bytes_max: options.import_bytes_per_step,
         swap_bytes_max: swap_bytes(options, engine),
     }
@@ -171,6 +169,8 @@ fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescripti
     let block_bytes = engine.capacity.block_bytes;
     LinksConfig {
         credit_bytes: options.credit_bytes,
+        frame_bytes_max: options.frame_bytes_max,
+        streams_count: options.streams_count,
         ..LinksConfig::new(me, engine.fingerprint.clone(), block_bytes)
     }
 }
@@ -185,6 +185,7 @@ fn brain_limits(
         me,
         role: options.role,
         capacity: engine.capacity,
+        vocab_size: engine.vocab_size,
         queue_max: options.queue_max,
         lease: options.lease,
         stall_max: options.stall_max,

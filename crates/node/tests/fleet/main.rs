@@ -3,6 +3,9 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod abacus;
+#[path = "../../../../tests/chaos/proxy.rs"]
+mod proxy;
+mod survive;
 
 use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
 use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles, Readiness};
@@ -101,6 +104,14 @@ async fn serve_gated(roles: &[Role], gates: &[Gate]) -> Running {
     let running = serve.start().await.unwrap();
     timeout(PATIENCE, running.ready()).await.unwrap();
     running
+}
+
+async fn router_with(options: RouterOptions) -> RunningRouter {
+    let node = RouterNode {
+        listen: "127.0.0.1:0".into(),
+        options,
+    };
+    node.start().await.unwrap()
 }
 
 async fn router(listen: &str) -> RunningRouter {
@@ -367,7 +378,11 @@ async fn survives(harm: Harm) -> String {
             tokio::spawn(harmed(near_read, far_write, harm.take()));
         }
     });
-    let (prefill, gate) = worker("p0", Role::Prefill, &address).await;
+    // One stream, so that what passes it is known.
+    let gate = Gate::new();
+    let mut node = worker_node("p0", Role::Prefill, &address, &gate);
+    node.options.streams_count = 1;
+    let prefill = node.start().await.unwrap();
     timeout(PATIENCE, router.ready()).await.unwrap();
     // One block, so that the link stands and is not harmed yet.
     check(&router.frontend(), &prompt(3, 3), 2).await;
@@ -613,8 +628,12 @@ async fn health_of(worker: &RunningWorker) -> String {
 }
 
 async fn http(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    exchange(address, request).await
+}
+
+async fn exchange(address: &str, request: String) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     timeout(PATIENCE, stream.read_to_string(&mut answer))

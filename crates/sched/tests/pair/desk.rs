@@ -146,7 +146,7 @@ impl Chaos {
             .collect()
     }
 
-    fn attempt(&mut self, flight: usize) {
+    pub(crate) fn attempt(&mut self, flight: usize) {
         let (prefills, decodes) = (self.serving(Role::prefills), self.serving(Role::decodes));
         let any = |of: &[usize], dice: &mut super::Dice| match of.len() {
             0 => None,

@@ -7,6 +7,8 @@
 
 mod desk;
 mod every;
+mod future;
+mod last_block;
 #[path = "../stage/mod.rs"]
 mod stage;
 

@@ -1,0 +1,481 @@
+//! Streams outlive their workers: killed, drained, re-purposed, stuck, silent.
+
+use crate::abacus::{Gate, expected};
+use crate::proxy::{Proxy, Weather};
+use crate::{
+    DONE, PATIENCE, check, collect, files, health_of, http, metric, prompt, request, router,
+    router_with, until, worker, worker_node,
+};
+use cleave_api::{FlightEvent, FlightStream, WorkerCommand, WorkerState};
+use cleave_domain::{Ending, Failure, Role, TokenId};
+use cleave_node::{RouterOptions, RunningRouter, RunningWorker};
+use futures::StreamExt;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// A decode worker and the gate before its steps.
+struct Decoder {
+    worker: RunningWorker,
+    gate: Gate,
+}
+
+/// A router, a prefill worker and two decode workers.
+struct Stage {
+    router: RunningRouter,
+    prefill: RunningWorker,
+    decoders: Vec<Decoder>,
+}
+
+impl Stage {
+    async fn new(options: RouterOptions) -> Self {
+        let router = router_with(options).await;
+        let address = router.address().to_string();
+        let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+        let mut decoders = Vec::new();
+        for name in ["d0", "d1"] {
+            let (worker, gate) = worker(name, Role::Decode, &address).await;
+            decoders.push(Decoder { worker, gate });
+        }
+        timeout(PATIENCE, router.ready()).await.unwrap();
+        Self {
+            router,
+            prefill,
+            decoders,
+        }
+    }
+
+    /// A flight that has given `given` tokens and goes no further; and where it is.
+    async fn flight(
+        &self,
+        prompt: &[TokenId],
+        given: usize,
+    ) -> (FlightStream, Vec<TokenId>, usize) {
+        for decoder in &self.decoders {
+            // The first token is the prefill worker's.
+            decoder.gate.shut_after(given as u64 - 1);
+        }
+        let mut stream = self.router.frontend().submit(request(prompt, 40));
+        let mut tokens = Vec::new();
+        while tokens.len() < given {
+            let event = timeout(PATIENCE, stream.next()).await.unwrap();
+            let Some(FlightEvent::Token(emission)) = event else {
+                panic!("{event:?}");
+            };
+            tokens.push(emission.sampled.token);
+        }
+        let runs = |decoder: &&Decoder| {
+            let text = decoder.worker.metrics();
+            metric(&text, "vllm:num_requests_running", "") == 1.0
+        };
+        until(|| self.decoders.iter().any(|decoder| runs(&decoder))).await;
+        let at = self.decoders.iter().position(|decoder| runs(&decoder));
+        (stream, tokens, at.unwrap())
+    }
+
+    fn open(&self) {
+        for decoder in &self.decoders {
+            decoder.gate.open();
+        }
+    }
+
+    fn counted(&self, name: &str, label: &str) -> f64 {
+        metric(&self.router.frontend().metrics(), name, label)
+    }
+
+    fn state(&self, name: &str) -> Option<WorkerState> {
+        let views = self.router.frontend().workers();
+        let view = views.into_iter().find(|view| view.name == name)?;
+        Some(view.state)
+    }
+
+    async fn end(self) {
+        self.open();
+        for decoder in self.decoders {
+            decoder.worker.drain(PATIENCE).await;
+        }
+        self.prefill.drain(PATIENCE).await;
+        self.router.drain(PATIENCE).await;
+    }
+}
+
+/// The rest of the stream makes it whole.
+async fn whole(stream: FlightStream, mut tokens: Vec<TokenId>, prompt: &[TokenId]) {
+    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    let mut ended = None;
+    for event in rest {
+        match event {
+            FlightEvent::Token(emission) => {
+                assert_eq!(emission.index as usize, tokens.len());
+                assert_eq!(emission.prompt.is_some(), emission.index == 0);
+                tokens.push(emission.sampled.token);
+            }
+            FlightEvent::Ended { ending, usage } => {
+                assert_eq!(usage.output_tokens as usize, tokens.len());
+                assert_eq!(usage.prompt_tokens as usize, prompt.len());
+                ended = Some(ending);
+            }
+        }
+    }
+    assert_eq!(ended, Some(DONE));
+    assert_eq!(tokens, expected(prompt, 40));
+}
+
+#[tokio::test]
+async fn a_stream_whose_decode_worker_dies_goes_on_elsewhere() {
+    let mut stage = Stage::new(RouterOptions::default()).await;
+    let prompt = prompt(1, 21);
+    let (stream, tokens, at) = stage.flight(&prompt, 7).await;
+    let lost = stage.decoders.remove(at);
+    lost.worker.stop().await;
+    lost.gate.open();
+    stage.open();
+    whole(stream, tokens, &prompt).await;
+    assert_eq!(stage.counted("cleave_retries_total", "worker_lost"), 1.0);
+    assert_eq!(stage.counted("cleave_streams_resumed_total", ""), 1.0);
+    assert_eq!(stage.counted("cleave_resumed_tokens_total", ""), 7.0);
+    let pauses = stage.counted("cleave_stream_pause_seconds_count", "resumed");
+    assert_eq!(pauses, 1.0);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_prefill_worker_may_die_before_any_of_its_steps() {
+    // The prompt runs in three chunks; after the last one its blocks are still leaving.
+    for steps in 0..4 {
+        let router = router("127.0.0.1:0").await;
+        let address = router.address().to_string();
+        let (first, gate) = worker("p0", Role::Prefill, &address).await;
+        let (decode, _) = worker("d0", Role::Decode, &address).await;
+        timeout(PATIENCE, router.ready()).await.unwrap();
+        gate.shut_after(steps);
+        let prompt = prompt(2, 40);
+        let stream = router.frontend().submit(request(&prompt, 40));
+        gate.reached().await;
+        let (second, _) = worker("p1", Role::Prefill, &address).await;
+        first.stop().await;
+        gate.open();
+        whole(stream, Vec::new(), &prompt).await;
+        second.drain(PATIENCE).await;
+        decode.drain(PATIENCE).await;
+        router.drain(PATIENCE).await;
+    }
+}
+
+#[tokio::test]
+async fn lesson_27_a_drained_workers_streams_move_and_it_leaves() {
+    let mut stage = Stage::new(RouterOptions::default()).await;
+    let prompt = prompt(3, 21);
+    let (stream, tokens, at) = stage.flight(&prompt, 7).await;
+    let name = format!("d{at}");
+    let frontend = stage.router.frontend();
+    let view = frontend.command(&name, WorkerCommand::Drain).unwrap();
+    assert_eq!(view.state, WorkerState::Draining);
+    let leaves = stage.decoders[at].worker.asked_to_leave();
+    timeout(PATIENCE, leaves).await.unwrap();
+    stage.open();
+    let leaving = stage.decoders.remove(at);
+    timeout(PATIENCE, leaving.worker.drain(PATIENCE))
+        .await
+        .unwrap();
+    whole(stream, tokens, &prompt).await;
+    assert_eq!(stage.counted("cleave_moves_total", "drain"), 1.0);
+    assert_eq!(stage.counted("cleave_moves_done_total", ""), 1.0);
+    assert_eq!(stage.counted("cleave_retries_total", ""), 0.0);
+    let pauses = stage.counted("cleave_stream_pause_seconds_count", "migrated");
+    assert_eq!(pauses, 1.0);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_with_another_role_serves_it_and_its_streams_move() {
+    let stage = Stage::new(RouterOptions::default()).await;
+    let prompt = prompt(4, 21);
+    let (stream, tokens, at) = stage.flight(&prompt, 7).await;
+    let name = format!("d{at}");
+    let frontend = stage.router.frontend();
+    let role = || {
+        let views = frontend.workers();
+        views.iter().find(|view| view.name == name).unwrap().role
+    };
+    let told = WorkerCommand::Serve(Role::Prefill);
+    assert_eq!(frontend.command(&name, told).unwrap().role, Role::Prefill);
+    until(|| role() == Role::Prefill).await;
+    stage.open();
+    whole(stream, tokens, &prompt).await;
+    assert_eq!(stage.counted("cleave_moves_total", "role"), 1.0);
+    assert_eq!(stage.counted("cleave_workers", "prefill"), 2.0);
+    let text = stage.decoders[at].worker.metrics();
+    assert!(text.contains("role=\"prefill\",kind=\"held\""), "{text}");
+    // It runs prompts now: the other prefill worker is not needed.
+    let Stage {
+        router,
+        prefill,
+        decoders,
+    } = stage;
+    prefill.drain(PATIENCE).await;
+    until(|| frontend.workers().len() == 2).await;
+    check(&frontend, &crate::prompt(5, 21), 9).await;
+    // And back, at its own port.
+    let page = decoders[at].worker.metrics_address().unwrap().to_string();
+    let answer = post(&page, "/admin/role", r#"{"role": "both"}"#).await;
+    assert!(answer.starts_with("HTTP/1.1 202"), "{answer}");
+    until(|| role() == Role::Both).await;
+    for decoder in decoders {
+        decoder.worker.drain(PATIENCE).await;
+    }
+    router.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_command_at_a_workers_own_port_makes_it_leave() {
+    let stage = Stage::new(RouterOptions::default()).await;
+    let page = stage.decoders[0].worker.metrics_address().unwrap();
+    let page = page.to_string();
+    let unknown = post(&page, "/admin/drain", r#"{"worker": "d9"}"#).await;
+    assert!(unknown.starts_with("HTTP/1.1 404"), "{unknown}");
+    assert!(unknown.contains("worker_not_found"), "{unknown}");
+    let answer = post(&page, "/admin/drain", "").await;
+    assert!(answer.starts_with("HTTP/1.1 202"), "{answer}");
+    let leaves = stage.decoders[0].worker.asked_to_leave();
+    timeout(PATIENCE, leaves).await.unwrap();
+    until(|| stage.state("d0") == Some(WorkerState::Draining)).await;
+    check(&stage.router.frontend(), &prompt(6, 21), 9).await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn lesson_12_a_stuck_workers_streams_go_on_elsewhere() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let mut decoders = Vec::new();
+    for name in ["d0", "d1"] {
+        let gate = Gate::new();
+        let mut node = worker_node(name, Role::Decode, &address, &gate);
+        node.options.step_max = Duration::from_millis(200);
+        let worker = node.start().await.unwrap();
+        timeout(PATIENCE, worker.ready()).await.unwrap();
+        decoders.push(Decoder { worker, gate });
+    }
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let stage = Stage {
+        router,
+        prefill,
+        decoders,
+    };
+    let prompt = prompt(7, 21);
+    let (stream, tokens, at) = stage.flight(&prompt, 7).await;
+    let name = format!("d{at}");
+    stage.decoders[1 - at].gate.open();
+    whole(stream, tokens, &prompt).await;
+    assert_eq!(stage.state(&name), Some(WorkerState::Stuck));
+    assert_eq!(stage.counted("cleave_workers_stuck_total", ""), 1.0);
+    assert_eq!(stage.counted("cleave_retries_total", "worker_stuck"), 1.0);
+    let health = health_of(&stage.decoders[at].worker).await;
+    assert!(health.starts_with("HTTP/1.1 503"), "{health}");
+    // Once it moves again it is one of the fleet.
+    stage.decoders[at].gate.open();
+    until(|| stage.state(&name) == Some(WorkerState::Ready)).await;
+    let health = health_of(&stage.decoders[at].worker).await;
+    assert!(health.starts_with("HTTP/1.1 200"), "{health}");
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_silent_workers_streams_go_on_and_it_comes_back_by_itself() {
+    let silence_max = Duration::from_millis(500);
+    let router = router_with(RouterOptions {
+        silence_max,
+        ..RouterOptions::default()
+    })
+    .await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (mut decoders, mut lines) = (Vec::new(), Vec::new());
+    for name in ["d0", "d1"] {
+        let line = Proxy::start().await;
+        line.aim(Some(address.clone()));
+        let gate = Gate::new();
+        let mut node = worker_node(name, Role::Decode, &line.address, &gate);
+        node.options.silence_max = silence_max;
+        let worker = node.start().await.unwrap();
+        timeout(PATIENCE, worker.ready()).await.unwrap();
+        decoders.push(Decoder { worker, gate });
+        lines.push(line);
+    }
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let stage = Stage {
+        router,
+        prefill,
+        decoders,
+    };
+    let prompt = prompt(8, 21);
+    let (stream, tokens, at) = stage.flight(&prompt, 7).await;
+    let name = format!("d{at}");
+    lines[at].turn(Weather::Frozen);
+    until(|| stage.state(&name).is_none()).await;
+    // What it draws now is for nobody, and what it says after the thaw is of a line that is over.
+    stage.open();
+    whole(stream, tokens, &prompt).await;
+    lines[at].turn(Weather::Clear);
+    until(|| stage.state(&name) == Some(WorkerState::Ready)).await;
+    assert_eq!(stage.counted("cleave_streams_resumed_total", ""), 1.0);
+    for salt in 10..14 {
+        check(&stage.router.frontend(), &crate::prompt(salt, 21), 9).await;
+    }
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn lesson_16_when_retries_are_spent_the_stream_says_so() {
+    let mut options = RouterOptions::default();
+    options.limits.failures_max = 0;
+    let mut stage = Stage::new(options).await;
+    let (stream, tokens, at) = stage.flight(&prompt(9, 21), 7).await;
+    let lost = stage.decoders.remove(at);
+    lost.worker.stop().await;
+    lost.gate.open();
+    let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    let Some(FlightEvent::Ended { ending, usage }) = rest.last() else {
+        panic!("{rest:?}");
+    };
+    let last = Box::new(Failure::WorkerLost);
+    assert_eq!(*ending, Ending::Failed(Failure::RetriesSpent(last)));
+    assert_eq!(usage.output_tokens as usize, tokens.len());
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_holds_nobody_up_and_is_let_go() {
+    let mut options = RouterOptions {
+        reader_backlog_max: 4,
+        ..RouterOptions::default()
+    };
+    options.limits.reader_wait_max = Duration::from_millis(300);
+    let stage = Stage::new(options).await;
+    let frontend = stage.router.frontend();
+    let failed = || stage.counted("cleave_flights_ended_total", "failed");
+    // Short enough to be drawn whole, and long enough to be too much for who does not read.
+    let slow = frontend.submit(request(&prompt(10, 21), 80));
+    let endless = frontend.submit(request(&prompt(11, 21), 80));
+    stage.decoders.iter().for_each(|d| d.gate.shut_after(20));
+    // Others get on meanwhile.
+    stage.open();
+    check(&frontend, &prompt(12, 21), 9).await;
+    drop((slow, endless));
+    assert_eq!(failed(), 0.0);
+
+    for decoder in &stage.decoders {
+        decoder.gate.shut_after(30);
+    }
+    let mut slow = frontend.submit(request(&prompt(13, 21), 80));
+    until(|| failed() == 1.0).await;
+    stage.open();
+    let mut last = None;
+    while let Some(event) = timeout(PATIENCE, slow.next()).await.unwrap() {
+        last = Some(event);
+    }
+    let Some(FlightEvent::Ended { ending, .. }) = last else {
+        panic!("{last:?}");
+    };
+    assert_eq!(ending, Ending::Failed(Failure::SlowReader));
+    let held = |decoder: &Decoder| metric(&decoder.worker.metrics(), "cleave_pool_blocks", "held");
+    until(|| stage.decoders.iter().all(|decoder| held(decoder) == 0.0)).await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_pool_that_is_short_loses_no_stream() {
+    let mut options = RouterOptions::default();
+    // So little is set aside that more is admitted than the pool can hold.
+    options.limits.expected_output_tokens = 1;
+    let router = router_with(options).await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (decode, _) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let frontend = router.frontend();
+    let flights = (0..6).map(|salt| {
+        let frontend = std::sync::Arc::clone(&frontend);
+        async move { check(&frontend, &prompt(20 + salt, 10), 60).await }
+    });
+    futures::future::join_all(flights).await;
+    let text = decode.metrics();
+    let out = metric(&text, "cleave_swap_blocks_total", "kind=\"out\"");
+    assert_eq!(
+        out,
+        metric(&text, "cleave_swap_blocks_total", "kind=\"in\""),
+        "{text}"
+    );
+    let recomputed = metric(&text, "cleave_preemptions_total", "");
+    assert!(out + recomputed > 0.0, "the pool was never short\n{text}");
+    for kind in ["held", "swapped", "leaked", "quarantined"] {
+        let kind = format!("kind=\"{kind}\"");
+        until(|| metric(&decode.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
+    }
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn lesson_17_every_hand_off_is_used_and_none_is_computed_again() {
+    let stage = Stage::new(RouterOptions::default()).await;
+    for salt in 0..6 {
+        check(&stage.router.frontend(), &prompt(30 + salt, 23), 9).await;
+    }
+    let texts: Vec<String> = stage.decoders.iter().map(|d| d.worker.metrics()).collect();
+    let sum = |name: &str, label: &str| {
+        let counts = texts.iter().map(|text| metric(text, name, label));
+        counts.sum::<f64>()
+    };
+    assert_eq!(sum("cleave_handoffs_total", "kind=\"landed\""), 6.0);
+    assert_eq!(sum("cleave_handoffs_total", "kind=\"recomputed\""), 0.0);
+    // A decode worker that ran prompts would answer just as well, and only this would tell.
+    assert_eq!(
+        sum("cleave_step_tokens_total", "kind=\"prefill\""),
+        0.0,
+        "{texts:?}"
+    );
+    assert_eq!(
+        stage.counted("cleave_placements_total", "\"aggregated\""),
+        0.0
+    );
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn lesson_19_a_worker_with_another_tokenizer_is_told_both() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let mut node = worker_node("d0", Role::Decode, &address, &Gate::new());
+    node.files = files();
+    node.files.name = "another".into();
+    let other = node.start().await.unwrap();
+    // It is never let in; the router's log and its own say why.
+    check_refused(&router, &other).await;
+    other.stop().await;
+    prefill.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+}
+
+async fn check_refused(router: &RunningRouter, other: &RunningWorker) {
+    let page = other.metrics_address().unwrap().to_string();
+    let ready = http(&page, "/ready").await;
+    assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+    assert_eq!(router.frontend().workers().len(), 1);
+    let (_, ending, _) = collect(router.frontend().submit(request(&prompt(1, 9), 2))).await;
+    assert!(matches!(ending, Ending::Refused(_)), "{ending:?}");
+}
+
+async fn post(address: &str, path: &str, body: &str) -> String {
+    let length = body.len();
+    crate::exchange(
+        address,
+        format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        ),
+    )
+    .await
+}

@@ -1,0 +1,242 @@
+//! What a model checker may take for one state is one state: whatever happens next, two brains with
+//! equal fingerprints say the same and come to equal fingerprints again.
+
+use cleave_domain::{
+    Capacity, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation, Load, Progress,
+    Report, Request, Role, Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
+};
+use cleave_router::{Brain, Input, Limits, Note, Output};
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+const FLIGHT: FlightId = FlightId(1);
+
+#[derive(Clone)]
+struct World {
+    brain: Brain,
+    now: Time,
+    submitted: bool,
+}
+
+fn worker(id: u64) -> WorkerRef {
+    WorkerRef {
+        worker: WorkerId(id),
+        incarnation: Incarnation(1),
+    }
+}
+
+fn joined(id: u64, role: Role) -> Input {
+    Input::WorkerJoined {
+        worker: worker(id),
+        description: WorkerDescription {
+            role,
+            model: "m".to_owned(),
+            fingerprint: Fingerprint("a".to_owned()),
+            capacity: Capacity {
+                block_tokens: 4,
+                block_bytes: 64,
+                blocks_count: 40,
+                slots_count: 4,
+                step_tokens_max: 16,
+                context_tokens_max: 100,
+            },
+            queue_max: 3,
+        },
+    }
+}
+
+fn submitted(number: u64) -> Input {
+    Input::Submitted {
+        flight: FlightId(number),
+        request: Arc::new(Request {
+            prompt: (0..9).collect(),
+            generated: Arc::new([]),
+            sampling: Sampling::greedy(),
+            stop: StopRules {
+                max_tokens: 20,
+                min_tokens: 0,
+                stop_tokens: Arc::new([]),
+            },
+            priority: 0,
+            cache_salt: 0,
+            slo: Slo::default(),
+        }),
+    }
+}
+
+/// Everything that may happen next in a world of one prefill and two decode workers, one flight and
+/// its first attempts.
+fn inputs(world: &World) -> Vec<Option<Input>> {
+    let roles = [(1, Role::Prefill), (2, Role::Decode), (3, Role::Decode)];
+    let mut inputs = vec![None, Some(Input::Cancelled { flight: FLIGHT })];
+    if !world.submitted {
+        inputs.push(Some(submitted(FLIGHT.0)));
+    }
+    let told = |worker, report| Some(Input::Told { worker, report });
+    for (id, role) in roles {
+        let me = worker(id);
+        inputs.push(Some(joined(id, role)));
+        inputs.push(Some(Input::WorkerLost { worker: me }));
+        for progress in [Progress::Moving, Progress::Stuck] {
+            let load = Load {
+                blocks_free: 40,
+                progress,
+                ..Load::default()
+            };
+            inputs.push(told(me, Report::Load(load)));
+        }
+        if id > 1 {
+            inputs.push(told(me, Report::Draining));
+        }
+        for attempt in 0..3 {
+            let handoff = HandoffId {
+                flight: FLIGHT,
+                attempt,
+            };
+            let failure = Failure::LinkLost;
+            let reason = FinishReason::Stop;
+            inputs.push(told(me, Report::Prefilled { handoff }));
+            inputs.push(told(me, Report::Released { handoff }));
+            if id == 1 {
+                let generated = (0..attempt + 1).collect();
+                inputs.push(Some(Input::Counted { handoff, generated }));
+                continue;
+            }
+            inputs.push(told(
+                me,
+                Report::Reserved {
+                    handoff,
+                    present: 0,
+                    blocks: Vec::new(),
+                },
+            ));
+            inputs.push(told(me, Report::Landed { handoff }));
+            inputs.push(told(me, Report::Stayed { handoff, failure }));
+            inputs.push(told(
+                me,
+                Report::Finished {
+                    handoff,
+                    reason,
+                    output_tokens: 3,
+                },
+            ));
+        }
+    }
+    inputs
+}
+
+/// Takes a step; gives the outputs without what only tells how long something took.
+fn step(world: &mut World, input: Option<Input>) -> Vec<Output> {
+    world.submitted |= matches!(input, Some(Input::Submitted { .. }));
+    let input = input.unwrap_or_else(|| {
+        world.now = world.now.max(world.brain.deadline().unwrap_or(world.now));
+        Input::Woke
+    });
+    world.brain.handle(world.now, input);
+    let mut outputs: Vec<Output> = std::iter::from_fn(|| world.brain.poll()).collect();
+    world.brain.check();
+    for output in &mut outputs {
+        match output {
+            Output::Note(
+                Note::Placed { waited: span, .. }
+                | Note::Moved { took: span, .. }
+                | Note::CancelFreed { took: span, .. },
+            ) => *span = Duration::ZERO,
+            Output::Tell { order, .. } => match order {
+                cleave_domain::Order::Reserve(order) => order.waited = Duration::ZERO,
+                cleave_domain::Order::Prefill(order) => order.waited = Duration::ZERO,
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+    outputs.retain(|output| !matches!(output, Output::Note(Note::Fleet { .. })));
+    outputs
+}
+
+fn fingerprint(brain: &Brain) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    brain.fingerprint(&mut hasher);
+    hasher.finish()
+}
+
+fn newborn() -> World {
+    let mut world = World {
+        brain: Brain::new(Limits {
+            failures_max: 1,
+            ..Limits::default()
+        }),
+        now: Time::ZERO,
+        submitted: false,
+    };
+    for (id, role) in [(1, Role::Prefill), (2, Role::Decode), (3, Role::Decode)] {
+        step(&mut world, Some(joined(id, role)));
+    }
+    world
+}
+
+#[test]
+fn equal_fingerprints_have_equal_futures() {
+    let mut seen: BTreeMap<(u64, bool), World> = BTreeMap::new();
+    let mut open: VecDeque<World> = VecDeque::from([newborn()]);
+    let mut compared = 0;
+    while let Some(world) = open.pop_front() {
+        let key = (fingerprint(&world.brain), world.submitted);
+        let Some(known) = seen.get(&key) else {
+            let successors = inputs(&world).into_iter().map(|input| {
+                let mut next = world.clone();
+                step(&mut next, input);
+                next
+            });
+            if seen.len() + open.len() < 4_000 {
+                open.extend(successors);
+            }
+            seen.insert(key, world);
+            continue;
+        };
+        // Most are equal in everything; a sample of the pairs shows the others.
+        compared += 1;
+        if compared % 16 > 0 {
+            continue;
+        }
+        for input in inputs(&world) {
+            let (mut one, mut other) = (known.clone(), world.clone());
+            let says = step(&mut one, input.clone());
+            assert_eq!(says, step(&mut other, input.clone()), "{input:?}");
+            let prints = [&one, &other].map(|world| fingerprint(&world.brain));
+            assert_eq!(prints[0], prints[1], "after {input:?}");
+        }
+    }
+    assert!(seen.len() > 300, "only {} states", seen.len());
+    assert!(compared > 1_000, "only {compared} pairs");
+}
+
+/// When it happens, and how many flights were there before, makes no state of its own.
+#[test]
+fn time_and_numbers_that_only_name_make_no_state() {
+    let after = |now: u64, flights: u64| {
+        let mut world = newborn();
+        for number in 2..2 + flights {
+            let flight = FlightId(number);
+            step(&mut world, Some(submitted(number)));
+            step(&mut world, Some(Input::Cancelled { flight }));
+            let handoff = HandoffId { flight, attempt: 0 };
+            for id in [2, 3] {
+                let report = Report::Released { handoff };
+                let worker = worker(id);
+                step(&mut world, Some(Input::Told { worker, report }));
+            }
+        }
+        world.now = Time::from_nanos(now);
+        // Lets what was to be renewed be forgotten.
+        step(&mut world, None);
+        step(&mut world, Some(submitted(1)));
+        fingerprint(&world.brain)
+    };
+    let minute = 60_000_000_000;
+    assert_eq!(after(minute, 2), after(minute, 4));
+    assert_eq!(after(minute, 2), after(7 * minute, 2));
+    assert_ne!(after(minute, 2), after(minute, 3), "another worker's turn");
+}

@@ -1,0 +1,75 @@
+//! Both pools full to their last block, and nobody waits for ever.
+
+use super::desk::Flight;
+use super::stage::limits;
+use super::stage::script::prompt;
+use super::{Chaos, Desk, Dice, World};
+use cleave_domain::Role;
+use std::time::Duration;
+
+/// A prefill and a decode worker, or a third that may take a part, with too few blocks for what is
+/// asked of them.
+fn world(seed: u64) -> Chaos {
+    let mut chaos = Chaos {
+        dice: Dice(seed),
+        world: World::default(),
+        desk: Desk::default(),
+        faults: false,
+    };
+    let dice = &mut chaos.dice;
+    let swap_blocks = [0, 6, 20][dice.index(3)];
+    let more = dice.percent(50);
+    let roles = [Role::Prefill, Role::Decode, Role::Decode];
+    for i in 0..if more { 3 } else { 2 } {
+        let mut limits = limits(i as u64 + 1, roles[i]);
+        limits.capacity.blocks_count = match roles[i] {
+            Role::Prefill => 4,
+            _ => dice.between(6, 9),
+        };
+        limits.swap_blocks = swap_blocks;
+        limits.queue_max = 8;
+        chaos.world.add(['p', 'd', 'e'][i], limits);
+    }
+    chaos
+}
+
+/// Growth is underestimated on purpose, moves are tried at any time, and every wish is heard.
+#[test]
+fn lesson_10_and_11_full_pools_make_way_for_each_other() {
+    let (mut swaps, mut preempted) = (0, 0);
+    for seed in 0..16 {
+        let mut chaos = world(seed);
+        let mut full = vec![false; chaos.world.machines.len()];
+        let whole = |chaos: &Chaos| {
+            let flights = chaos.desk.flights.iter();
+            flights.filter(|of| of.got == of.expected.len()).count()
+        };
+        while whole(&chaos) < 30 {
+            let going = chaos.desk.flights.iter().filter(|of| !of.ended).count();
+            if going < 8 && chaos.dice.percent(20) {
+                let dice = &mut chaos.dice;
+                let family = dice.between(1, 9);
+                let text = prompt(family, dice.between(2, 15));
+                let max_tokens = dice.between(1, 12);
+                chaos.desk.flights.push(Flight::new(text, max_tokens));
+                chaos.attempt(chaos.desk.flights.len() - 1);
+            }
+            if chaos.dice.percent(5) {
+                chaos.move_any();
+            }
+            chaos.let_happen();
+            for (at, machine) in chaos.world.machines.iter().enumerate() {
+                full[at] |= machine.brain.pool().blocks_available() == 0;
+            }
+            let patience = Duration::from_secs(60);
+            let late = chaos.world.now.since(cleave_domain::Time::ZERO) > patience;
+            assert!(!late, "seed {seed}: {} of 30 came through", whole(&chaos));
+        }
+        chaos.heal();
+        assert!(full.iter().all(|full| *full), "seed {seed}: {full:?}");
+        let count = |what: &str| chaos.world.log.iter().filter(|l| l.contains(what)).count();
+        swaps += count("swapped in");
+        preempted += count("note preempted");
+    }
+    assert!(swaps > 0 && preempted > 0, "{swaps} and {preempted}");
+}

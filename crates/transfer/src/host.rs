@@ -1,0 +1,202 @@
+//! The socket beside a ring: between processes of one host, control packets, credit and signs of life
+//! travel on it, and the ring's descriptor once, at the start.
+//!
+//! Its name is an abstract one: nothing is left behind by a process that is killed, and only
+//! processes of the same network namespace can connect. That they can is the proof that the ring can
+//! be shared; the host's identity in an address only saves the attempt between hosts.
+//!
+//! Never: talks to a process of another user.
+
+use crate::address::HostAddress;
+use crate::config::{LinkEvent, LinksConfig};
+use crate::credit::Account;
+use crate::incoming::{self, Hearing, Knock, Places, Seat, Stream, Visitor};
+use crate::outgoing::{Dialled, shake_hands};
+use crate::shared_memory::{Mirror, Ring, Shape, receive_descriptor, send_descriptor};
+use crate::socket::{Reader, SocketError, write};
+use crate::wire::Message;
+use cleave_domain::WorkerRef;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::io::Interest;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Names are tried until one is free: process ids are unique only within their namespace.
+const NAMES_TRIED_MAX: u32 = 16;
+
+/// A connection from a process of this host.
+pub(crate) type HostStream = UnixStream;
+pub(crate) type HostVisitor = Visitor<OwnedReadHalf, OwnedWriteHalf>;
+
+/// Where processes of the same host reach a worker.
+#[derive(Debug)]
+pub struct HostListener {
+    listener: UnixListener,
+    address: HostAddress,
+}
+
+impl HostListener {
+    /// Takes a free name.
+    ///
+    /// # Errors
+    /// If this system has no such sockets, or does not say which boot of which host it is.
+    pub fn bind() -> io::Result<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let host_id = host_id()?;
+        for _ in 0..NAMES_TRIED_MAX {
+            let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+            let name = format!("cleave-kv-{}-{serial}", std::process::id());
+            match UnixListener::bind(format!("\0{name}")) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
+                Err(error) => return Err(error),
+                Ok(listener) => {
+                    let address = HostAddress { host_id, name };
+                    return Ok(Self { listener, address });
+                }
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    }
+
+    /// What peers are to be told.
+    pub fn address(&self) -> &HostAddress {
+        &self.address
+    }
+
+    /// The next process that connects.
+    pub(crate) async fn accept(&self) -> io::Result<HostStream> {
+        Ok(self.listener.accept().await?.0)
+    }
+}
+
+/// Whether the address is one of this host, in this boot.
+pub(crate) fn is_here(address: &HostAddress) -> bool {
+    host_id().is_ok_and(|host_id| host_id == address.host_id)
+}
+
+fn host_id() -> io::Result<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(id.trim().to_owned())
+}
+
+/// Under another user, memory is not shared.
+fn same_user(stream: &UnixStream) -> Result<(), SocketError> {
+    let (theirs, ours) = (stream.peer_cred()?.uid(), rustix::process::geteuid());
+    match theirs == ours.as_raw() {
+        true => Ok(()),
+        false => Err(SocketError::SharedMemory(io::Error::other(format!(
+            "the peer runs as user {theirs}, this worker as {ours:?}"
+        )))),
+    }
+}
+
+fn split(config: &LinksConfig, stream: UnixStream) -> Stream<OwnedReadHalf, OwnedWriteHalf> {
+    let (reader, writer) = stream.into_split();
+    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
+    Stream { reader, writer }
+}
+
+/// As [`incoming::greet`].
+pub(crate) async fn greet(
+    config: &LinksConfig,
+    stream: HostStream,
+) -> Result<HostVisitor, SocketError> {
+    same_user(&stream)?;
+    match incoming::hear_knock(config, split(config, stream)).await? {
+        Knock::Link(visitor) => Ok(visitor),
+        Knock::Join { .. } => Err(SocketError::Unexpected("further stream beside a ring")),
+    }
+}
+
+/// Makes a ring for the visitor, and receives through it until the link ends. Returns why it ended.
+pub(crate) async fn receive(
+    visitor: HostVisitor,
+    seat: Seat,
+    (config, events): (&LinksConfig, &mpsc::Sender<LinkEvent>),
+) -> SocketError {
+    let Visitor { peer, mut stream } = visitor;
+    let shape = shape(config);
+    let opened = open(&mut stream, (config, shape), seat.key);
+    let mirror = match timeout(config.connect_timeout, opened).await {
+        Ok(Ok(mirror)) => mirror,
+        Ok(Err(error)) => return error,
+        Err(_) => return SocketError::Slow(config.connect_timeout),
+    };
+    let hearing = Hearing {
+        peer,
+        block_bytes: config.block_bytes,
+        account: Account::of_slots(shape.slots_count),
+        places: Places::Ring(mirror),
+        events: events.clone(),
+    };
+    incoming::receive_beside_ring(stream, hearing, seat).await
+}
+
+/// Slots for the usual window, and never for less than two blocks.
+fn shape(config: &LinksConfig) -> Shape {
+    let slot_bytes = config.frame_bytes();
+    let block_slots = config.block_bytes.div_ceil(slot_bytes);
+    Shape {
+        slot_bytes,
+        slots_count: (config.window() / slot_bytes).max(2 * block_slots),
+    }
+}
+
+/// Welcomes the peer and gives it the ring's descriptor, when it asks: nothing else may be on the
+/// socket then, because a descriptor that meets an ordinary read is lost.
+async fn open(
+    stream: &mut Stream<OwnedReadHalf, OwnedWriteHalf>,
+    (config, shape): (&LinksConfig, Shape),
+    key: u64,
+) -> Result<Mirror, SocketError> {
+    let (mirror, fd) = Mirror::create(shape).map_err(SocketError::SharedMemory)?;
+    let welcome = Message::Welcome {
+        me: config.me,
+        credit: shape.window(),
+        key,
+        frame_bytes: shape.slot_bytes,
+    };
+    write(&mut stream.writer, &welcome, &[]).await?;
+    match stream.reader.message().await? {
+        Message::Ping(_) => {}
+        _ => return Err(SocketError::Unexpected("before the ring was sent")),
+    }
+    let socket: &UnixStream = stream.writer.as_ref();
+    let sent = socket.async_io(Interest::WRITABLE, || send_descriptor(socket, &fd));
+    sent.await?;
+    Ok(mirror)
+}
+
+/// Connects, shakes hands and maps the peer's ring.
+pub(crate) async fn dial(
+    config: &LinksConfig,
+    peer: WorkerRef,
+    address: &HostAddress,
+) -> Result<(Dialled<OwnedReadHalf, OwnedWriteHalf>, std::sync::Arc<Ring>), SocketError> {
+    let name = &address.name;
+    let stream = UnixStream::connect(format!("\0{name}")).await;
+    let stream = stream.map_err(|error| SocketError::Connect(format!("socket {name}"), error))?;
+    same_user(&stream)?;
+    let mut stream = split(config, stream);
+    let terms = shake_hands(config, peer, &mut stream).await?;
+    let shape = Shape {
+        slot_bytes: terms.frame_bytes,
+        slots_count: terms.window / terms.frame_bytes.max(1),
+    };
+    if shape.slots_count == 0 || shape.window() != u64::from(terms.window) {
+        return Err(SocketError::Unexpected("credit that is no number of slots"));
+    }
+    write(&mut stream.writer, &Message::Ping(0), &[]).await?;
+    let socket: &UnixStream = stream.reader.stream().as_ref();
+    let received = socket.async_io(Interest::READABLE, || receive_descriptor(socket));
+    let fd = received.await.map_err(SocketError::SharedMemory)?;
+    let ring = Ring::open(&fd, shape).map_err(SocketError::SharedMemory)?;
+    let dialled = Dialled {
+        streams: vec![stream],
+        terms,
+    };
+    Ok((dialled, ring))
+}

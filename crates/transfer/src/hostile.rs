@@ -1,0 +1,292 @@
+//! Peers that break the rules, told apart from those that keep them. They speak the wire's words over
+//! real sockets, to the code that serves.
+
+use crate::config::{LinkEvent, LinksConfig};
+use crate::incoming::Stream;
+use crate::links::{Links, Listeners};
+use crate::outgoing::Dialled;
+use crate::shared_memory::Ring;
+use crate::socket::{Reader, write};
+use crate::wire::{FrameHead, Hello, Message};
+use crate::{HostListener, LocalNet, Route, checksum, host};
+use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
+use cleave_kv::BlockPart;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream, unix};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+const BLOCK: u32 = 4096;
+
+fn worker(worker: u64) -> WorkerRef {
+    WorkerRef {
+        worker: WorkerId(worker),
+        incarnation: Incarnation(1),
+    }
+}
+
+fn config(me: u64) -> LinksConfig {
+    LinksConfig {
+        credit_bytes: 4 * BLOCK,
+        streams_count: 1,
+        ..LinksConfig::new(worker(me), Fingerprint("f".into()), BLOCK)
+    }
+}
+
+/// The one that keeps the rules.
+struct Victim {
+    links: Links,
+    events: mpsc::Receiver<LinkEvent>,
+    address: String,
+    host_address: crate::HostAddress,
+}
+
+impl Victim {
+    async fn start() -> Self {
+        let (sender, events) = mpsc::channel(256);
+        let links = Links::new(config(2), sender, LocalNet::default());
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = HostListener::bind().unwrap();
+        let address = tcp.local_addr().unwrap().to_string();
+        let host_address = host.address().clone();
+        tokio::spawn(links.clone().serve(Listeners {
+            tcp: Some(tcp),
+            host: Some(host),
+        }));
+        Self {
+            links,
+            events,
+            address,
+            host_address,
+        }
+    }
+
+    async fn next(&mut self) -> LinkEvent {
+        let next = timeout(Duration::from_secs(20), self.events.recv()).await;
+        next.expect("an event in time").expect("links are open")
+    }
+
+    async fn lost(&mut self) -> String {
+        loop {
+            if let LinkEvent::Lost { reason, .. } = self.next().await {
+                return reason;
+            }
+        }
+    }
+
+    async fn knock(&self) -> Stream<OwnedReadHalf, OwnedWriteHalf> {
+        stream(TcpStream::connect(&self.address).await.unwrap())
+    }
+
+    /// A link that was welcomed, and its key.
+    async fn linked(&self) -> (Stream<OwnedReadHalf, OwnedWriteHalf>, u64) {
+        let mut stream = self.knock().await;
+        let hello = Message::Hello(Hello {
+            from: worker(1),
+            to: worker(2),
+            block_bytes: BLOCK,
+            fingerprint: "f".into(),
+        });
+        write(&mut stream.writer, &hello, &[]).await.unwrap();
+        match stream.reader.message().await.unwrap() {
+            Message::Welcome { key, .. } => (stream, key),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn ring(&self) -> (Stream<unix::OwnedReadHalf, unix::OwnedWriteHalf>, Arc<Ring>) {
+        let config = config(1);
+        let dialled = host::dial(&config, worker(2), &self.host_address);
+        let (Dialled { mut streams, .. }, ring) = dialled.await.unwrap();
+        (streams.remove(0), ring)
+    }
+}
+
+fn stream(stream: TcpStream) -> Stream<OwnedReadHalf, OwnedWriteHalf> {
+    let (reader, writer) = stream.into_split();
+    Stream {
+        reader: Reader::new(reader, Duration::from_secs(20), BLOCK),
+        writer,
+    }
+}
+
+fn head(bytes: &[u8]) -> FrameHead {
+    FrameHead {
+        handoff: HandoffId::default(),
+        block: Default::default(),
+        part: BlockPart {
+            ordinal: 0,
+            offset: 0,
+            len: bytes.len() as u32,
+        },
+        checksum: checksum(bytes),
+    }
+}
+
+#[tokio::test]
+async fn lesson_10_a_peer_that_overdraws_its_credit_is_cut_off() {
+    let mut victim = Victim::start().await;
+    let (mut stream, _) = victim.linked().await;
+    let bytes = [7; BLOCK as usize];
+    let mut kept = Vec::new();
+    for _ in 0..4 {
+        let frame = Message::Frame(head(&bytes));
+        write(&mut stream.writer, &frame, &bytes).await.unwrap();
+        kept.push(victim.next().await);
+    }
+    let frame = Message::Frame(head(&bytes));
+    write(&mut stream.writer, &frame, &bytes).await.unwrap();
+    let reason = victim.lost().await;
+    assert!(
+        reason.contains("more payload than it was granted"),
+        "{reason}"
+    );
+}
+
+#[tokio::test]
+async fn lesson_02_a_slot_sent_while_it_is_held_or_that_is_none_cuts_the_peer_off() {
+    for slot in [0, 99] {
+        let mut victim = Victim::start().await;
+        let (mut stream, ring) = victim.ring().await;
+        let mut first = ring.take(BLOCK);
+        first.fill(1);
+        let frame = head(&first);
+        let number = first.lend();
+        let sent = Message::SlotFrame(frame, number);
+        write(&mut stream.writer, &sent, &[]).await.unwrap();
+        let held = victim.next().await;
+        assert!(matches!(held, LinkEvent::Arrived { intact: true, .. }));
+        let number = if slot == 0 { number } else { slot };
+        let again = Message::SlotFrame(frame, number);
+        write(&mut stream.writer, &again, &[]).await.unwrap();
+        let reason = victim.lost().await;
+        assert!(
+            reason.contains("more payload than it was granted"),
+            "{reason}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn lesson_02_lesson_16_bytes_changed_in_shared_memory_are_never_intact() {
+    let mut victim = Victim::start().await;
+    let (mut stream, ring) = victim.ring().await;
+    let mut slot = ring.take(BLOCK);
+    slot.fill(1);
+    let before = head(&slot);
+    // Between the checksum and the receiver's reading: what a late write into a reused slot does.
+    slot[1234] ^= 1;
+    let sent = Message::SlotFrame(before, slot.lend());
+    write(&mut stream.writer, &sent, &[]).await.unwrap();
+    let LinkEvent::Arrived { payload, .. } = victim.next().await else {
+        panic!("a frame was sent");
+    };
+    let payload = payload.unwrap();
+    let pool = payload.to_vec();
+    assert!(!payload.is_intact(&pool));
+    assert!(payload.is_intact(&[1; BLOCK as usize]), "what was meant");
+}
+
+#[tokio::test]
+async fn lesson_16_a_peer_that_dies_in_the_middle_of_a_frame_leaves_no_frame() {
+    let mut victim = Victim::start().await;
+    let (mut stream, _) = victim.linked().await;
+    let bytes = [7; BLOCK as usize];
+    let mut wire = Vec::new();
+    write(&mut wire, &Message::Frame(head(&bytes)), &bytes)
+        .await
+        .unwrap();
+    stream
+        .writer
+        .write_all(&wire[..wire.len() - 1])
+        .await
+        .unwrap();
+    drop(stream);
+    let LinkEvent::Lost { reason, .. } = victim.next().await else {
+        panic!("half a frame is none");
+    };
+    assert!(reason.contains("1 bytes short"), "{reason}");
+    // And its memory is credit again for the next link.
+    let (mut stream, _) = victim.linked().await;
+    let whole = Message::Frame(head(&bytes));
+    write(&mut stream.writer, &whole, &bytes).await.unwrap();
+    assert!(matches!(victim.next().await, LinkEvent::Arrived { .. }));
+}
+
+#[tokio::test]
+async fn a_stream_joins_only_the_link_of_its_own_peer_and_key() {
+    let victim = Victim::start().await;
+    let (_stream, key) = victim.linked().await;
+    for (from, key, welcome) in [(1, key, true), (1, key + 1, false), (3, key, false)] {
+        let mut further = victim.knock().await;
+        let from = worker(from);
+        write(&mut further.writer, &Message::Join { from, key }, &[])
+            .await
+            .unwrap();
+        match further.reader.message().await.unwrap() {
+            Message::Joined => assert!(welcome),
+            Message::Reject(reason) => assert!(!welcome && reason.contains("gone"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_link_of_too_many_streams_is_ended() {
+    let mut victim = Victim::start().await;
+    let (_stream, key) = victim.linked().await;
+    let mut further = Vec::new();
+    for _ in 0..16 {
+        let mut stream = victim.knock().await;
+        let join = Message::Join {
+            from: worker(1),
+            key,
+        };
+        write(&mut stream.writer, &join, &[]).await.unwrap();
+        further.push(stream);
+    }
+    let reason = victim.lost().await;
+    assert!(reason.contains("beyond the limit"), "{reason}");
+}
+
+#[tokio::test]
+async fn grants_of_what_was_never_lent_end_the_link() {
+    for (grant, expected) in [
+        (Message::Grant(1), "grant beyond the window"),
+        (Message::GrantSlots(vec![0]), "grant beyond the window"),
+        (Message::Joined, "from the receiver of a link"),
+    ] {
+        let mut victim = Victim::start().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        victim.links.know(worker(1), Route::tcp(address));
+        let mut stream = stream(listener.accept().await.unwrap().0);
+        let hello = stream.reader.message().await.unwrap();
+        assert!(matches!(hello, Message::Hello(_)));
+        let welcome = Message::Welcome {
+            me: worker(1),
+            credit: u64::from(4 * BLOCK),
+            key: 1,
+            frame_bytes: BLOCK,
+        };
+        write(&mut stream.writer, &welcome, &[]).await.unwrap();
+        // Its measurement: three round trips, a probe and another.
+        for _ in 0..4 {
+            let nonce = loop {
+                match stream.reader.next().await.unwrap() {
+                    crate::socket::Received::Message(Message::Ping(nonce)) => break nonce,
+                    crate::socket::Received::Probe => {}
+                    other => panic!("{other:?}"),
+                }
+            };
+            let pong = Message::Pong(nonce);
+            write(&mut stream.writer, &pong, &[]).await.unwrap();
+        }
+        write(&mut stream.writer, &grant, &[]).await.unwrap();
+        let reason = victim.lost().await;
+        assert!(reason.contains(expected), "{reason}");
+    }
+}

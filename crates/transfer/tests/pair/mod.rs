@@ -1,0 +1,232 @@
+//! Two workers and what can be seen of their links.
+#![allow(missing_docs, clippy::unwrap_used, dead_code, unreachable_pub)]
+
+use cleave_domain::{
+    BlockHash, BlockIndex, BlockRef, Fingerprint, FlightId, Generation, HandoffId, Incarnation,
+    WorkerId, WorkerRef,
+};
+use cleave_kv::{BlockPart, Packet, Seal};
+use cleave_transfer::{
+    Addresses, Frame, HostAddress, HostListener, LinkEvent, LinkSpeed, Links, LinksConfig,
+    Listeners, LocalNet, Payload, Route, Transport, checksum,
+};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+pub const BLOCK: u32 = 4096;
+pub const ALL: [Transport; 3] = [Transport::Local, Transport::SharedMemory, Transport::Tcp];
+/// Those between processes.
+pub const REMOTE: [Transport; 2] = [Transport::SharedMemory, Transport::Tcp];
+
+pub struct Arrived {
+    pub from: WorkerRef,
+    pub packet: Packet,
+    pub intact: bool,
+    pub payload: Option<Payload>,
+}
+
+pub struct Worker {
+    pub me: WorkerRef,
+    pub links: Links,
+    pub events: mpsc::Receiver<LinkEvent>,
+    pub address: String,
+    pub host_address: HostAddress,
+    pub server: JoinHandle<()>,
+}
+
+pub fn worker_ref(worker: u64, incarnation: u64) -> WorkerRef {
+    WorkerRef {
+        worker: WorkerId(worker),
+        incarnation: Incarnation(incarnation),
+    }
+}
+
+pub fn config(me: WorkerRef, fingerprint: &str) -> LinksConfig {
+    LinksConfig {
+        credit_bytes: 4 * BLOCK,
+        beat: Duration::from_millis(50),
+        silence_max: Duration::from_millis(500),
+        ..LinksConfig::new(me, Fingerprint(fingerprint.into()), BLOCK)
+    }
+}
+
+impl Worker {
+    pub async fn start(me: WorkerRef, fingerprint: &str) -> Self {
+        Self::on(LocalNet::default(), config(me, fingerprint)).await
+    }
+
+    pub async fn on(net: LocalNet, config: LinksConfig) -> Self {
+        let (sender, events) = mpsc::channel(256);
+        let me = config.me;
+        let links = Links::new(config, sender, net);
+        let (listeners, address, host_address) = listeners().await;
+        let server = tokio::spawn(links.clone().serve(listeners));
+        Self {
+            me,
+            links,
+            events,
+            address,
+            host_address,
+            server,
+        }
+    }
+
+    /// After its server was aborted.
+    pub async fn listen(&mut self) {
+        let (listeners, address, host_address) = listeners().await;
+        (self.address, self.host_address) = (address, host_address);
+        self.server = tokio::spawn(self.links.clone().serve(listeners));
+    }
+
+    /// Everything that was said has been taken in.
+    pub fn hears_nothing_more(&mut self) {
+        while let Ok(event) = self.events.try_recv() {
+            assert!(matches!(event, LinkEvent::Granted { .. }), "{event:?}");
+        }
+    }
+
+    pub fn addresses(&self) -> Addresses {
+        Addresses {
+            tcp: Some(self.address.clone()),
+            shared_memory: Some(self.host_address.clone()),
+        }
+    }
+
+    pub fn route(&self, transport: Transport) -> Route {
+        match transport {
+            Transport::Local => Route::Local,
+            Transport::SharedMemory => Route::Remote(self.addresses()),
+            Transport::Tcp => Route::tcp(&self.address),
+        }
+    }
+
+    pub async fn measured(&mut self) -> LinkSpeed {
+        loop {
+            match self.next().await {
+                LinkEvent::Measured { speed, .. } => return speed,
+                LinkEvent::Lost { reason, .. } => panic!("{reason}"),
+                _ => {}
+            }
+        }
+    }
+
+    pub async fn next(&mut self) -> LinkEvent {
+        let next = timeout(Duration::from_secs(20), self.events.recv()).await;
+        next.expect("an event in time").expect("links are open")
+    }
+
+    pub async fn arrived(&mut self) -> Arrived {
+        loop {
+            match self.next().await {
+                LinkEvent::Arrived {
+                    from,
+                    packet,
+                    intact,
+                    payload,
+                } => {
+                    return Arrived {
+                        from,
+                        packet,
+                        intact,
+                        payload,
+                    };
+                }
+                LinkEvent::Lost { peer, reason } => panic!("{peer} lost: {reason}"),
+                LinkEvent::FellBack { reason, .. } => panic!("{reason}"),
+                LinkEvent::Granted { .. } | LinkEvent::Measured { .. } => {}
+            }
+        }
+    }
+
+    pub async fn lost(&mut self) -> (WorkerRef, String) {
+        loop {
+            if let LinkEvent::Lost { peer, reason } = self.next().await {
+                return (peer, reason);
+            }
+        }
+    }
+
+    /// Sends one block of `handoff`, waiting for credit.
+    pub async fn send_block(&mut self, to: WorkerRef, flight: u64, ordinal: u32) -> u64 {
+        let link = self.links.link(to).unwrap();
+        let mut permit = loop {
+            match link.reserve(BLOCK) {
+                Some(permit) => break permit,
+                None => match self.next().await {
+                    LinkEvent::Lost { reason, .. } => panic!("{reason}"),
+                    _ => continue,
+                },
+            }
+        };
+        let (frame, bytes) = (frame(flight, ordinal), block_bytes(flight, ordinal));
+        // Both ways in, by turns.
+        if ordinal % 2 == 0 {
+            return permit.copy(frame, &bytes).unwrap();
+        }
+        permit.buffer(BLOCK).copy_from_slice(&bytes);
+        permit.send(frame).unwrap()
+    }
+}
+
+pub async fn listeners() -> (Listeners, String, HostAddress) {
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = HostListener::bind().unwrap();
+    let address = tcp.local_addr().unwrap().to_string();
+    let host_address = host.address().clone();
+    let listeners = Listeners {
+        tcp: Some(tcp),
+        host: Some(host),
+    };
+    (listeners, address, host_address)
+}
+
+/// A pair that knows how to reach each other by one transport.
+pub async fn pair(transport: Transport) -> (Worker, Worker) {
+    let net = LocalNet::default();
+    let sender = Worker::on(net.clone(), config(worker_ref(1, 1), "f")).await;
+    let receiver = Worker::on(net, config(worker_ref(2, 1), "f")).await;
+    sender.links.know(receiver.me, receiver.route(transport));
+    (sender, receiver)
+}
+
+pub fn handoff(flight: u64) -> HandoffId {
+    HandoffId {
+        flight: FlightId(flight),
+        attempt: 0,
+    }
+}
+
+pub fn block_bytes(flight: u64, ordinal: u32) -> Vec<u8> {
+    let seed = checksum(&[flight.to_le_bytes(), u64::from(ordinal).to_le_bytes()].concat());
+    (0..BLOCK as usize)
+        .map(|i| seed.rotate_left(i as u32 % 64) as u8 ^ i as u8)
+        .collect()
+}
+
+pub fn frame(flight: u64, ordinal: u32) -> Frame {
+    Frame {
+        handoff: handoff(flight),
+        block: BlockRef {
+            block: BlockIndex(ordinal),
+            generation: Generation(1),
+        },
+        part: BlockPart {
+            ordinal,
+            offset: 0,
+            len: BLOCK,
+        },
+    }
+}
+
+pub fn seal(flight: u64) -> Packet {
+    Packet::Seal(Seal {
+        handoff: handoff(flight),
+        blocks_count: 1,
+        digest: 5,
+        content: BlockHash([8; 16]),
+        output: vec![6, 7],
+    })
+}

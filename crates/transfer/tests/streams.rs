@@ -1,0 +1,351 @@
+//! Several TCP connections as one link, with whatever stands between; and the choice of a transport.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod pair;
+
+use cleave_kv::Packet;
+use cleave_transfer::{Addresses, HostAddress, LinkEvent, LinksConfig, LocalNet, Route, Transport};
+use pair::*;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Relays one direction at a time, changing the bytes that `change` wants changed. The argument is
+/// the offset in the stream from the dialler.
+async fn proxy(target: String, change: impl Fn(u64, &mut u8) + Send + Copy + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let far = TcpStream::connect(&target).await.unwrap();
+            let (mut near_read, mut near_write) = near.into_split();
+            let (mut far_read, mut far_write) = far.into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut far_read, &mut near_write).await });
+            tokio::spawn(async move {
+                let (mut offset, mut buffer) = (0u64, vec![0; 1 << 16]);
+                while let Ok(count @ 1..) = near_read.read(&mut buffer).await {
+                    for byte in &mut buffer[..count] {
+                        change(offset, byte);
+                        offset += 1;
+                    }
+                    if far_write.write_all(&buffer[..count]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+/// What is done to one connection that passes a [`Gate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passage {
+    Open,
+    /// Nothing passes either way, and nobody is told.
+    Held,
+    /// Cut in the middle of whatever is on its way.
+    Cut,
+    /// Only the direction from the dialler ends.
+    HalfClosed,
+}
+
+/// A proxy whose connections, numbered as they come, can be held and cut.
+struct Gate {
+    address: String,
+    passages: Arc<Mutex<Vec<watch::Sender<Passage>>>>,
+}
+
+impl Gate {
+    async fn before(target: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let passages = Arc::new(Mutex::new(Vec::new()));
+        let opened = Arc::clone(&passages);
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let (sender, passage) = watch::channel(Passage::Open);
+                opened.lock().unwrap().push(sender);
+                let far = TcpStream::connect(&target).await.unwrap();
+                let (near_read, near_write) = near.into_split();
+                let (far_read, far_write) = far.into_split();
+                tokio::spawn(relay((near_read, far_write), passage.clone(), true));
+                tokio::spawn(relay((far_read, near_write), passage, false));
+            }
+        });
+        Self { address, passages }
+    }
+
+    fn set(&self, connection: usize, passage: Passage) {
+        self.passages.lock().unwrap()[connection].send_replace(passage);
+    }
+
+    fn count(&self) -> usize {
+        self.passages.lock().unwrap().len()
+    }
+}
+
+async fn relay(
+    (mut from, mut to): (
+        tokio::net::tcp::OwnedReadHalf,
+        tokio::net::tcp::OwnedWriteHalf,
+    ),
+    mut passage: watch::Receiver<Passage>,
+    outward: bool,
+) {
+    // Odd, so that what is cut is cut in the middle of something.
+    let mut buffer = vec![0; 777];
+    loop {
+        let state = *passage.borrow_and_update();
+        match state {
+            Passage::Cut => return,
+            Passage::HalfClosed if outward => return,
+            Passage::Held => passage.changed().await.unwrap(),
+            Passage::Open | Passage::HalfClosed => {
+                tokio::select! {
+                    changed = passage.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                    }
+                    read = from.read(&mut buffer) => match read {
+                        Ok(count @ 1..) if to.write_all(&buffer[..count]).await.is_ok() => {}
+                        _ => return,
+                    },
+                }
+            }
+        }
+    }
+}
+
+async fn gated_pair(silence_max: Duration, credit_bytes: u32) -> (Worker, Worker, Gate) {
+    let config = |me| LinksConfig {
+        silence_max,
+        credit_bytes,
+        ..config(me, "f")
+    };
+    let mut sender = Worker::on(LocalNet::default(), config(worker_ref(1, 1))).await;
+    let receiver = Worker::on(LocalNet::default(), config(worker_ref(2, 1))).await;
+    let gate = Gate::before(receiver.address.clone()).await;
+    sender
+        .links
+        .know(receiver.me, Route::tcp(gate.address.clone()));
+    sender.measured().await;
+    assert_eq!(gate.count(), 4, "the usual number of streams");
+    (sender, receiver, gate)
+}
+
+#[tokio::test]
+async fn frames_and_seals_of_several_streams_arrive_in_another_order_and_all_of_them() {
+    let (mut sender, mut receiver, gate) = gated_pair(Duration::from_secs(20), 64 * BLOCK).await;
+    gate.set(2, Passage::Held);
+    // Free streams take the next parcel by turns, so the one that is held has some of them.
+    let mut expected: BTreeSet<(u64, Option<u32>)> = BTreeSet::new();
+    for flight in 0..8 {
+        for ordinal in 0..4 {
+            sender.send_block(receiver.me, flight, ordinal).await;
+            expected.insert((flight, Some(ordinal)));
+        }
+        let link = sender.links.link(receiver.me).unwrap();
+        link.send(seal(flight)).unwrap();
+        expected.insert((flight, None));
+    }
+    let mut overtaken = BTreeSet::new();
+    while !expected.is_empty() {
+        // All that can come has come once nothing does for long; then the rest may come too.
+        let wait = timeout(Duration::from_millis(500), receiver.arrived());
+        let Ok(arrived) = wait.await else {
+            assert!(overtaken.is_empty(), "{expected:?} never came");
+            overtaken.clone_from(&expected);
+            gate.set(2, Passage::Open);
+            continue;
+        };
+        let flight = arrived.packet.handoff().flight.0;
+        let ordinal = match arrived.packet {
+            Packet::Frame { part, .. } => {
+                let bytes = block_bytes(flight, part.ordinal);
+                assert_eq!(arrived.payload.as_deref(), Some(&bytes[..]));
+                Some(part.ordinal)
+            }
+            _ => None,
+        };
+        assert!(expected.remove(&(flight, ordinal)), "came once");
+    }
+    assert!(!overtaken.is_empty(), "one stream was held");
+}
+
+#[tokio::test]
+async fn lesson_08_one_stream_cut_is_the_whole_link_lost_once_at_both_ends() {
+    for end in [Passage::Cut, Passage::HalfClosed] {
+        for stream in 0..4 {
+            let (mut sender, mut receiver, gate) =
+                gated_pair(Duration::from_millis(500), 4 * BLOCK).await;
+            let link = sender.links.link(receiver.me).unwrap();
+            sender.send_block(receiver.me, 1, 0).await;
+            assert!(receiver.arrived().await.payload.is_some());
+            gate.set(stream, end);
+            assert_eq!(sender.lost().await.0, receiver.me, "{end:?} {stream}");
+            assert_eq!(receiver.lost().await.0, sender.me, "{end:?} {stream}");
+            assert!(link.is_broken());
+            // The next use dials anew, with all streams, and no second loss is told of the first.
+            sender.send_block(receiver.me, 2, 0).await;
+            assert_eq!(receiver.arrived().await.packet.handoff(), handoff(2));
+            assert_eq!(gate.count(), 8);
+        }
+    }
+}
+
+#[tokio::test]
+async fn lesson_09_one_stream_that_falls_silent_is_the_link_lost() {
+    let (mut sender, mut receiver, gate) = gated_pair(Duration::from_millis(500), 4 * BLOCK).await;
+    sender.send_block(receiver.me, 1, 0).await;
+    assert!(receiver.arrived().await.payload.is_some());
+    gate.set(3, Passage::Held);
+    let (_, reason) = sender.lost().await;
+    assert!(reason.contains("nothing was heard"), "{reason}");
+    assert_eq!(receiver.lost().await.0, sender.me);
+}
+
+#[tokio::test]
+async fn lesson_18_a_better_transport_that_does_not_work_is_told_and_the_next_one_taken() {
+    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+    let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
+    let addresses = Addresses {
+        shared_memory: Some(HostAddress {
+            name: "cleave-kv-nobody-has-this-name".into(),
+            ..receiver.host_address.clone()
+        }),
+        ..receiver.addresses()
+    };
+    sender.links.know(receiver.me, Route::Remote(addresses));
+    let LinkEvent::FellBack {
+        peer,
+        from,
+        to,
+        reason,
+    } = sender.next().await
+    else {
+        panic!("falling back is told first");
+    };
+    assert_eq!(peer, receiver.me);
+    assert_eq!((from, to), (Transport::SharedMemory, Transport::Tcp));
+    assert!(
+        reason.contains("nobody-has-this-name") && reason.contains("refused"),
+        "{reason}"
+    );
+    assert_eq!(sender.measured().await.transport, Transport::Tcp);
+    sender.send_block(receiver.me, 1, 0).await;
+    assert!(receiver.arrived().await.payload.is_some());
+}
+
+#[tokio::test]
+async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
+    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+    let receiver = Worker::start(worker_ref(2, 1), "f").await;
+    let elsewhere = HostAddress {
+        host_id: "another-boot".into(),
+        ..receiver.host_address.clone()
+    };
+    let addresses = Addresses {
+        shared_memory: Some(elsewhere.clone()),
+        ..receiver.addresses()
+    };
+    sender.links.know(receiver.me, Route::Remote(addresses));
+    let LinkEvent::Measured { speed, .. } = sender.next().await else {
+        panic!("nothing was to be tried before");
+    };
+    assert_eq!(speed.transport, Transport::Tcp);
+    let unreachable = Addresses {
+        tcp: None,
+        shared_memory: Some(elsewhere),
+    };
+    sender
+        .links
+        .know(worker_ref(3, 1), Route::Remote(unreachable));
+    let (_, reason) = sender.lost().await;
+    assert!(reason.contains("own host"), "{reason}");
+}
+
+#[tokio::test]
+async fn lesson_02_lesson_16_a_flipped_byte_in_a_payload_is_never_intact() {
+    let one_stream = LinksConfig {
+        streams_count: 1,
+        ..config(worker_ref(1, 1), "f")
+    };
+    let mut sender = Worker::on(LocalNet::default(), one_stream).await;
+    let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
+    // Everything before the frames is handshake, pings and a probe of 1 MiB; the flip falls into
+    // the payload of a later frame.
+    let address = proxy(receiver.address.clone(), |offset, byte| {
+        if offset == (1 << 20) + 3 * 4096 {
+            *byte ^= 0x10;
+        }
+    })
+    .await;
+    sender.links.know(receiver.me, Route::tcp(address));
+    let to = receiver.me;
+    let sending = tokio::spawn(async move {
+        for ordinal in 0..8 {
+            sender.send_block(to, 1, ordinal).await;
+        }
+        sender
+    });
+    let mut damaged = 0;
+    for _ in 0..8 {
+        let arrived = receiver.arrived().await;
+        let Packet::Frame { part, .. } = arrived.packet else {
+            panic!("only frames were sent");
+        };
+        let same = *arrived.payload.unwrap() == block_bytes(1, part.ordinal)[..];
+        assert_eq!(arrived.intact, same);
+        damaged += u32::from(!arrived.intact);
+    }
+    assert_eq!(damaged, 1);
+    drop(sending.await.unwrap());
+}
+
+#[tokio::test]
+async fn garbage_and_idle_strangers_hurt_nobody() {
+    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+    let mut receiver = Worker::start(worker_ref(2, 1), "f").await;
+    let mut strangers = Vec::new();
+    for garbage in [
+        &b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"[..],
+        &[0xff; 4096],
+        &[1, 0, 0, 0, 255, 255, 255, 255],
+        &[1, 0, 0, 0, 6, 0, 0, 0, b'C', b'L', b'V', b'K', 9, 9],
+        b"",
+    ] {
+        let mut stream = TcpStream::connect(&receiver.address).await.unwrap();
+        stream.write_all(garbage).await.unwrap();
+        strangers.push(stream);
+    }
+    sender
+        .links
+        .know(receiver.me, receiver.route(Transport::Tcp));
+    sender.send_block(receiver.me, 1, 0).await;
+    assert!(receiver.arrived().await.payload.is_some());
+    // All but the idle one have been hung up on.
+    for stream in &mut strangers[..4] {
+        let mut rest = Vec::new();
+        let ended = timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
+        let _ = ended.expect("hung up in time");
+    }
+}
+
+#[tokio::test]
+async fn lesson_09_a_peer_that_falls_silent_is_lost() {
+    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+    // It accepts and then says nothing, as a stopped process does.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let route = Route::tcp(listener.local_addr().unwrap().to_string());
+    let mute = tokio::spawn(async move { listener.accept().await });
+    sender.links.know(worker_ref(2, 1), route);
+    let (_, reason) = sender.lost().await;
+    assert!(reason.contains("nothing was heard"), "{reason}");
+    drop(mute.await);
+}
