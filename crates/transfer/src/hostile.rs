@@ -273,8 +273,8 @@ async fn grants_of_what_was_never_lent_end_the_link() {
             frame_bytes: BLOCK,
         };
         write(&mut stream.writer, &welcome, &[]).await.unwrap();
-        // Its measurement: three round trips, a probe and another.
-        for _ in 0..4 {
+        // Its measurement: three round trips, and after each of two probes another.
+        for _ in 0..5 {
             let nonce = loop {
                 match stream.reader.next().await.unwrap() {
                     crate::socket::Received::Message(Message::Ping(nonce)) => break nonce,

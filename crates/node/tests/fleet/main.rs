@@ -349,14 +349,14 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
 }
 
 /// What a bad network does to the first connection that passes it, in the midst of its KV: past
-/// the probe of 1 MiB.
+/// two probes of 1 MiB.
 #[derive(Clone, Copy)]
 enum Harm {
     FlipAByte,
     Cut,
 }
 
-const HARM_AT: usize = (1 << 20) + 20_000;
+const HARM_AT: usize = (2 << 20) + 20_000;
 
 /// A decode worker behind a bad network, and a flight that has to survive it.
 async fn survives(harm: Harm) -> String {
