@@ -1,6 +1,8 @@
 //! Peers that break the rules, told apart from those that keep them. They speak the wire's words over
 //! real sockets, to the code that serves.
 
+#![allow(clippy::unwrap_used)]
+
 use crate::config::{LinkEvent, LinksConfig};
 use crate::incoming::Stream;
 use crate::links::{Links, Listeners};
