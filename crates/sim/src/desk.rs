@@ -6,10 +6,60 @@
 use crate::run::{Event, RouterSeat, Run, Word};
 use crate::tape::{self, Line};
 use crate::words;
+use crate::world::Wish;
 use cleave_domain::{Ending, Refusal, Tape, TapeLine, WorkerRef};
 use cleave_router::Readiness;
 
 impl Run<'_> {
+    // === clients and operators ===
+
+    pub(crate) fn stall(&mut self, client: usize) -> Result<Option<String>, String> {
+        let Some(flight) = self.clients.turn(client, Some(self.now)) else {
+            return Ok(None);
+        };
+        let router = self.clients.all[client].router;
+        self.router_hears(router, cleave_router::Input::Stalled { flight })?;
+        self.count("stalled");
+        Ok(Some(format!("r{:x} stalled     {flight}", router + 1)))
+    }
+
+    pub(crate) fn flow(&mut self, client: usize) -> Result<Option<String>, String> {
+        let since = self.clients.all[client].stalled;
+        let Some(flight) = self.clients.turn(client, None) else {
+            return Ok(None);
+        };
+        let waited = since.map(|since| self.now.since(since));
+        let limit = self.world.router.reader_wait_max;
+        if waited.is_some_and(|waited| waited > limit) {
+            return Err(format!("{flight} was not read for {waited:?}, and goes on"));
+        }
+        let router = self.clients.all[client].router;
+        self.router_hears(router, cleave_router::Input::Flowing { flight })?;
+        Ok(Some(format!("r{:x} flowing     {flight}", router + 1)))
+    }
+
+    pub(crate) fn wish(&mut self, wish: usize) -> Result<Option<String>, String> {
+        let Wish {
+            router,
+            worker,
+            command,
+            ..
+        } = self.world.wishes[wish];
+        if self.routers[router].down_until > self.now {
+            return Ok(None);
+        }
+        let worker = crate::run::life(worker, 0).worker;
+        let input = cleave_router::Input::Commanded { worker, command };
+        self.router_hears(router, input)?;
+        self.count("wishes");
+        Ok(Some(format!(
+            "r{:x} commanded   {worker} {command:?}",
+            router + 1
+        )))
+    }
+
+    // === the brain ===
+
     pub(crate) fn router_told(
         &mut self,
         router: usize,
@@ -84,7 +134,8 @@ impl Run<'_> {
     /// Who keeps the clients' streams answers soon, and other facts may come first.
     fn counted(&mut self, router: usize, counted: cleave_router::Input) {
         let soon = self.now + self.dice.micros(0, 500);
-        self.plan(soon, Event::RouterHears(router, counted));
+        let life = self.routers[router].id;
+        self.plan(soon, Event::RouterHears(life, counted));
     }
 
     fn router_says(&mut self, router: usize, output: cleave_router::Output) -> Result<(), String> {

@@ -306,10 +306,16 @@ impl Body {
             Some((Op::Export(e), _)) => Some((e.handoff, e.ordinal)),
             _ => None,
         };
+        // A one-sided write that has begun ends when it has landed.
+        let queued = |key: &(HandoffId, u32)| {
+            let is_it = |op: &Op| matches!(op, Op::Export(e) if (e.handoff, e.ordinal) == *key);
+            self.ops.iter().any(is_it)
+        };
+        let stops = |key: &(HandoffId, u32)| self.limits.writer == Writer::Receiver || queued(key);
         let lost: Vec<(HandoffId, u32)> = self
             .exporting
             .iter()
-            .filter(|(key, to)| **to == peer && Some(**key) != begun)
+            .filter(|(key, to)| **to == peer && Some(**key) != begun && stops(key))
             .map(|(key, _)| *key)
             .collect();
         self.ops.retain(|op| match op {
@@ -403,7 +409,9 @@ impl Body {
                     ImportOutcome::Broken
                 } else if self.limits.writer == Writer::Sender {
                     // The bytes are here already; they are looked at in place.
-                    match self.engine.read(block.block) == payload {
+                    let size = self.limits.capacity.block_bytes / self.limits.capacity.block_tokens;
+                    let cells = &self.engine.read(block.block)[(part.offset / size) as usize..];
+                    match cells.starts_with(&payload) {
                         true => ImportOutcome::Written,
                         false => ImportOutcome::Broken,
                     }
