@@ -182,7 +182,6 @@ mod tests {
         let blocks = (0..6).map(|i| [i; BLOCK]).collect();
         let limits = EngineLimits {
             block_bytes: BLOCK as u32,
-            frame_bytes_max: BLOCK as u32,
             write_bytes_max: 0,
             swap_bytes_max: swap_bytes_max as u64,
         };
