@@ -122,7 +122,15 @@ impl Run<'_> {
             Output::Note(Note::Pool { blocks_leaked, .. }) if blocks_leaked > 0 => {
                 return Err(format!("{me} says that {blocks_leaked} blocks leaked"));
             }
-            Output::Note(note) => self.note(&note),
+            Output::Note(note) => {
+                if let Note::Pool {
+                    blocks_quarantined, ..
+                } = note
+                {
+                    body.quarantined = blocks_quarantined;
+                }
+                self.note(&note);
+            }
         }
         Ok(())
     }

@@ -104,6 +104,8 @@ pub(crate) struct Body {
     pub(crate) draining: bool,
     /// The brain is done; the process ends when its last words are out.
     pub(crate) exiting: bool,
+    /// Blocks in quarantine, as the brain said last.
+    pub(crate) quarantined: u32,
     engine: Engine,
     ops: VecDeque<Op>,
     /// Since the last step.
@@ -142,6 +144,7 @@ impl Body {
             about,
             draining: false,
             exiting: false,
+            quarantined: 0,
             ops: VecDeque::new(),
             written_bytes: 0,
             busy: None,
