@@ -31,7 +31,10 @@ fn without_any_one_guard_something_breaks() {
         let mut found = None;
         for world in explore::worlds() {
             if let Err(broken) = explore(world, Some(guard), 100_000) {
-                println!("{guard:<16} {world:<10} {:>7} states: {}", broken.states, broken.what);
+                println!(
+                    "{guard:<16} {world:<10} {:>7} states: {}",
+                    broken.states, broken.what
+                );
                 if only.is_some() {
                     println!("{broken}");
                 }

@@ -41,14 +41,17 @@
 
 mod guard;
 mod happen;
+mod lives;
 mod moves;
 mod print;
 mod reader;
+mod rest;
 mod search;
 mod seen;
 mod small;
 mod state;
 mod tell;
+mod work;
 
 pub use guard::Guard;
 
@@ -92,7 +95,11 @@ pub struct Counterexample {
 impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path)?;
-        writeln!(f, "world {} after {} states: {}", self.world, self.states, self.what)
+        writeln!(
+            f,
+            "world {} after {} states: {}",
+            self.world, self.states, self.what
+        )
     }
 }
 
@@ -191,7 +198,10 @@ mod tests {
             small.surprises_max = 1;
             let t = std::time::Duration::ZERO;
             let _ = t;
-            println!("{fault:?} {}", super::explore_small(&small, 500_000).unwrap());
+            println!(
+                "{fault:?} {}",
+                super::explore_small(&small, 500_000).unwrap()
+            );
         }
     }
 }
