@@ -304,6 +304,44 @@ fn bad_input_is_told_what_is_wrong_and_harms_nobody() {
 }
 
 #[test]
+fn lesson_20_what_is_too_long_or_malformed_is_answered_and_not_dropped() {
+    let (process, client) = serve(&["--kv-cache", "2MiB"]);
+    let fits = json!({"prompt": "A slice is", "max_tokens": 8, "temperature": 0});
+    let text = client.complete(&fits);
+    let tokens = |count: usize| vec![65; count];
+    // Longer than the context; not longer, but with its output; within the context, and more than the
+    // whole pool holds.
+    let bodies = [
+        json!({"prompt": tokens(5000), "max_tokens": 1}),
+        json!({"prompt": tokens(1000), "max_tokens": 500}),
+        json!({"prompt": tokens(900), "max_tokens": 100, "ignore_eos": true}),
+        json!({"prompt": []}),
+        json!({"prompt": [-1]}),
+        json!({"prompt": null}),
+        json!("prompt"),
+    ];
+    for body in bodies {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            if body.is_object() {
+                body["stream"] = json!(stream);
+            }
+            let (status, answer) = client.post("/v1/completions", &body);
+            assert_eq!(status, 400, "{answer}");
+            let error = &answer["error"];
+            assert!(error["code"].is_string(), "{answer}");
+            assert!(
+                error["message"]
+                    .as_str()
+                    .is_some_and(|text| text.len() > 10)
+            );
+        }
+    }
+    assert_eq!(client.complete(&fits), text);
+    assert!(!process.logs().contains("panicked"), "{}", process.logs());
+}
+
+#[test]
 fn the_openai_client_is_content() {
     let (mut process, _client) = serve(&[]);
     let url = format!("http://{}", process.address());

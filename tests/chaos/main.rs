@@ -24,7 +24,7 @@ use load::{Ask, Ledger, Outcome, Stay, bodies, streamed, with_stop};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn number(name: &str, default: u64) -> u64 {
@@ -130,6 +130,51 @@ fn streams_survive_their_workers() {
     assert_eq!(failures, 0, "seed {seed}: {}", report(&ledger, &fleet));
 }
 
+/// Every kind of stream at once, and two of three decode workers killed in the midst of all of them.
+#[test]
+fn two_killed_decode_workers_change_no_byte_of_any_kind_of_stream() {
+    let asks: Vec<Ask> = undisturbed(&mut Dice::new(2))
+        .into_iter()
+        .filter(|ask| ask.body["stream"] == true && ask.expected.output_tokens() > 100)
+        .collect();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut fleet = Fleet::start(runtime.handle());
+    let base = fleet.base.clone();
+    let progress: Vec<AtomicU64> = asks.iter().map(|_| AtomicU64::new(0)).collect();
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let streams: Vec<_> = asks
+            .iter()
+            .zip(&progress)
+            .map(|(ask, progress)| {
+                let (base, http) = (&base, load::http());
+                let on_event = || {
+                    progress.fetch_add(1, Ordering::Relaxed);
+                    Stay::Yes
+                };
+                scope.spawn(move || load::ask(&http, (base, ask.path, &ask.body), on_event))
+            })
+            .collect();
+        for (seat, events) in [(2, 5), (3, 20)] {
+            wait_for("every stream to get on", || {
+                let mut all = progress.iter();
+                let on = all.all(|seen| seen.load(Ordering::Relaxed) >= events);
+                (on || streams.iter().any(|stream| stream.is_finished())).then_some(())
+            });
+            fleet.seats[seat].process().signal("KILL");
+        }
+        let ended = streams.into_iter().map(|stream| stream.join());
+        ended.map(|outcome| outcome.expect("no panic")).collect()
+    });
+    for (ask, outcome) in asks.iter().zip(outcomes) {
+        match outcome {
+            Outcome::Answered(answer) => assert_eq!(answer, ask.expected, "{}", ask.body),
+            other => panic!("{}: {other:?}", ask.body),
+        }
+    }
+    let resumed = fleet.client.metric("cleave_streams_resumed_total", &[]);
+    assert!(resumed >= 5.0, "{resumed} streams were resumed");
+}
+
 /// Ends the load when it goes.
 struct Over<'a>(&'a Ledger);
 
@@ -196,7 +241,7 @@ fn table(struck: &BTreeMap<Kind, u64>, ledger: &Ledger, fleet: &Fleet) -> String
         let count = struck.get(&kind).copied().unwrap_or(0);
         rows.push((name.to_owned(), count.to_string()));
     }
-    let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+    let seen = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let counted = |name: &str, labels: &[&str]| {
         let count = fleet.client.metric(name, labels);
         (count as u64).to_string()

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use cleave_domain::Role;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Serves large language models with prefill and decode split apart.
 ///
@@ -117,6 +118,10 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) worker: WorkerLimitArgs,
+    #[command(flatten)]
+    pub(crate) router: RouterLimitArgs,
     /// Prefill workers; with `--prefill 0 --decode 0 --both N` serving is aggregated.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) prefill: u32,
@@ -154,6 +159,8 @@ pub(crate) struct RouterArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     pub(crate) listen: SocketAddr,
     #[command(flatten)]
+    pub(crate) limits: RouterLimitArgs,
+    #[command(flatten)]
     pub(crate) process: ProcessArgs,
 }
 
@@ -173,13 +180,15 @@ pub(crate) struct WorkerArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) limits: WorkerLimitArgs,
     /// Where other workers send KV blocks to; port 0 picks a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) data_listen: SocketAddr,
     /// The address that other workers reach `--data-listen` by, when it differs (NAT, 0.0.0.0).
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) data_advertise: Option<String>,
-    /// Where /metrics, /health and /ready of this worker are served; not at all if absent.
+    /// Where /metrics, /health, /ready and /admin of this worker are served; not at all if absent.
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics_listen: Option<SocketAddr>,
     /// Name of this worker in logs and metrics, and its identity: unique in the fleet, the same
@@ -190,12 +199,46 @@ pub(crate) struct WorkerArgs {
     pub(crate) process: ProcessArgs,
 }
 
+/// What a router allows flights and clients.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RouterLimitArgs {
+    /// Failures that a request survives, before its first token or after it; 0 for none. Its stream
+    /// continues on another worker each time. (Dynamo's flag, whose default is 0.)
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) migration_limit: u32,
+    /// Running sequences that leave one worker at once when it drains or changes its role.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) max_moves: u32,
+    /// How long a client may read nothing while tokens wait for it, in seconds; then its request ends.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    pub(crate) reader_wait: Duration,
+    /// Tokens that may wait for a client, beyond what its socket holds, before it counts as slow.
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) reader_backlog: u32,
+}
+
+/// What a worker allows itself.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct WorkerLimitArgs {
+    /// Host memory of each worker to which running sequences are swapped when its KV cache is short,
+    /// such as `4GiB`; 0 for none. A quarter of the KV cache if absent.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes_or_none)]
+    pub(crate) swap_space: Option<u64>,
+    /// A step that takes longer makes the worker unhealthy and moves its streams elsewhere, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    pub(crate) step_max: Duration,
+}
+
 /// What every long-running command shares.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProcessArgs {
     /// How long running requests may go on after Ctrl-C or SIGTERM, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_timeout: u64,
+    /// A router or worker that says nothing for so long is lost to the other, in seconds; streams of a
+    /// lost worker continue elsewhere.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    pub(crate) worker_silence: Duration,
     /// Record what every brain is told, one file per brain, for `cleave replay`.
     #[arg(long, value_name = "DIR")]
     pub(crate) tape: Option<PathBuf>,
@@ -456,6 +499,22 @@ fn parse_router(text: &str) -> Result<String, String> {
     }
 }
 
+/// A positive time, such as `5` or `0.5`.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    let within = seconds.filter(|seconds| (0.01..=86_400.0).contains(seconds));
+    let within = within.ok_or_else(|| "expected seconds, from 0.01 to 86400".to_owned())?;
+    Ok(Duration::from_secs_f64(within))
+}
+
+/// As [`parse_bytes`], or 0.
+fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
+    match text.trim() {
+        "0" => Ok(0),
+        size => parse_bytes(size),
+    }
+}
+
 /// Bytes from `1048576`, `512MiB`, `4GiB`, `2G` (a bare letter is binary, as in Kubernetes' `Gi`).
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -519,6 +578,44 @@ mod tests {
         ] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn times_and_limits_are_checked() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["", "0", "-1", "NaN", "inf", "1e9", "5s"] {
+            assert!(parse_seconds(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_bytes_or_none("0"), Ok(0));
+        assert_eq!(parse_bytes_or_none("1k"), Ok(1024));
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_parts() {
+        let parse = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
+        let Command::Router(router) = parse(&["cleave", "router"]) else {
+            panic!("a router was asked for");
+        };
+        let limits = cleave_node::RouterOptions::default();
+        let RouterLimitArgs {
+            migration_limit,
+            max_moves,
+            reader_wait,
+            reader_backlog,
+        } = router.limits;
+        assert_eq!(migration_limit, limits.limits.failures_max);
+        assert_eq!(max_moves, limits.limits.moves_max);
+        assert_eq!(reader_wait, limits.limits.reader_wait_max);
+        assert_eq!(reader_backlog, limits.reader_backlog_max);
+        assert_eq!(router.process.worker_silence, limits.silence_max);
+        let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
+        let Command::Worker(worker) = parse(&words) else {
+            panic!("a worker was asked for");
+        };
+        let options = cleave_node::WorkerOptions::new("w", Role::Both);
+        assert_eq!(worker.limits.step_max, options.step_max);
+        assert_eq!(worker.limits.swap_space, options.swap_bytes);
+        assert_eq!(worker.process.worker_silence, options.silence_max);
     }
 
     #[test]

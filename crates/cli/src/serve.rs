@@ -3,7 +3,9 @@
 //! Owns: what is printed at the start, signals, and the time given to drain.
 //! Never: decides anything about a request.
 
-use crate::args::{EngineArgs, ProcessArgs, RouterArgs, ServeArgs, WorkerArgs};
+use crate::args::{
+    EngineArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerLimitArgs,
+};
 use crate::model::{self, Loaded};
 use anyhow::{Context, anyhow, bail};
 use cleave_domain::Role;
@@ -15,6 +17,7 @@ use cleave_node::{
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -33,7 +36,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         .zip(engines)
         .map(|((name, role), engine)| {
             (
-                worker_options(name, role, &args.engine, &args.process),
+                worker_options(name, role, (&args.engine, &args.worker, &args.process)),
                 engine,
             )
         })
@@ -46,7 +49,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     );
     let serve = Serve {
         listen: SocketAddr::new(args.host, args.port).to_string(),
-        router: router_options(&args.process),
+        router: router_options(&args.router, &args.process),
         workers,
         files: loaded.files.clone(),
     };
@@ -65,7 +68,7 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
     let node = RouterNode {
         listen: args.listen.to_string(),
-        options: router_options(&args.process),
+        options: router_options(&args.limits, &args.process),
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -87,7 +90,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         .context("one engine was asked for")?;
     let role = Role::from(args.leg);
     let name = args.name.clone().unwrap_or_else(|| name_default(role));
-    let options = worker_options(name, role, &args.engine, &args.process);
+    let options = worker_options(name, role, (&args.engine, &args.limits, &args.process));
     announce(&loaded, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
         options,
@@ -149,23 +152,33 @@ fn name_default(role: Role) -> String {
 fn worker_options(
     name: String,
     role: Role,
-    engine: &EngineArgs,
-    process: &ProcessArgs,
+    (engine, limits, process): (&EngineArgs, &WorkerLimitArgs, &ProcessArgs),
 ) -> WorkerOptions {
     let defaults = WorkerOptions::new(name, role);
     WorkerOptions {
         queue_max: engine.max_queue.unwrap_or(defaults.queue_max),
         prefix_cache: !engine.no_prefix_cache,
+        step_max: limits.step_max,
+        swap_bytes: limits.swap_space,
+        silence_max: process.worker_silence,
         tape: tape(process, &defaults.name),
         ..defaults
     }
 }
 
-fn router_options(process: &ProcessArgs) -> RouterOptions {
+fn router_options(limits: &RouterLimitArgs, process: &ProcessArgs) -> RouterOptions {
+    let defaults = RouterOptions::default();
+    let mut brain = defaults.limits;
+    brain.failures_max = limits.migration_limit;
+    brain.moves_max = limits.max_moves;
+    brain.reader_wait_max = limits.reader_wait;
     RouterOptions {
+        limits: brain,
+        silence_max: process.worker_silence,
+        reader_backlog_max: limits.reader_backlog,
         tape: tape(process, "router"),
         otlp_endpoint: process.otlp_endpoint.clone(),
-        ..RouterOptions::default()
+        api: defaults.api,
     }
 }
 
@@ -213,11 +226,13 @@ fn say_address(address: SocketAddr) {
 trait Node {
     async fn ready(&self);
     async fn broken(&self) -> String;
+    /// Returns once somebody other than a signal has asked it to leave.
+    async fn asked_to_leave(&self);
     async fn drain(self, deadline: Duration);
 }
 
 macro_rules! node {
-    ($($running:ty),*) => {$(
+    ($($running:ty: $leaves:expr),*) => {$(
         impl Node for $running {
             async fn ready(&self) {
                 self.ready().await;
@@ -227,6 +242,11 @@ macro_rules! node {
                 self.broken().await
             }
 
+            async fn asked_to_leave(&self) {
+                let leaves: fn(&Self) -> Leaving<'_> = $leaves;
+                leaves(self).await;
+            }
+
             async fn drain(self, deadline: Duration) {
                 self.drain(deadline).await;
             }
@@ -234,7 +254,13 @@ macro_rules! node {
     )*};
 }
 
-node!(Running, RunningRouter, RunningWorker);
+type Leaving<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+node!(
+    Running: |_| Box::pin(std::future::pending()),
+    RunningRouter: |_| Box::pin(std::future::pending()),
+    RunningWorker: |worker| Box::pin(worker.asked_to_leave())
+);
 
 /// Runs a node until a signal comes or it breaks, then drains it. A node that broke says so by the
 /// exit status.
@@ -252,6 +278,7 @@ async fn live<N: Node>(
     let broken = tokio::select! {
         broken = ready => Some(broken),
         broken = node.broken() => Some(broken),
+        () = node.asked_to_leave() => None,
         () = stop.signalled() => None,
     };
     let seconds = process.drain_timeout;

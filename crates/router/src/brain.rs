@@ -1,11 +1,17 @@
-//! The router's brain: its four kinds of methods, its timers and its line.
+//! The router's brain: its kinds of methods, its wake-ups and its end of everything.
 //!
 //! - *Facts*: [`Brain::handle`] takes one, with the time.
 //! - *Commands*: [`Brain::poll`] gives one at a time; drain it before the next fact.
 //! - *Wake-ups*: [`Brain::deadline`] says when to hand in [`Input::Woke`] at the latest.
 //! - *Checks*: [`Brain::check`] asserts every invariant; affordable in tests and simulation.
+//!   [`Brain::fingerprint`] says which states are one.
 //!
-//! Owns: the flights, the line, the timers. Never: sees a generated token; those go past it.
+//! A flight's way is told in `place` (submitting, waiting, the first order), `walk` (what each word of a
+//! worker means), `resume` (an attempt is over too early), `moves` (a running sequence goes to another
+//! worker), `rescue` (a worker is stuck) and `legs` (letting go).
+//!
+//! Owns: the flights, the line, the alarms. Never: sees a generated token while it is drawn; those go
+//! past it, and it asks for them when another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one [`Output::End`].
 
 use crate::alarm::{Alarm, Alarms};

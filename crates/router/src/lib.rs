@@ -1,7 +1,8 @@
 //! The cluster's brain.
 //!
 //! Owns: which worker serves which leg of which flight, and each flight's way from submission to
-//! its one end. Never: sees text, a token that was generated, an address, or a clock.
+//! its one end, over as many workers as it takes. Never: sees text, an address, or a clock; or a
+//! generated token before another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one `Output::End`.
 
 mod alarm;

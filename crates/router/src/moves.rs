@@ -198,8 +198,13 @@ impl Brain {
             // Its `Finished` is on the way.
             return;
         }
-        if why == MoveReason::Crowded && self.yielded_lately(flight) {
-            return self.fleet.unwish(of.decode);
+        if why == MoveReason::Crowded {
+            if self.yielded_lately(flight) {
+                return self.fleet.unwish(of.decode);
+            }
+        } else if self.fleet.leaves(of.decode).is_none() {
+            // It serves decode legs again.
+            return;
         }
         // If there is no room any more, news of some will be told.
         if let Ok(target) = self.target(id, why) {

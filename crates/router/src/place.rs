@@ -189,9 +189,7 @@ impl Brain {
     /// leave a worker go before newcomers, those that make room for others after them.
     pub(crate) fn room_at(&mut self, worker: WorkerRef) {
         self.rescue();
-        // What left a worker that is to be left makes way for what is still there.
-        let source = self.fleet.leaves(worker).is_some();
-        self.evacuate((!source).then_some(worker));
+        self.evacuate(Some(worker));
         self.news_of(worker);
         self.grant_wishes(Some(worker));
     }

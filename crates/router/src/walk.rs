@@ -295,6 +295,8 @@ impl Brain {
                 _ => {}
             }
         }
+        // What left a worker that is to be left makes way for what is still there.
+        self.evacuate_one(worker);
         self.room_at(worker);
     }
 
@@ -314,6 +316,12 @@ impl Brain {
         }
         if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
             return self.move_refused(worker, handoff, refusal);
+        }
+        if self
+            .leg(handoff)
+            .is_some_and(|leg| leg.reserved && leg.prefill == worker)
+        {
+            return self.stayed(worker, handoff, Failure::Rejected);
         }
         let Some(attempt) = self.current(handoff) else {
             return self.note(Note::Stale { worker });

@@ -276,7 +276,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 false => Progress::Moving,
             },
         }),
-        // The first so many blocks of a flight's prompt.
+        // The first so many blocks of a flight's prompt and output.
         "stored" => Report::Prefix {
             stored: hashes(words, requests),
             evicted: Vec::new(),
@@ -291,7 +291,9 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
 
 fn hashes(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Vec<cleave_domain::BlockHash> {
     let request = &requests[&words[1][1..].parse().unwrap()];
-    let mut hashes = block_hashes(request.cache_salt, &request.prompt, BLOCK_TOKENS);
+    let output = (0..number(words, "tokens").unwrap_or(0)).map(output_token);
+    let tokens: Vec<u32> = request.prompt.iter().copied().chain(output).collect();
+    let mut hashes = block_hashes(request.cache_salt, &tokens, BLOCK_TOKENS);
     hashes.truncate(number(words, "blocks").unwrap() as usize);
     hashes
 }
@@ -430,7 +432,7 @@ scenarios! {
     a_word_after_the_last_one_is_stale
     line_keeps_urgency_and_arrival
     refused_when_nobody_could_ever
-    cancel_at_each_stage
+    lesson_13_cancel_is_heard_at_each_stage
     draining_worker_gets_nothing_new
     router_drains
     retry_before_the_first_token
@@ -445,12 +447,10 @@ scenarios! {
     lesson_15_rejoined_worker_is_a_new_one
     lesson_19_different_fingerprints_are_never_paired
     lesson_01_sender_is_released_when_everything_landed
-    drain_moves_running_sequences
     lesson_09_source_lost_at_each_stage_of_a_move
     lesson_09_target_lost_at_each_stage_of_a_move
     source_hears_of_the_landing_before_the_router
     a_move_is_taken_back_after_it_stood_still
-    cancel_at_each_stage_of_a_move
     finish_during_a_move
     drain_waits_for_room
     a_flight_that_lands_on_a_draining_worker_moves_then
@@ -458,13 +458,10 @@ scenarios! {
     an_operators_words_are_passed_on
     lesson_16_a_stream_resumed_at_its_end_is_done
     lesson_16_a_spent_budget_is_an_error
-    many_flights_are_lost_with_one_worker
     a_stream_too_long_for_anybody_holds_nobody_up
     lesson_12_a_stuck_worker_is_passed_over
     lesson_12_nobody_waits_for_ever_for_a_stuck_worker
     lesson_12_a_stuck_prefill_worker_is_left
-    a_stuck_target_is_given_up
-    late_words_of_a_move
     two_moves_of_one_flight_do_not_overlap
     a_target_that_refuses_or_says_nothing
     a_crowded_worker_is_relieved_if_another_has_room
@@ -472,4 +469,10 @@ scenarios! {
     cancel_while_counted_or_in_line
     a_promise_that_ends_in_silence_makes_room
     a_broken_link_is_not_tried_again_at_once
+    lesson_27_drain_moves_running_sequences
+    lesson_13_cancel_is_heard_at_each_stage_of_a_move
+    lesson_09_many_flights_are_lost_with_one_worker
+    lesson_12_a_stuck_target_is_given_up
+    lesson_15_late_words_of_a_move_are_stale
+    a_resumed_stream_finds_its_own_prefix
 }

@@ -67,7 +67,8 @@ pub enum Input {
         condition: Condition,
     },
     /// Nothing that another worker's life still does can reach this pool: its process is known to have
-    /// ended, or its access was revoked. More than a lost link, which stops no write under way.
+    /// ended, or its access was revoked. More than a lost link, which stops no write under way. Said once
+    /// of each life is enough: it is remembered.
     Severed {
         /// From whose.
         peer: WorkerRef,

@@ -9,7 +9,8 @@
 //! [`Brain::poll`] hands out, in order, until it is `None`, then sleep until the next fact or
 //! [`Brain::deadline`], whichever comes first (at the deadline the fact is [`Input::Woke`]).
 //! [`Brain::limits`], [`Brain::load`], [`Brain::pool`], [`Brain::idle`] and [`Brain::draining`] look
-//! and change nothing; [`Brain::check`] asserts every invariant and is for tests.
+//! and change nothing; [`Brain::check`] asserts every invariant and [`Brain::fingerprint`] tells
+//! states apart, both for tests.
 
 mod admit;
 mod audit;

@@ -139,7 +139,8 @@ impl Brain {
         let Some(leaving) = self.moves.get_mut(&handoff) else {
             return;
         };
-        let done = ready.blocks(sequence.computed, size);
+        // One that stands still has let go its last block too.
+        let done = ready.blocks(sequence.computed, size).max(leaving.exported);
         let new = leaving.exported..done;
         leaving.exported = done;
         let table = &sequence.table[new.start as usize..new.end as usize];

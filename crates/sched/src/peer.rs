@@ -117,7 +117,11 @@ impl Brain {
             ExportOutcome::Broken => Err(Failure::Engine("a block could not be read".into())),
         };
         self.send(handoff, sender::Input::Exported { ordinal, outcome });
-        self.release_if_settled(handoff);
+        match self.moves.get(&handoff).map(|leaving| leaving.order.of) {
+            // It may have been the last full block.
+            Some(of) => self.leave(of),
+            None => self.release_if_settled(handoff),
+        }
     }
 
     pub(crate) fn imported(&mut self, handoff: HandoffId, part: BlockPart, outcome: ImportOutcome) {

@@ -90,6 +90,8 @@ impl Brain {
         for placed in &step.placed {
             if let Some(sequence) = self.sequences.get_mut(&placed.handoff) {
                 sequence.stepping = false;
+                // If it was over before, only the step kept its slot.
+                sequence.unseat(&mut self.slots);
             }
             let failure = Failure::Engine(reason.into());
             self.close(placed.handoff, Close::Failed(failure));

@@ -236,6 +236,24 @@ async fn a_stream_joins_only_the_link_of_its_own_peer_and_key() {
 }
 
 #[tokio::test]
+async fn lesson_08_one_stream_that_ends_ends_the_link_though_the_others_stand() {
+    let mut victim = Victim::start().await;
+    let (mut first, key) = victim.linked().await;
+    let mut second = victim.knock().await;
+    let from = worker(1);
+    write(&mut second.writer, &Message::Join { from, key }, &[])
+        .await
+        .unwrap();
+    let joined = second.reader.message().await.unwrap();
+    assert_eq!(joined, Message::Joined);
+    drop(second);
+    let reason = victim.lost().await;
+    assert!(reason.contains("closed"), "{reason}");
+    // The first one was hung up on before that was said.
+    assert!(first.reader.message().await.is_err());
+}
+
+#[tokio::test]
 async fn a_link_of_too_many_streams_is_ended() {
     let mut victim = Victim::start().await;
     let (_stream, key) = victim.linked().await;

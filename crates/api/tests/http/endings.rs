@@ -227,6 +227,36 @@ async fn one_failed_choice_left_the_others_running_while_the_client_read_on() {
 }
 
 #[tokio::test]
+async fn what_nobody_read_was_drawn_from_the_flight() {
+    let set = set("llama3");
+    for path in [TEXT, "/v1/chat/completions"] {
+        let sender = set.live();
+        for index in 0..100 {
+            sender.unbounded_send(plain(index, 5)).unwrap();
+        }
+        let body = json!({"prompt": "a", "messages": [{"role": "user", "content": "a"}],
+                          "max_tokens": 100, "stream": true});
+        let mut body = body.as_object().unwrap().clone();
+        body.remove(if path == TEXT { "messages" } else { "prompt" });
+        let request = post(path, serde_json::Value::Object(body).to_string());
+        let mut body = set
+            .router
+            .clone()
+            .oneshot(request)
+            .await
+            .unwrap()
+            .into_body();
+        // Headers wait for the first event, and nothing more is taken until somebody reads.
+        let taken = || 100 - sender.len();
+        assert!(taken() <= 2, "{} events were taken", taken());
+        for _ in 0..10 {
+            body.frame().await.unwrap().unwrap();
+        }
+        assert!((5..=14).contains(&taken()), "{} events were taken", taken());
+    }
+}
+
+#[tokio::test]
 async fn nobody_was_there_and_nobody_said_so() {
     let set = set("llama3");
     *set.stage.readiness.lock().unwrap() = Some(Readiness::NotReady("no decode worker".into()));

@@ -447,7 +447,10 @@ fn lesson_02_a_writer_of_its_own_is_waited_for() {
     );
     assert!(receiver.quarantined() && !receiver.settled() && receiver.idle());
     let again = receiver::Input::StoodStill;
-    assert_eq!(feed(&mut receiver, &[again.clone()]), ["send stop"]);
+    assert_eq!(
+        feed(&mut receiver, std::slice::from_ref(&again)),
+        ["send stop"]
+    );
     feed(
         &mut receiver,
         &[stopped(worker(1, 2)), receiver::Input::LinkLost],

@@ -96,13 +96,7 @@ impl EngineThread {
             changed: Condvar::new(),
             write_bytes_max: limits.write_bytes_max,
         });
-        let bench = Bench {
-            engine,
-            limits,
-            pulse,
-            health: Health::Sound,
-            cellar: Cellar::new(limits.swap_bytes_max),
-        };
+        let bench = Bench::new(engine, limits, pulse);
         let work = Arc::clone(&queue);
         thread::Builder::new()
             .name("cleave-engine".into())
@@ -244,6 +238,16 @@ fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) 
 }
 
 impl Bench {
+    pub(super) fn new(engine: Box<dyn Engine>, limits: EngineLimits, pulse: Arc<Pulse>) -> Self {
+        Self {
+            engine,
+            limits,
+            pulse,
+            health: Health::Sound,
+            cellar: Cellar::new(limits.swap_bytes_max),
+        }
+    }
+
     /// After the answer to the work it panicked in, the loss of the engine; said once.
     fn lost(&mut self) -> Option<Input> {
         let Health::Broke(reason) = &mut self.health else {

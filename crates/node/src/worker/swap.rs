@@ -135,3 +135,111 @@ impl Bench {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::Pulse;
+    use crate::worker::engine::EngineLimits;
+    use cleave_domain::{FlightId, StepPlan, StepResult};
+    use cleave_engine::{Engine, EngineDescription, EngineError};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    const BLOCK: usize = 8;
+
+    /// Blocks and nothing else.
+    struct Shelf {
+        blocks: Vec<[u8; BLOCK]>,
+    }
+
+    impl Engine for Shelf {
+        fn describe(&self) -> &EngineDescription {
+            unreachable!("nobody asks a shelf")
+        }
+
+        fn step(&mut self, _: &StepPlan) -> Result<StepResult, EngineError> {
+            unreachable!("a shelf takes no steps")
+        }
+
+        fn read_block(&self, at: BlockIndex, _: usize, out: &mut [u8]) -> Result<(), EngineError> {
+            let found = self.blocks.get(at.0 as usize);
+            out.copy_from_slice(found.ok_or(EngineError::Plan("no such block".into()))?);
+            Ok(())
+        }
+
+        fn write_block(&mut self, at: BlockIndex, _: usize, b: &[u8]) -> Result<(), EngineError> {
+            self.blocks[at.0 as usize].copy_from_slice(b);
+            Ok(())
+        }
+
+        fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+            unreachable!("nobody copies here")
+        }
+    }
+
+    fn bench(swap_bytes_max: usize) -> Bench {
+        let blocks = (0..6).map(|i| [i; BLOCK]).collect();
+        let limits = EngineLimits {
+            block_bytes: BLOCK as u32,
+            write_bytes_max: 0,
+            swap_bytes_max: swap_bytes_max as u64,
+        };
+        let pulse = Arc::new(Pulse::new(Duration::MAX));
+        Bench::new(Box::new(Shelf { blocks }), limits, pulse)
+    }
+
+    fn swap(flight: u64, way: Way, blocks: &[u32]) -> Swap {
+        Swap {
+            handoff: HandoffId {
+                flight: FlightId(flight),
+                attempt: 0,
+            },
+            blocks: blocks.iter().copied().map(BlockIndex).collect(),
+            way,
+        }
+    }
+
+    fn outcome(answer: Input) -> SwapOutcome {
+        match answer {
+            Input::SwappedOut { outcome, .. } | Input::SwappedIn { outcome, .. } => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_was_swapped_out_comes_back_elsewhere_and_unchanged() {
+        let mut bench = bench(4 * BLOCK);
+        let out = bench.swap(&swap(1, Way::Out, &[5, 2]));
+        assert_eq!(outcome(out), SwapOutcome::Copied);
+        let back = bench.swap(&swap(1, Way::In, &[0, 1]));
+        assert_eq!(outcome(back), SwapOutcome::Copied);
+        for (block, content) in [(0, 5), (1, 2), (5, 5)] {
+            let mut bytes = [0; BLOCK];
+            let read = bench.guarded(|engine| engine.read_block(BlockIndex(block), 0, &mut bytes));
+            read.unwrap().unwrap();
+            assert_eq!(bytes, [content; BLOCK]);
+        }
+        // It came back once.
+        let again = bench.swap(&swap(1, Way::In, &[0, 1]));
+        assert_eq!(outcome(again), SwapOutcome::Broken);
+    }
+
+    #[test]
+    fn host_memory_has_a_limit_and_what_does_not_fit_leaves_nothing() {
+        let mut bench = bench(3 * BLOCK);
+        let first = bench.swap(&swap(1, Way::Out, &[0, 1]));
+        assert_eq!(outcome(first), SwapOutcome::Copied);
+        let second = bench.swap(&swap(2, Way::Out, &[2, 3]));
+        assert_eq!(outcome(second), SwapOutcome::Broken);
+        let unreadable = bench.swap(&swap(3, Way::Out, &[9]));
+        assert_eq!(outcome(unreadable), SwapOutcome::Broken);
+        assert_eq!(bench.cellar.take(swap(1, Way::In, &[]).handoff).len(), 2);
+        let third = bench.swap(&swap(2, Way::Out, &[2, 3, 4]));
+        assert_eq!(
+            outcome(third),
+            SwapOutcome::Copied,
+            "all of it is free again"
+        );
+    }
+}

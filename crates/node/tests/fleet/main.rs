@@ -19,8 +19,8 @@ use cleave_node::{
 };
 use futures::StreamExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -348,15 +348,15 @@ async fn lesson_09_a_prefill_worker_that_dies_before_the_first_token_is_replaced
     router.drain(PATIENCE).await;
 }
 
-/// What a bad network does to the first connection that passes it, in the midst of its KV: past
-/// two probes of 1 MiB.
-#[derive(Clone, Copy)]
+/// What a bad network does, once it is told to, to the next piece of KV that passes it.
+#[derive(Clone, Copy, Debug)]
 enum Harm {
     FlipAByte,
     Cut,
 }
 
-const HARM_AT: usize = (2 << 20) + 20_000;
+/// No message but a frame is as long.
+const LONG: usize = 2048;
 
 /// A decode worker behind a bad network, and a flight that has to survive it.
 async fn survives(harm: Harm) -> String {
@@ -367,15 +367,16 @@ async fn survives(harm: Harm) -> String {
     node.data_address = Some(bad.local_addr().unwrap().to_string());
     let decode = node.start().await.unwrap();
     let behind = decode.data_address();
+    let pending = Arc::new(Mutex::new(None));
+    let next = Arc::clone(&pending);
     tokio::spawn(async move {
-        let mut harm = Some(harm);
         while let Ok((near, _)) = bad.accept().await {
             let far = TcpStream::connect(behind).await.unwrap();
             let (near_read, near_write) = near.into_split();
             let (far_read, far_write) = far.into_split();
             let idle = Arc::new(AtomicU64::new(0));
             tokio::spawn(relay(far_read, near_write, idle));
-            tokio::spawn(harmed(near_read, far_write, harm.take()));
+            tokio::spawn(harmed(near_read, far_write, Arc::clone(&next)));
         }
     });
     // One stream, so that what passes it is known.
@@ -386,6 +387,7 @@ async fn survives(harm: Harm) -> String {
     timeout(PATIENCE, router.ready()).await.unwrap();
     // One block, so that the link stands and is not harmed yet.
     check(&router.frontend(), &prompt(3, 3), 2).await;
+    *pending.lock().unwrap() = Some(harm);
     // The first chunk's blocks leave while the second is held: the harm comes before any token.
     gate.shut_after(1);
     let stream = router.frontend().submit(request(&prompt(1, 40), 6));
@@ -406,17 +408,19 @@ async fn survives(harm: Harm) -> String {
 async fn harmed(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    harm: Option<Harm>,
+    pending: Arc<Mutex<Option<Harm>>>,
 ) {
-    let (mut passed, mut buffer) = (0, vec![0; 1 << 12]);
+    let mut buffer = vec![0; 1 << 12];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        let here = (passed..passed + read).contains(&HARM_AT);
+        let harm = match read > LONG {
+            true => pending.lock().unwrap().take(),
+            false => None,
+        };
         match harm {
-            Some(Harm::Cut) if here => return,
-            Some(Harm::FlipAByte) if here => buffer[HARM_AT - passed] ^= 1,
-            _ => {}
+            Some(Harm::Cut) => return,
+            Some(Harm::FlipAByte) => buffer[LONG / 2] ^= 1,
+            None => {}
         }
-        passed += read;
         if to.write_all(&buffer[..read]).await.is_err() {
             return;
         }

@@ -72,6 +72,20 @@ impl Stage {
         (stream, tokens, at.unwrap())
     }
 
+    /// Lets one worker draw token by token, and the other as it likes, until a sequence has moved:
+    /// unhindered it would be through before the order to move could reach it.
+    async fn until_moved(&self, from: usize) {
+        self.decoders[1 - from].gate.open();
+        let moved = async {
+            let mut pace = tokio::time::interval(Duration::from_millis(20));
+            while self.counted("cleave_moves_done_total", "") == 0.0 {
+                self.decoders[from].gate.allow_one();
+                pace.tick().await;
+            }
+        };
+        timeout(PATIENCE, moved).await.expect("it moves");
+    }
+
     fn open(&self) {
         for decoder in &self.decoders {
             decoder.gate.open();
@@ -172,6 +186,7 @@ async fn lesson_27_a_drained_workers_streams_move_and_it_leaves() {
     assert_eq!(view.state, WorkerState::Draining);
     let leaves = stage.decoders[at].worker.asked_to_leave();
     timeout(PATIENCE, leaves).await.unwrap();
+    stage.until_moved(at).await;
     stage.open();
     let leaving = stage.decoders.remove(at);
     timeout(PATIENCE, leaving.worker.drain(PATIENCE))
@@ -200,6 +215,7 @@ async fn a_worker_with_another_role_serves_it_and_its_streams_move() {
     let told = WorkerCommand::Serve(Role::Prefill);
     assert_eq!(frontend.command(&name, told).unwrap().role, Role::Prefill);
     until(|| role() == Role::Prefill).await;
+    stage.until_moved(at).await;
     stage.open();
     whole(stream, tokens, &prompt).await;
     assert_eq!(stage.counted("cleave_moves_total", "role"), 1.0);

@@ -88,6 +88,23 @@ pub fn prompt(family: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|i| family * 1000 + i).collect()
 }
 
+/// A greedy request for twenty tokens.
+pub fn plain(prompt: Vec<u32>) -> Request {
+    Request {
+        generated: [].into(),
+        prompt: prompt.into(),
+        sampling: Sampling::greedy(),
+        stop: StopRules {
+            max_tokens: 20,
+            min_tokens: 0,
+            stop_tokens: [].into(),
+        },
+        priority: 0,
+        cache_salt: 0,
+        slo: Slo::default(),
+    }
+}
+
 fn request(words: &Words, flight: u32) -> Request {
     let prompt = prompt(words.number("family", flight), words.number("prompt", 10));
     let stop = words.keyed.get("stop").map(|stop| *stop as usize);
@@ -98,7 +115,6 @@ fn request(words: &Words, flight: u32) -> Request {
     }
     Request {
         generated: output[..words.number("output", 0) as usize].into(),
-        prompt: prompt.into(),
         sampling,
         stop: StopRules {
             max_tokens: words.number("max", 3),
@@ -106,8 +122,7 @@ fn request(words: &Words, flight: u32) -> Request {
             stop_tokens: stop.map(|stop| output[stop]).into_iter().collect(),
         },
         priority: i32::try_from(words.keyed.get("priority").copied().unwrap_or(0)).expect("small"),
-        cache_salt: 0,
-        slo: Slo::default(),
+        ..plain(prompt)
     }
 }
 

@@ -60,6 +60,22 @@ impl State {
                 };
             }
         }
+        self.make(small, what)?;
+        // Who holds nothing loses nothing by hearing of a lost link at once.
+        while let Some(notice) = self.notices.iter().copied().find(|n| self.is_idle_news(*n)) {
+            self.notice(small, notice)?;
+        }
+        Ok(())
+    }
+
+    fn is_idle_news(&self, notice: Notice) -> bool {
+        let (Notice::LinkLost { side, .. } | Notice::Severed { side, .. }) = notice else {
+            return false;
+        };
+        self.may_notice(notice) && self.body(side).is_some_and(|body| body.brain.idle())
+    }
+
+    fn make(&mut self, small: &Small, what: Move) -> Outcome {
         match what {
             Move::Submit => self.submit(small),
             Move::Notice(notice) => self.notice(small, notice),
@@ -631,7 +647,12 @@ impl State {
             description,
         };
         self.router_hears(small, joined)?;
-        self.worker_hears(small, worker, Input::RouterJoined { router: ROUTER })
+        self.worker_hears(small, worker, Input::RouterJoined { router: ROUTER })?;
+        // The two greet each other at once: a slow greeting alone decides nothing.
+        while !self.seats[worker].to_router.is_empty() {
+            self.word_arrives(small, worker)?;
+        }
+        Ok(())
     }
 
     fn notice(&mut self, small: &Small, notice: Notice) -> Outcome {

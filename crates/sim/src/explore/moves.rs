@@ -140,7 +140,7 @@ impl State {
         moves
     }
 
-    fn may_notice(&self, notice: Notice) -> bool {
+    pub(super) fn may_notice(&self, notice: Notice) -> bool {
         match notice {
             // A write under way would make it untrue.
             Notice::Severed { peer, .. } => self.late.iter().all(|late| late.from != peer),

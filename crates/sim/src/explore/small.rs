@@ -74,7 +74,7 @@ pub(super) struct Small {
 
 const FOUR: &[Role] = &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-const EVERY: &[Fault] = &[
+pub(super) const EVERY: &[Fault] = &[
     Fault::Lose,
     Fault::Twice,
     Fault::Damage,
@@ -124,6 +124,28 @@ pub(super) fn all() -> Vec<Small> {
             order: Order::Usual,
             surprises_max: 3,
             writer: Writer::Sender,
+            ..one.clone()
+        },
+        Small {
+            name: "drain",
+            requests: &[(2, 4)],
+            commands: &[(2, Command::Drain)],
+            ..one.clone()
+        },
+        Small {
+            name: "role",
+            requests: &[(2, 4), (2, 3)],
+            commands: &[(2, Command::Serve(Role::Prefill))],
+            order: Order::Usual,
+            surprises_max: 3,
+            ..one.clone()
+        },
+        Small {
+            name: "drains",
+            requests: &[(2, 4), (1, 4), (2, 3)],
+            commands: &[(2, Command::Drain), (3, Command::Drain)],
+            order: Order::Usual,
+            surprises_max: 2,
             ..one.clone()
         },
         Small {

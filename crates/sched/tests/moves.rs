@@ -1,0 +1,468 @@
+//! What a worker does besides serving: sequences that move, are swapped, change their worker's role;
+//! steps that hang and writers that cannot be stopped. Played step by step, as in `scenarios`.
+
+mod stage;
+
+use cleave_domain::{
+    BlockIndex, BlockRef, Generation, Incarnation, Migrate, Order, Prefill, Reserve, Role,
+    RouterId, Target, WorkerId, WorkerRef,
+};
+use cleave_sched::Input;
+use stage::script::{handoff, plain, play, prompt};
+use stage::{ROUTER, World, limits};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One test for each script: the golden has the test's name.
+macro_rules! scenarios {
+    ($($name:ident: $script:literal)*) => {
+        $(#[test]
+        fn $name() {
+            insta::assert_snapshot!(stringify!($name), play($script));
+        })*
+    };
+}
+
+/// Only the router whose flight it is may begin a move, or give one up.
+#[test]
+fn another_router_moves_nothing() {
+    let limits = limits(1, Role::Both);
+    let mut world = World::default();
+    let at = world.add('a', limits);
+    let (of, moved) = (handoff(1, 0), handoff(1, 1));
+    let (flight, me) = (Arc::new(plain(prompt(1, 9))), world.me(at));
+    let reserve = Order::Reserve(Reserve {
+        handoff: of,
+        request: Arc::clone(&flight),
+        sender: me,
+        expected_output_tokens: 4,
+        ahead_tokens: 0,
+        waited: Duration::ZERO,
+    });
+    let tell = |world: &mut World, router, order| {
+        world.feed(at, Input::Ordered { router, order });
+    };
+    tell(&mut world, ROUTER, reserve);
+    let blocks = |first| -> Vec<_> {
+        let block = |i| BlockRef {
+            block: BlockIndex(first + i),
+            generation: Generation(0),
+        };
+        (0..6_u32).map(block).collect()
+    };
+    let prefill = Order::Prefill(Prefill {
+        handoff: of,
+        request: flight,
+        target: Target {
+            worker: me,
+            present: 0,
+            blocks: blocks(0)[..3].to_vec(),
+        },
+        waited: Duration::ZERO,
+    });
+    tell(&mut world, ROUTER, prefill);
+    world.run(Duration::from_millis(30));
+    let migrate = Order::Migrate(Migrate {
+        handoff: moved,
+        of,
+        target: Target {
+            worker: WorkerRef {
+                worker: WorkerId(7),
+                incarnation: Incarnation(1),
+            },
+            present: 0,
+            blocks: blocks(10),
+        },
+        tokens: 10,
+    });
+    let said = |world: &mut World| std::mem::take(&mut world.log).join("\n");
+    said(&mut world);
+    let foreign = RouterId(9);
+    tell(&mut world, foreign, migrate.clone());
+    assert!(said(&mut world).contains("tell stayed #1.1 Rejected"));
+    // What a stranger named is not taken for known.
+    tell(&mut world, ROUTER, migrate.clone());
+    assert!(said(&mut world).contains("export #1.1 0"));
+    tell(&mut world, foreign, Order::Cancel { handoff: moved });
+    tell(&mut world, foreign, migrate);
+    let after = said(&mut world);
+    assert!(!after.contains("abandoned"), "{after}");
+    tell(&mut world, ROUTER, Order::Cancel { handoff: moved });
+    assert!(said(&mut world).contains("send abandoned #1.1"));
+}
+
+scenarios! {
+    a_running_sequence_moves_and_stands_still_for_its_last_block_only: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=20
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=20 ahead=8
+        migrate 1 on a to e
+        run 400
+        empty"
+    tokens_drawn_past_the_next_block_move_too: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=6 max=20
+        prefill 1 on a to a
+        run 30
+        reserve 1 on e from a attempt=1 prompt=6 output=1 max=20 ahead=8
+        run 20
+        migrate 1 on a to e
+        step a
+        copies a
+        step a
+        run 400
+        empty"
+    a_sequence_stands_still_where_its_receiver_has_no_more_room: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=8 max=20
+        prefill 1 on a to a
+        run 20
+        reserve 1 on e from a attempt=1 prompt=8 output=2 max=20 expect=0
+        migrate 1 on a to e
+        step a
+        step a
+        run 400
+        empty"
+    a_sequence_that_waits_for_a_slot_draws_before_it_moves: "
+        worker p prefill
+        worker a decode slots=1
+        worker e decode
+        reserve 1 on a from p prompt=4 max=5
+        reserve 2 on a from p prompt=4 max=5
+        prefill 1 on p to a
+        prefill 2 on p to a
+        run 30
+        reserve 2 on e from a attempt=1 prompt=4 output=1 max=5 ahead=4
+        migrate 2 on a to e
+        run 300
+        empty"
+    lesson_14_a_sequence_does_not_stand_still_for_ever: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=8 max=9
+        prefill 1 on a to a
+        run 20
+        reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
+        migrate 1 on a to e
+        step a
+        step a
+        step a
+        wait 310
+        copies a
+        run 400
+        cancel 1 on e attempt=1
+        empty"
+    a_late_seal_of_what_landed_and_ended_is_answered_landed: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=7
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=7 ahead=8
+        migrate 1 on a to e
+        copies a
+        step a
+        copies a
+        deliver a e 8
+        keep a e
+        deliver a e
+        copies e
+        drop e a
+        step e
+        step e
+        replay
+        run 400
+        empty"
+    a_sequence_that_outran_its_receiver_stays: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=8 max=9
+        prefill 1 on a to a
+        run 20
+        reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
+        run 40
+        migrate 1 on a to e
+        cancel 1 on e attempt=1
+        run 100
+        empty"
+    what_the_receiver_has_already_does_not_move: "
+        worker a both
+        worker e decode blocks=12
+        reserve 9 on e from e prompt=9 max=1 family=1
+        prefill 9 on e to e
+        run 50
+        reserve 1 on a from a prompt=9 max=9
+        prefill 1 on a to a
+        run 30
+        reserve 1 on e from a attempt=1 prompt=9 output=2 max=9 ahead=4
+        migrate 1 on a to e
+        run 300
+        empty"
+    a_move_that_the_receiver_gives_up_stays: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        cancel 1 on e attempt=1
+        run 400
+        empty"
+    a_sealed_move_that_the_receiver_gives_up_stays: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        copies a
+        step a
+        copies a
+        cancel 1 on a attempt=1
+        cancel 1 on e attempt=1
+        run 400
+        empty"
+    lesson_08_a_link_lost_before_the_seal_leaves_the_sequence_here: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        copies a
+        cut a e
+        run 400
+        empty"
+    lesson_08_a_link_lost_after_the_seal_runs_nowhere_twice: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        copies a
+        step a
+        copies a
+        cut a e
+        run 400
+        empty"
+    a_lost_landed_of_a_move_fails_the_old_attempt: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=9
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=9 ahead=8
+        migrate 1 on a to e
+        copies a
+        step a
+        copies a
+        deliver a e
+        copies e
+        drop e a
+        run 400
+        empty"
+    a_sequence_that_ends_before_it_stands_still_moves_nowhere: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=5
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=5 ahead=8
+        migrate 1 on a to e
+        run 400
+        empty"
+    lesson_13_cancelled_while_it_moves: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        cancel 1 on a
+        copies a
+        run 400
+        empty"
+    lesson_13_cancelled_while_it_stands_still: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        copies a
+        step a
+        cancel 1 on a
+        cancel 1 on e attempt=1
+        run 400
+        empty"
+    a_move_that_cannot_be_is_answered: "
+        worker a both
+        worker e decode blocks=40
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        migrate 1 on a to e
+        reserve 2 on a from a prompt=9 max=12
+        prefill 2 on a to a
+        reserve 2 on e from a attempt=1 prompt=9 output=1 max=12
+        migrate 2 on a to e
+        run 30
+        reserve 2 on e from a attempt=2 prompt=9 output=1 max=12
+        migrate 2 on a to e to=2 told=30
+        reserve 2 on e from a attempt=3 prompt=9 output=1 max=12 ahead=8
+        migrate 2 on a to e to=3
+        migrate 2 on a to e to=3
+        reserve 2 on e from a attempt=4 prompt=9 output=1 max=12 ahead=8
+        migrate 2 on a to e to=4
+        cancel 2 on e attempt=4
+        cancel 1 on e attempt=1
+        cancel 2 on e attempt=1
+        cancel 2 on e attempt=2
+        run 400
+        empty"
+    a_sequence_that_loses_its_blocks_drops_its_move: "
+        worker a both blocks=6 cache=off
+        worker e decode
+        reserve 1 on a from a prompt=8 max=9 expect=1
+        reserve 2 on a from a prompt=8 max=9 expect=1
+        prefill 1 on a to a
+        prefill 2 on a to a
+        run 30
+        reserve 2 on e from a attempt=1 prompt=8 output=1 max=9 ahead=4
+        migrate 2 on a to e
+        step a
+        step a
+        copies a
+        run 400
+        cancel 2 on e attempt=1
+        empty"
+    lesson_27_a_draining_worker_lets_its_sequences_go: "
+        worker a both
+        worker e decode
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        run 50
+        drain a
+        reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
+        migrate 1 on a to e
+        run 400
+        empty"
+    another_role_lets_what_is_here_go_on: "
+        worker p prefill
+        worker d decode
+        reserve 1 on d from p prompt=6 max=5
+        prefill 1 on p to d
+        serve d prefill
+        serve p decode
+        reserve 2 on d from p prompt=6
+        reserve 2 on p from d prompt=6
+        prefill 2 on d to p
+        router joined d
+        run 300
+        empty"
+    lesson_12_a_step_that_takes_too_long_is_said_once: "
+        worker b both late=200
+        reserve 1 on b from b prompt=5 max=4
+        prefill 1 on b to b
+        run 20
+        wait 300
+        router joined b
+        wait 300
+        step b
+        run 100
+        empty"
+    lesson_02_a_writer_that_was_not_answered_keeps_its_blocks: "
+        worker p prefill
+        worker d decode onesided
+        reserve 1 on d from p prompt=10
+        prefill 1 on p to d
+        step p
+        cancel 1 on d
+        drop d p
+        copies p
+        deliver p d
+        wait 400
+        run 100
+        empty"
+    lesson_02_a_writer_that_never_began_is_held_to_it: "
+        worker p prefill
+        worker d decode onesided
+        reserve 1 on d from p prompt=10
+        cancel 1 on d
+        deliver d p
+        prefill 1 on p to d
+        run 100
+        empty"
+    lesson_02_a_dead_writer_writes_nothing: "
+        worker p prefill
+        worker d decode onesided
+        reserve 1 on d from p prompt=10
+        prefill 1 on p to d
+        step p
+        cut p d
+        drop d p
+        wait 200
+        severed d p
+        run 200
+        empty"
+    lesson_11_blocks_that_run_out_go_to_host_memory_once_that_is_cheaper: "
+        worker b both blocks=6 cache=off swap=8
+        reserve 1 on b from b prompt=8 max=9 expect=1
+        reserve 2 on b from b prompt=8 max=9 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        run 400
+        empty"
+    a_swap_that_breaks_is_computed_again: "
+        worker b both blocks=6 cache=off swap=8
+        reserve 1 on b from b prompt=8 max=9 expect=1
+        reserve 2 on b from b prompt=8 max=9 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        run 50
+        swaps b fail
+        run 400
+        reserve 3 on b from b prompt=8 max=9 expect=1
+        reserve 4 on b from b prompt=8 max=9 expect=1
+        prefill 3 on b to b
+        prefill 4 on b to b
+        run 95
+        swaps b fail
+        run 400
+        empty"
+    lesson_13_cancelled_while_swapped: "
+        worker b both blocks=6 cache=off swap=8
+        reserve 1 on b from b prompt=8 max=9 expect=1
+        reserve 2 on b from b prompt=8 max=9 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        run 50
+        cancel 2 on b
+        run 400
+        reserve 3 on b from b prompt=8 max=9 expect=1
+        reserve 4 on b from b prompt=8 max=9 expect=1
+        prefill 3 on b to b
+        prefill 4 on b to b
+        run 65
+        cancel 4 on b
+        run 400
+        empty"
+    one_that_no_engine_could_run_is_refused: "
+        worker b both vocab=5000
+        reserve 1 on b from b prompt=6 family=1
+        reserve 7 on b from b prompt=6 family=7
+        prefill 1 on b to b
+        run 100
+        empty"
+}
