@@ -187,9 +187,8 @@ async fn lesson_02_lesson_16_bytes_changed_in_shared_memory_are_never_intact() {
         panic!("a frame was sent");
     };
     let payload = payload.unwrap();
-    let pool = payload.to_vec();
-    assert!(!payload.is_intact(&pool));
-    assert!(payload.is_intact(&[1; BLOCK as usize]), "what was meant");
+    let mut pool = [0; BLOCK as usize];
+    assert_eq!(payload.land(&mut pool[..]), Ok(false));
 }
 
 #[tokio::test]
@@ -234,6 +233,24 @@ async fn a_stream_joins_only_the_link_of_its_own_peer_and_key() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[tokio::test]
+async fn lesson_08_one_stream_that_ends_ends_the_link_though_the_others_stand() {
+    let mut victim = Victim::start().await;
+    let (mut first, key) = victim.linked().await;
+    let mut second = victim.knock().await;
+    let from = worker(1);
+    write(&mut second.writer, &Message::Join { from, key }, &[])
+        .await
+        .unwrap();
+    let joined = second.reader.message().await.unwrap();
+    assert_eq!(joined, Message::Joined);
+    drop(second);
+    let reason = victim.lost().await;
+    assert!(reason.contains("closed"), "{reason}");
+    // The first one was hung up on before that was said.
+    assert!(first.reader.message().await.is_err());
 }
 
 #[tokio::test]

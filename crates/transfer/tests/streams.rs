@@ -183,7 +183,7 @@ async fn lesson_08_one_stream_cut_is_the_whole_link_lost_once_at_both_ends() {
     for end in [Passage::Cut, Passage::HalfClosed] {
         for stream in 0..4 {
             let (mut sender, mut receiver, gate) =
-                gated_pair(Duration::from_millis(500), 4 * BLOCK).await;
+                gated_pair(Duration::from_secs(20), 4 * BLOCK).await;
             let link = sender.links.link(receiver.me).unwrap();
             sender.send_block(receiver.me, 1, 0).await;
             assert!(receiver.arrived().await.payload.is_some());
