@@ -276,7 +276,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 false => Progress::Moving,
             },
         }),
-        // The first so many blocks of a flight's prompt.
+        // The first so many blocks of a flight's prompt and output.
         "stored" => Report::Prefix {
             stored: hashes(words, requests),
             evicted: Vec::new(),
@@ -291,7 +291,9 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
 
 fn hashes(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Vec<cleave_domain::BlockHash> {
     let request = &requests[&words[1][1..].parse().unwrap()];
-    let mut hashes = block_hashes(request.cache_salt, &request.prompt, BLOCK_TOKENS);
+    let output = (0..number(words, "tokens").unwrap_or(0)).map(output_token);
+    let tokens: Vec<u32> = request.prompt.iter().copied().chain(output).collect();
+    let mut hashes = block_hashes(request.cache_salt, &tokens, BLOCK_TOKENS);
     hashes.truncate(number(words, "blocks").unwrap() as usize);
     hashes
 }
@@ -472,4 +474,5 @@ scenarios! {
     lesson_09_many_flights_are_lost_with_one_worker
     lesson_12_a_stuck_target_is_given_up
     lesson_15_late_words_of_a_move_are_stale
+    a_resumed_stream_finds_its_own_prefix
 }

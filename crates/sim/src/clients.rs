@@ -6,7 +6,9 @@
 
 use crate::model::{Reference, reference};
 use crate::world::World;
-use cleave_domain::{Emission, Ending, FlightId, HandoffId, Request, RouterId, Sampled, TokenId};
+use cleave_domain::{
+    Emission, Ending, Failure, FlightId, HandoffId, Request, RouterId, Sampled, Time, TokenId,
+};
 use cleave_router::TokenStream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +24,12 @@ pub(crate) struct Client {
     stream: TokenStream<TokenId>,
     /// What was given, in order.
     given: Vec<TokenId>,
+    fenced: u32,
     left: bool,
+    /// Since when it takes nothing.
+    pub(crate) stalled: Option<Time>,
+    /// Which attempt emitted which token, of those that are not fenced.
+    emitted: BTreeMap<u32, u32>,
 }
 
 /// Everybody who asks for something.
@@ -50,8 +57,8 @@ pub struct Endings {
 impl Clients {
     pub(crate) fn of(world: &World) -> Self {
         let context = world.workers[0].capacity.context_tokens_max;
-        let client = |(index, arrival): (usize, &crate::world::Arrival)| Client {
-            flight: FlightId::new(RouterId(arrival.router as u64 + 1), index as u64),
+        let client = |arrival: &crate::world::Arrival| Client {
+            flight: FlightId::default(),
             router: arrival.router,
             reference: reference(&arrival.request, context),
             request: Arc::clone(&arrival.request),
@@ -59,16 +66,43 @@ impl Clients {
             ending: None,
             stream: TokenStream::default(),
             given: Vec::new(),
+            fenced: 0,
             left: false,
+            stalled: None,
+            emitted: BTreeMap::new(),
         };
-        let all: Vec<Client> = world.requests.iter().enumerate().map(client).collect();
-        let by_flight = all.iter().enumerate().map(|(i, c)| (c.flight, i)).collect();
         Self {
-            all,
-            by_flight,
+            all: world.requests.iter().map(client).collect(),
+            by_flight: BTreeMap::new(),
             calm: world.calm(),
             tokens: 0,
         }
+    }
+
+    /// The client asks a router in one of its lives.
+    pub(crate) fn ask(&mut self, index: usize, router: RouterId) -> FlightId {
+        let flight = FlightId::new(router, index as u64);
+        self.by_flight.insert(flight, index);
+        let client = &mut self.all[index];
+        client.submitted = true;
+        client.flight = flight;
+        flight
+    }
+
+    /// The router that the client asked, or was to ask, is gone: its connection ends.
+    pub(crate) fn cut_off(&mut self, index: usize) {
+        let client = &mut self.all[index];
+        client.submitted = true;
+        client
+            .ending
+            .get_or_insert(Ending::Failed(Failure::Draining));
+    }
+
+    /// The client takes nothing any more, or again; gives its flight if anybody must be told.
+    pub(crate) fn turn(&mut self, index: usize, stalled: Option<Time>) -> Option<FlightId> {
+        let client = &mut self.all[index];
+        client.stalled = stalled;
+        (client.submitted && client.ending.is_none()).then_some(client.flight)
     }
 
     /// The client leaves; says whether anybody must be told.
@@ -88,6 +122,10 @@ impl Clients {
     pub(crate) fn fence(&mut self, handoff: HandoffId) -> Result<Vec<TokenId>, String> {
         let client = self.find(handoff.flight)?;
         client.stream.fence(handoff.attempt);
+        client
+            .emitted
+            .retain(|_, attempt| *attempt > handoff.attempt);
+        client.fenced = client.fenced.max(handoff.attempt + 1);
         Ok(client.given.clone())
     }
 
@@ -122,7 +160,13 @@ impl Clients {
             None if index > 0 => {}
             None => return Err(format!("{flight} token 0 says nothing of its prompt")),
         }
-        if client.ending.is_none() {
+        if client.ending.is_none() && handoff.attempt >= client.fenced {
+            let first = *client.emitted.entry(index).or_insert(handoff.attempt);
+            if first != handoff.attempt {
+                return Err(format!(
+                    "{handoff} draws token {index}, and attempt {first} did: both run"
+                ));
+            }
             client.stream.accept(handoff.attempt, index, sampled.token);
             while let Some((_, token)) = client.stream.poll() {
                 client.given.push(token);
@@ -168,6 +212,11 @@ impl Clients {
             Ending::Cancelled => {
                 if !client.left {
                     return Err(format!("{flight} cancelled, and nobody left"));
+                }
+            }
+            Ending::Failed(Failure::SlowReader) => {
+                if client.stalled.is_none() {
+                    return Err(format!("{flight} reads, and was too slow"));
                 }
             }
             Ending::Failed(failure) => {

@@ -4,12 +4,13 @@
 //! Invariant: once faults are over everything comes to rest, every flight has ended, and every
 //! block is free or only cached.
 
-use crate::body::Body;
-use crate::run::{Event, Run, life};
+use crate::body::{Body, Taping};
+use crate::run::{Event, Run, index, life, router_life};
+use crate::tape;
 use crate::world::Fault;
-use cleave_domain::RouterId;
+use cleave_domain::{Tape, TapeLine, WorkerRef};
+use cleave_kv::Writer;
 use cleave_router::Readiness;
-use cleave_sched::Writer;
 use std::time::Duration;
 
 /// How a process ends.
@@ -38,6 +39,10 @@ impl Run<'_> {
                 let until = self.now + span;
                 let seat = &mut self.seats[worker];
                 seat.frozen_until = seat.frozen_until.max(until);
+                if let Some(me) = seat.body.as_ref().map(|body| body.me) {
+                    let silent = self.now + self.world.silence_max;
+                    self.plan(silent, Event::Silent(me));
+                }
             }
             Fault::Drain { worker, back } => {
                 let seat = &mut self.seats[worker];
@@ -49,6 +54,21 @@ impl Run<'_> {
                     self.plan(self.now, Event::WorkerHears(me, input));
                 }
             }
+            Fault::Hang { worker, span } => {
+                let until = self.now + span;
+                let seat = &mut self.seats[worker];
+                seat.hung_until = seat.hung_until.max(until);
+            }
+            Fault::Isolate { worker, span } => {
+                for other in (0..self.seats.len()).filter(|other| *other != worker) {
+                    self.net.cut(worker, other, self.now + span);
+                    self.lose_each_other(worker, other);
+                }
+                for router in 0..self.routers.len() {
+                    self.part(router, worker, span);
+                }
+            }
+            Fault::Restart { router, back } => self.router_dies(router, back),
             Fault::Cut { pair: (a, b), span } => {
                 if a != b {
                     let until = self.now + span;
@@ -101,10 +121,9 @@ impl Run<'_> {
         let router_notices = self.notice();
         let worker_notices = self.notice();
         let lost = cleave_router::Input::WorkerLost { worker: me };
-        self.plan(self.now + router_notices, Event::RouterHears(router, lost));
-        let lost = cleave_sched::Input::RouterLost {
-            router: RouterId(router as u64 + 1),
-        };
+        let life = self.routers[router].id;
+        self.plan(self.now + router_notices, Event::RouterHears(life, lost));
+        let lost = cleave_sched::Input::RouterLost { router: life };
         self.plan(self.now + worker_notices, Event::WorkerHears(me, lost));
         let again = self.now + router_notices.max(worker_notices) + span;
         let epoch = self.net.stream(router, worker).epoch;
@@ -116,6 +135,89 @@ impl Run<'_> {
                 epoch,
             },
         );
+    }
+
+    /// A frozen worker's routers take it for lost.
+    pub(crate) fn silent(&mut self, who: WorkerRef) -> Result<Option<String>, String> {
+        let worker = index(who);
+        let until = self.seats[worker].frozen_until;
+        if self.body(who).is_none() || until <= self.now {
+            return Ok(None);
+        }
+        for router in 0..self.routers.len() {
+            self.part(router, worker, until.since(self.now));
+        }
+        self.count("silent");
+        Ok(Some(format!("{} is silent", who.worker)))
+    }
+
+    /// An order to drain, or a signal: the process starts again once it has.
+    pub(crate) fn begins_to_drain(&mut self, worker: usize) {
+        let back = self.dice.micros(100, 100_000);
+        let seat = &mut self.seats[worker];
+        if let Some(body) = seat.body.as_mut().filter(|body| !body.draining) {
+            body.draining = true;
+            seat.back = back;
+        }
+    }
+
+    /// A router's process ends, and with it the connections of its clients and workers.
+    fn router_dies(&mut self, router: usize, back: Duration) {
+        let until = self.now + back;
+        let seat = &mut self.routers[router];
+        if seat.down_until > self.now {
+            return;
+        }
+        let old = seat.id;
+        seat.down_until = until;
+        seat.wake = None;
+        // Nobody is in that life any more, and nothing that was for it reaches the next.
+        seat.id = router_life(router, (old.0 >> 8) + 1);
+        self.plan(until, Event::RouterStarts(router));
+        for client in 0..self.clients.all.len() {
+            let about = &self.clients.all[client];
+            if about.router == router && about.submitted {
+                self.clients.cut_off(client);
+            }
+        }
+        for worker in 0..self.seats.len() {
+            let Some(me) = self.net.stream(router, worker).life else {
+                continue;
+            };
+            self.net.disconnect(router, worker);
+            let notices = self.now + self.notice();
+            let lost = cleave_sched::Input::RouterLost { router: old };
+            self.plan(notices, Event::WorkerHears(me, lost));
+            let epoch = self.net.stream(router, worker).epoch;
+            let meets = Event::Meets {
+                router,
+                worker,
+                epoch,
+            };
+            self.plan(notices.max(until) + Duration::from_nanos(1), meets);
+        }
+    }
+
+    pub(crate) fn router_starts(&mut self, router: usize) -> Result<String, String> {
+        let limits = self.world.router.clone();
+        let seat = &mut self.routers[router];
+        self.tapes.extend(seat.tape.take());
+        seat.brain = cleave_router::Brain::new(limits.clone());
+        seat.readiness = Readiness::NONE;
+        seat.workers = 0;
+        seat.tape = (self.taping == Taping::On)
+            .then(|| vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]);
+        Ok(format!("r{:x} starts      {}", router + 1, seat.id))
+    }
+
+    /// Once nothing that a dead life had under way can reach the other's pool, that is told.
+    pub(crate) fn sever(&mut self, side: WorkerRef, dead: WorkerRef) {
+        if self.world.writer == Writer::Sender {
+            let landed = self.net.settled(dead, side, &self.world.wire);
+            let at = landed.max(self.now + self.world.wire.notice) + self.notice();
+            let severed = cleave_sched::Input::Severed { peer: dead };
+            self.plan(at, Event::WorkerHears(side, severed));
+        }
     }
 
     fn exit(&mut self, worker: usize, exit: Exit) {
@@ -131,6 +233,7 @@ impl Run<'_> {
             }
             if let Some(peer) = self.seats[other].body.as_ref().map(|body| body.me) {
                 self.lose(peer, me);
+                self.sever(peer, me);
             }
         }
         for router in 0..self.routers.len() {
@@ -145,7 +248,8 @@ impl Run<'_> {
                 Exit::Clean => self.net.close(router, worker) + Duration::from_nanos(1),
             };
             let lost = cleave_router::Input::WorkerLost { worker: me };
-            self.plan(noticed, Event::RouterHears(router, lost));
+            let life = self.routers[router].id;
+            self.plan(noticed, Event::RouterHears(life, lost));
         }
     }
 
@@ -155,7 +259,11 @@ impl Run<'_> {
                 return Err(format!("{} drained unasked or again", body.me));
             }
             body.exiting = true;
-            body.check_empty()?;
+            // What is in quarantine goes with the process.
+            if body.quarantined == 0 {
+                let what = body.check_empty();
+                what.map_err(|what| format!("drained, and {what}"))?;
+            }
         }
         self.count("drained");
         Ok(())
@@ -195,7 +303,7 @@ impl Run<'_> {
             prefix_cache: self.world.prefix_cache,
             step_max: self.world.step_max,
             swap_blocks: self.world.swap_blocks,
-            writer: Writer::Receiver,
+            writer: self.world.writer,
         };
         seat.body = Some(Body::new(limits, about, self.taping));
         for router in 0..self.routers.len() {
@@ -216,6 +324,17 @@ impl Run<'_> {
             return Ok(None);
         }
         let (me, description) = (body.me, body.about.clone());
+        let down_until = self.routers[router].down_until;
+        if down_until > self.now {
+            let epoch = self.net.stream(router, worker).epoch;
+            let again = Event::Meets {
+                router,
+                worker,
+                epoch,
+            };
+            self.plan(down_until, again);
+            return Ok(None);
+        }
         self.net.connect(router, worker, me);
         let joined = cleave_router::Input::WorkerJoined {
             worker: me,
@@ -223,7 +342,7 @@ impl Run<'_> {
         };
         self.router_hears(router, joined)?;
         let joined = cleave_sched::Input::RouterJoined {
-            router: RouterId(router as u64 + 1),
+            router: self.routers[router].id,
         };
         self.plan(self.now, Event::WorkerHears(me, joined));
         Ok(Some(format!("r{:x} meets       {me}", router + 1)))
@@ -267,10 +386,12 @@ impl Run<'_> {
 
     /// What every router should say once all workers are back.
     fn readiness(&self) -> Readiness {
-        let workers = &self.world.workers;
-        let prefill = || workers.iter().filter(|worker| worker.role.prefills());
-        let decode = || workers.iter().filter(|worker| worker.role.decodes());
-        let pair = prefill().any(|p| decode().any(|d| d.fingerprint == p.fingerprint));
+        let workers = || self.seats.iter().filter_map(|seat| seat.body.as_ref());
+        let role = |body: &Body| body.brain.limits().role;
+        let prefill = || workers().filter(|body| role(body).prefills());
+        let decode = || workers().filter(|body| role(body).decodes());
+        let fingerprint = |body: &Body| body.about.fingerprint.clone();
+        let pair = prefill().any(|p| decode().any(|d| fingerprint(d) == fingerprint(p)));
         match pair {
             true => Readiness::Ready,
             false => Readiness::NoPair {

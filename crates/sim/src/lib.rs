@@ -7,6 +7,7 @@
 
 mod body;
 mod clients;
+mod desk;
 mod dice;
 mod engine;
 pub mod explore;

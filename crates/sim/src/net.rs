@@ -115,6 +115,12 @@ impl Net {
         }
     }
 
+    /// When the last of what was sent one way arrives at the latest.
+    pub(crate) fn settled(&self, from: WorkerRef, to: WorkerRef, wire: &Wire) -> Time {
+        let lane = self.lanes.get(&(from, to)).copied().unwrap_or_default();
+        lane.sent_until + wire.latency + wire.jitter
+    }
+
     // === between router and worker ===
 
     pub(crate) fn stream(&self, router: usize, worker: usize) -> Stream {

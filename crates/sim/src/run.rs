@@ -9,12 +9,12 @@ use crate::clients::Clients;
 use crate::dice::Dice;
 use crate::journal::{Journal, Keep};
 use crate::net::Net;
-use crate::tape::{self, Line};
+use crate::tape;
 use crate::words;
 use crate::world::World;
 use cleave_domain::{
-    Emission, Ending, HandoffId, Incarnation, Order, Refusal, Report, RouterId, Tape, TapeLine,
-    Time, WorkerId, WorkerRef,
+    Emission, HandoffId, Incarnation, Order, Report, RouterId, Tape, TapeLine, Time, WorkerId,
+    WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_router::Readiness;
@@ -30,6 +30,12 @@ pub(crate) enum Event {
     Asks(usize),
     /// A client leaves.
     Leaves(usize),
+    /// A client takes nothing any more.
+    Stalls(usize),
+    /// It reads again.
+    Flows(usize),
+    /// An operator wants something.
+    Wishes(usize),
     /// A report or token reaches a router.
     ToRouter {
         router: usize,
@@ -45,8 +51,14 @@ pub(crate) enum Event {
         epoch: u64,
         order: Order,
     },
-    /// A router notices something.
-    RouterHears(usize, cleave_router::Input),
+    /// A life of a router notices something.
+    RouterHears(RouterId, cleave_router::Input),
+    /// A router starts again.
+    RouterStarts(usize),
+    /// A worker has said nothing for too long.
+    Silent(WorkerRef),
+    /// A one-sided write reaches the other pool.
+    Lands(Box<Write>),
     /// A life of a worker notices something.
     WorkerHears(WorkerRef, cleave_sched::Input),
     /// A packet reaches a worker.
@@ -97,12 +109,25 @@ pub(crate) struct Parcel {
     pub(crate) condition: cleave_sched::Condition,
 }
 
+/// A one-sided write under way.
+#[derive(Clone, Debug)]
+pub(crate) struct Write {
+    pub(crate) from: WorkerRef,
+    pub(crate) epoch: u64,
+    pub(crate) export: cleave_sched::Export,
+    pub(crate) payload: Payload,
+    /// What arrives, if not that.
+    pub(crate) damaged: Option<Payload>,
+}
+
 /// A worker's place, alive or not.
 #[derive(Debug, Default)]
 pub(crate) struct Seat {
     pub(crate) life: u64,
     pub(crate) body: Option<Body>,
     pub(crate) frozen_until: Time,
+    /// Its engine stands still.
+    pub(crate) hung_until: Time,
     /// When it starts again once a drain is done.
     pub(crate) back: std::time::Duration,
 }
@@ -110,13 +135,17 @@ pub(crate) struct Seat {
 #[derive(Debug)]
 pub(crate) struct RouterSeat {
     pub(crate) brain: cleave_router::Brain,
+    /// Which router, in which life.
+    pub(crate) id: RouterId,
+    /// Until when it is dead.
+    pub(crate) down_until: Time,
     pub(crate) wake: Option<Time>,
     pub(crate) drained: bool,
     /// Workers that the router last said it is connected with.
     pub(crate) workers: u32,
     /// What the router last said of requests that come.
     pub(crate) readiness: Readiness,
-    tape: Option<Vec<String>>,
+    pub(crate) tape: Option<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -141,8 +170,10 @@ pub(crate) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(crate) fn new(world: &'a World, options: &crate::Options) -> Self {
-        let router = |_| RouterSeat {
+        let router = |router| RouterSeat {
             brain: cleave_router::Brain::new(world.router.clone()),
+            id: router_life(router, 0),
+            down_until: Time::ZERO,
             wake: None,
             drained: false,
             workers: 0,
@@ -188,6 +219,13 @@ impl<'a> Run<'a> {
             if let Some(at) = arrival.leaves {
                 self.plan(at, Event::Leaves(index));
             }
+            if let Some((at, span)) = arrival.stalls {
+                self.plan(at, Event::Stalls(index));
+                self.plan(at + span, Event::Flows(index));
+            }
+        }
+        for (index, wish) in self.world.wishes.iter().enumerate() {
+            self.plan(wish.at, Event::Wishes(index));
         }
         for (index, (at, _)) in self.world.faults.iter().enumerate() {
             self.plan(*at, Event::Fault(index));
@@ -244,7 +282,11 @@ impl<'a> Run<'a> {
             Event::LinkLost { side, .. } | Event::Shipped { side, .. } => index(*side),
             _ => return None,
         };
-        let until = self.seats[worker].frozen_until;
+        let seat = &self.seats[worker];
+        let until = match event {
+            Event::EngineDone(_) => seat.frozen_until.max(seat.hung_until),
+            _ => seat.frozen_until,
+        };
         (until > self.now).then_some(until)
     }
 
@@ -274,13 +316,19 @@ impl<'a> Run<'a> {
                 if self.net.stream(router, worker).epoch != epoch {
                     return Ok(None);
                 }
-                let router = RouterId(router as u64 + 1);
+                let router = self.routers[router].id;
                 let words = format!("w{:x} ordered     {}", worker + 1, words::order(&order));
+                if order == Order::Drain {
+                    self.begins_to_drain(worker);
+                }
                 let input = cleave_sched::Input::Ordered { router, order };
                 self.worker_hears(worker, input)?;
                 Ok(Some(words))
             }
-            Event::RouterHears(router, input) => {
+            Event::RouterHears(life, input) => {
+                let Some(router) = self.router(life) else {
+                    return Ok(None);
+                };
                 let words = format!(
                     "r{:x} hears       {}",
                     router + 1,
@@ -308,6 +356,12 @@ impl<'a> Run<'a> {
                 }
                 self.meet(router, worker)
             }
+            Event::Stalls(client) => self.stall(client),
+            Event::Flows(client) => self.flow(client),
+            Event::Wishes(wish) => self.wish(wish),
+            Event::RouterStarts(router) => self.router_starts(router).map(Some),
+            Event::Silent(who) => self.silent(who),
+            Event::Lands(write) => self.lands(*write),
             Event::Heals => {
                 self.healed = true;
                 Ok(Some("-- heals       faults are over".to_owned()))
@@ -332,10 +386,15 @@ impl<'a> Run<'a> {
     // === clients and routers ===
 
     fn ask(&mut self, client: usize) -> Result<String, String> {
-        let client = &mut self.clients.all[client];
-        client.submitted = true;
-        let (router, flight) = (client.router, client.flight);
+        let index = client;
+        let client = &self.clients.all[index];
+        let router = client.router;
         let request = std::sync::Arc::clone(&client.request);
+        if self.routers[router].down_until > self.now {
+            self.clients.cut_off(index);
+            return Ok(format!("r{:x} asked       and is not there", router + 1));
+        }
+        let flight = self.clients.ask(index, self.routers[router].id);
         self.router_hears(router, cleave_router::Input::Submitted { flight, request })?;
         Ok(format!("r{:x} asked       {flight}", router + 1))
     }
@@ -351,142 +410,6 @@ impl<'a> Run<'a> {
             return Err(format!("{flight} was left and did not end at once"));
         }
         Ok(Some(format!("r{:x} left        {flight}", router + 1)))
-    }
-
-    fn router_told(
-        &mut self,
-        router: usize,
-        from: WorkerRef,
-        word: Word,
-    ) -> Result<String, String> {
-        match word {
-            Word::Token(handoff, emission) => {
-                let words = format!(
-                    "r{:x} token       {handoff} #{} = {} from {}",
-                    router + 1,
-                    emission.index,
-                    emission.sampled.token,
-                    from.worker
-                );
-                self.clients.token(handoff, emission)?;
-                Ok(words)
-            }
-            Word::Report(report) => {
-                let words = format!(
-                    "r{:x} told        {from} {}",
-                    router + 1,
-                    words::report(&report)
-                );
-                let input = cleave_router::Input::Told {
-                    worker: from,
-                    report,
-                };
-                self.router_hears(router, input)?;
-                Ok(words)
-            }
-        }
-    }
-
-    pub(crate) fn router_hears(
-        &mut self,
-        router: usize,
-        input: cleave_router::Input,
-    ) -> Result<(), String> {
-        let seat = &mut self.routers[router];
-        let at = self.now;
-        let asked = matches!(input, cleave_router::Input::Submitted { .. });
-        if seat.tape.is_some() {
-            let input = input.clone();
-            seat.record(&Tape::Router(TapeLine::Heard { at, input }));
-        }
-        seat.brain.handle(at, input);
-        let mut outputs = Vec::new();
-        while let Some(output) = seat.brain.poll() {
-            if seat.tape.is_some() {
-                let output = output.clone();
-                seat.record(&Tape::Router(TapeLine::Said { output }));
-            }
-            outputs.push(output);
-        }
-        seat.brain.check();
-        let wake = seat.brain.deadline();
-        if let Some(wake) = wake.filter(|w| seat.wake.is_none_or(|planned| *w < planned)) {
-            seat.wake = Some(wake);
-            self.plan(wake, Event::WakeRouter(router));
-        }
-        for output in outputs {
-            if asked && finds_nobody(&output) && self.routers[router].readiness == Readiness::Ready
-            {
-                return Err(format!("r{:x} is ready and knows no worker", router + 1));
-            }
-            self.router_says(router, output)?;
-        }
-        Ok(())
-    }
-
-    /// Who keeps the clients' streams answers soon, and other facts may come first.
-    fn counted(&mut self, router: usize, counted: cleave_router::Input) {
-        let soon = self.now + self.dice.micros(0, 500);
-        self.plan(soon, Event::RouterHears(router, counted));
-    }
-
-    fn router_says(&mut self, router: usize, output: cleave_router::Output) -> Result<(), String> {
-        match output {
-            cleave_router::Output::Tell { worker, order } => {
-                self.order(router, worker, order);
-            }
-            cleave_router::Output::Fence { handoff } => {
-                let generated = self.clients.fence(handoff)?.into();
-                self.count("fenced");
-                self.counted(router, cleave_router::Input::Counted { handoff, generated });
-            }
-            cleave_router::Output::Count { handoff } => {
-                let generated = self.clients.count(handoff.flight)?.into();
-                self.counted(router, cleave_router::Input::Counted { handoff, generated });
-            }
-            cleave_router::Output::End {
-                flight,
-                ending,
-                output_tokens,
-            } => self.clients.end(flight, ending, output_tokens)?,
-            cleave_router::Output::Readiness(readiness) => {
-                self.routers[router].readiness = readiness;
-            }
-            cleave_router::Output::Drained => self.routers[router].drained = true,
-            cleave_router::Output::Note(cleave_router::Note::CancelFreed { flight, took, .. })
-                if self.world.calm() && took > self.world.cancel_max() =>
-            {
-                return Err(format!(
-                    "{flight} was cancelled and held blocks for {took:?}"
-                ));
-            }
-            cleave_router::Output::Note(note) => self.count(match note {
-                cleave_router::Note::Placed { .. } => "placed",
-                cleave_router::Note::PassedOver { .. } => "passed over",
-                cleave_router::Note::Stale { .. } => "stale",
-                cleave_router::Note::Retried { .. } => "retried",
-                cleave_router::Note::CancelFreed { .. } => "cancel freed",
-                cleave_router::Note::Moving { .. } => "moving",
-                cleave_router::Note::Moved { .. } => "moved",
-                cleave_router::Note::Stayed { .. } => "stayed",
-                cleave_router::Note::WorkerStuck { .. } => "workers stuck",
-                cleave_router::Note::Fleet { workers, .. } => {
-                    self.routers[router].workers = workers.total();
-                    return Ok(());
-                }
-            }),
-        }
-        Ok(())
-    }
-
-    fn wake_router(&mut self, router: usize) -> Result<Option<String>, String> {
-        let seat = &mut self.routers[router];
-        if seat.wake != Some(self.now) {
-            return Ok(None);
-        }
-        seat.wake = None;
-        self.router_hears(router, cleave_router::Input::Woke)?;
-        Ok(Some(format!("r{:x} woke", router + 1)))
     }
 
     // === the state, in columns ===
@@ -518,6 +441,11 @@ impl<'a> Run<'a> {
         state
     }
 
+    /// Which router this is, if it is in that life.
+    pub(crate) fn router(&self, life: RouterId) -> Option<usize> {
+        self.routers.iter().position(|seat| seat.id == life)
+    }
+
     /// The body of exactly this life, if it is alive.
     pub(crate) fn body(&self, who: WorkerRef) -> Option<&Body> {
         let body = self.seats.get(index(who))?.body.as_ref()?;
@@ -535,27 +463,13 @@ impl<'a> Run<'a> {
     }
 }
 
-impl RouterSeat {
-    fn record(&mut self, line: &Line) {
-        if let Some(tape) = &mut self.tape {
-            tape.push(tape::write(line));
-        }
-    }
-}
-
-/// Whether a flight is turned away because no worker could serve it.
-fn finds_nobody(output: &cleave_router::Output) -> bool {
-    matches!(
-        output,
-        cleave_router::Output::End {
-            ending: Ending::Refused(Refusal::NoWorker),
-            ..
-        }
-    )
-}
-
 pub(crate) fn index(who: WorkerRef) -> usize {
     who.worker.0 as usize - 1
+}
+
+/// A router in one of its lives.
+pub(crate) fn router_life(router: usize, life: u64) -> RouterId {
+    RouterId(life << 8 | (router as u64 + 1))
 }
 
 pub(crate) fn life(worker: usize, life: u64) -> WorkerRef {

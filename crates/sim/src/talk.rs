@@ -5,13 +5,20 @@
 
 use crate::body::{Done, Op, Payload};
 use crate::net::Way;
-use crate::run::{Event, Parcel, Run, Word, index};
+use crate::run::{Event, Parcel, Run, Word, Write, index};
 use crate::words;
-use cleave_domain::{HandoffId, WorkerRef};
+use cleave_domain::{HandoffId, RouterId, WorkerRef};
 use cleave_kv::handoff::Digest;
-use cleave_kv::{BlockPart, Packet};
+use cleave_kv::{BlockPart, Packet, Writer};
 use cleave_sched::{Condition, Export, ExportOutcome, ImportOutcome, Input, Note, Output};
 use std::time::Duration;
+
+/// Whether the link took a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shipped {
+    Sent,
+    Nowhere,
+}
 
 /// How many of a thousand broken operations break the engine for good.
 const ENGINE_LOST: u32 = 300;
@@ -80,10 +87,10 @@ impl Run<'_> {
             Output::Step(plan) => body.step(plan)?,
             Output::Tell { router, report } => {
                 body.witness(&report)?;
-                self.say_to_router(me, router.0 as usize - 1, Word::Report(report));
+                self.say_to_router(me, router, Word::Report(report));
             }
             Output::Emit { handoff, emission } => {
-                let router = handoff.flight.router().0 as usize - 1;
+                let router = handoff.flight.router();
                 self.say_to_router(me, router, Word::Token(handoff, emission));
             }
             Output::Export(export) => body.export(export)?,
@@ -112,7 +119,18 @@ impl Run<'_> {
                 }
             }
             Output::Drained => self.drained(worker)?,
-            Output::Note(note) => self.note(&note),
+            Output::Note(Note::Pool { blocks_leaked, .. }) if blocks_leaked > 0 => {
+                return Err(format!("{me} says that {blocks_leaked} blocks leaked"));
+            }
+            Output::Note(note) => {
+                if let Note::Pool {
+                    blocks_quarantined, ..
+                } = note
+                {
+                    body.quarantined = blocks_quarantined;
+                }
+                self.note(&note);
+            }
         }
         Ok(())
     }
@@ -174,7 +192,12 @@ impl Run<'_> {
             }
             Done::Ship(export, payload) => {
                 let words = format!("read {} block {}", export.handoff, export.ordinal);
-                self.ship(who, &export, &payload);
+                match self.world.writer {
+                    Writer::Receiver => {
+                        self.ship(who, &export, &payload);
+                    }
+                    Writer::Sender => self.write(who, export, payload),
+                }
                 self.next_op(who);
                 words
             }
@@ -207,8 +230,8 @@ impl Run<'_> {
     }
 
     /// Sends a block as frames, and answers the brain when the link has taken them. If the link is
-    /// gone the answer comes with the news of that.
-    fn ship(&mut self, me: WorkerRef, export: &Export, payload: &Payload) {
+    /// gone the answer comes with the news of that, or from whoever hears it here.
+    fn ship(&mut self, me: WorkerRef, export: &Export, payload: &Payload) -> Shipped {
         let frames = self.frames(export, payload);
         let mut digest = Digest::default();
         let mut bytes = 0;
@@ -226,13 +249,64 @@ impl Run<'_> {
             sent = self.send(me, export.to, packet, cells);
         }
         let Some(sent) = sent else {
-            return;
+            return Shipped::Nowhere;
         };
         let exported = Box::new(export.answer(ExportOutcome::Sent {
             digest: digest.value(),
             bytes,
         }));
         self.plan(sent, Event::Shipped { side: me, exported });
+        Shipped::Sent
+    }
+
+    /// Begins a one-sided write. Nothing stops it any more; its frame follows once it has landed.
+    fn write(&mut self, me: WorkerRef, export: Export, payload: Payload) {
+        let to = export.to;
+        let bytes = payload.len() as u64 * 8;
+        let wire = &self.world.wire;
+        let ways = (wire, &mut self.dice);
+        let travel = self.net.travel((me, to), bytes, self.now, ways);
+        let damaged = !self.healed && self.dice.chance(wire.damage);
+        let write = Write {
+            from: me,
+            epoch: self.net.epoch(index(me), index(to)),
+            export,
+            damaged: damaged.then(|| vec![None; payload.len()]),
+            payload,
+        };
+        self.plan(travel.arrives, Event::Lands(Box::new(write)));
+    }
+
+    pub(crate) fn lands(&mut self, write: Write) -> Result<Option<String>, String> {
+        let Write {
+            from,
+            epoch,
+            export,
+            payload,
+            damaged,
+        } = write;
+        let to = export.to;
+        let content = damaged.as_ref().unwrap_or(&payload);
+        let receiver = self.seats[index(to)].body.as_mut();
+        if let Some(body) = receiver.filter(|body| body.me == to) {
+            body.written_into(export.handoff, export.block, content)?;
+        }
+        let words = format!("-> landed      {to} {} {}", export.handoff, export.ordinal);
+        if self.body(from).is_none() {
+            return Ok(Some(words));
+        }
+        let stands = self.net.epoch(index(from), index(to)) == epoch;
+        if !stands || self.ship(from, &export, &payload) == Shipped::Nowhere {
+            let exported = Box::new(export.answer(ExportOutcome::Dropped));
+            self.plan(
+                self.now,
+                Event::Shipped {
+                    side: from,
+                    exported,
+                },
+            );
+        }
+        Ok(Some(words))
     }
 
     /// One frame or two.
@@ -296,6 +370,9 @@ impl Run<'_> {
         let (a, b) = (index(me), index(to));
         if self.body(to).is_none() || self.net.is_down(a, b, self.now) {
             self.lose(me, to);
+            if self.body(to).is_none() {
+                self.sever(me, to);
+            }
             return None;
         }
         let bytes = payload.len() as u64 * 8 + 64;
@@ -404,9 +481,12 @@ impl Run<'_> {
 
     // === to and from routers ===
 
-    fn say_to_router(&mut self, me: WorkerRef, router: usize, word: Word) {
+    fn say_to_router(&mut self, me: WorkerRef, router: RouterId, word: Word) {
         let worker = index(me);
-        if router >= self.routers.len() || self.net.stream(router, worker).life != Some(me) {
+        let Some(router) = self.router(router) else {
+            return;
+        };
+        if self.net.stream(router, worker).life != Some(me) {
             return;
         }
         let due = self.now + self.delay();

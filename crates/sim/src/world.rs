@@ -9,6 +9,8 @@ use cleave_domain::{
     Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
     WorkerDescription,
 };
+use cleave_kv::Writer;
+use cleave_router::Command;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +32,12 @@ pub(crate) struct World {
     pub(crate) step_max: Duration,
     /// Host memory of each worker, in blocks.
     pub(crate) swap_blocks: u32,
+    /// How blocks get from pool to pool.
+    pub(crate) writer: Writer,
+    /// How long a worker may say nothing before its routers take it for lost.
+    pub(crate) silence_max: Duration,
+    /// What operators want, also in worlds without a fault.
+    pub(crate) wishes: Vec<Wish>,
     pub(crate) prefix_cache: bool,
     /// When every fault is over.
     pub(crate) heal_at: Time,
@@ -43,6 +51,17 @@ pub(crate) struct Arrival {
     pub(crate) request: Arc<Request>,
     /// The client leaves then, if it still waits.
     pub(crate) leaves: Option<Time>,
+    /// The client takes nothing from then on, for so long.
+    pub(crate) stalls: Option<(Time, Duration)>,
+}
+
+/// What an operator wants of a worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) at: Time,
+    pub(crate) router: usize,
+    pub(crate) worker: usize,
+    pub(crate) command: Command,
 }
 
 /// What links cost and how often they misbehave, while faults last.
@@ -88,6 +107,12 @@ pub(crate) enum Fault {
         worker: usize,
         span: Duration,
     },
+    /// The engine stands still in whatever it does.
+    Hang { worker: usize, span: Duration },
+    /// A worker and everybody else lose sight of each other.
+    Isolate { worker: usize, span: Duration },
+    /// A router dies, and its clients' connections with it; another life starts later.
+    Restart { router: usize, back: Duration },
     /// Messages between routers and workers take so much longer for a while.
     Slow { extra: Duration, span: Duration },
 }
@@ -107,11 +132,19 @@ impl World {
         } else {
             draw_faults(dice, (workers.len(), routers_count), window)
         };
+        let wishes = draw_wishes(dice, (&workers, routers_count), (window, calm));
         let lease_max = *dice.pick(&[60_000, 500_000, 3_000_000]);
         let lease = dice.micros(30_000, lease_max);
         let ends = faults.iter().map(|(at, fault)| *at + fault.span());
         let heal_at = ends
             .chain(requests.iter().map(|r| r.at))
+            .chain(
+                requests
+                    .iter()
+                    .filter_map(|r| r.stalls)
+                    .map(|(at, span)| at + span),
+            )
+            .chain(wishes.iter().map(|wish| wish.at))
             .max()
             .unwrap_or_default();
         Self {
@@ -125,6 +158,12 @@ impl World {
             prefix_cache: dice.chance(800),
             step_max: dice.micros(20_000, 500_000),
             swap_blocks: *dice.pick(&[0, 0, 2, 8, 64]),
+            writer: match dice.chance(250) {
+                true => Writer::Sender,
+                false => Writer::Receiver,
+            },
+            silence_max: dice.micros(50_000, 1_000_000),
+            wishes,
             heal_at: heal_at + Duration::from_millis(1),
             workers,
             requests,
@@ -172,6 +211,9 @@ impl Fault {
         match self {
             Self::Crash { back: span, .. }
             | Self::Drain { back: span, .. }
+            | Self::Restart { back: span, .. }
+            | Self::Hang { span, .. }
+            | Self::Isolate { span, .. }
             | Self::Freeze { span, .. }
             | Self::Cut { span, .. }
             | Self::Part { span, .. }
@@ -247,6 +289,7 @@ fn draw_requests(
         })
         .collect();
     let leavers = *dice.pick(&[0, 0, 100, 400]);
+    let stallers = *dice.pick(&[0, 0, 50, 300]);
     let longest = *dice.pick(&[1, 5, 20, 60]);
     let mut arrivals = Vec::new();
     for index in 0..count {
@@ -281,11 +324,16 @@ fn draw_requests(
         let leaves = dice
             .chance(leavers)
             .then(|| at + dice.micros(0, window.max(2) / 2));
+        let stalls = dice.chance(stallers).then(|| {
+            let from = at + dice.micros(0, window.max(2));
+            (from, dice.micros(1_000, 3_000_000))
+        });
         arrivals.push(Arrival {
             at,
             router: dice.next() as usize % routers,
             request: Arc::new(request),
             leaves,
+            stalls,
         });
     }
     arrivals
@@ -306,7 +354,10 @@ fn draw_faults(
         let worker = dice.next() as usize % workers;
         let other = (worker + 1 + dice.next() as usize % workers.max(2)) % workers;
         let router = dice.next() as usize % routers;
-        let fault = match dice.count(0, 9) {
+        let fault = match dice.count(0, 14) {
+            10..=11 => Fault::Hang { worker, span },
+            12 => Fault::Isolate { worker, span },
+            13 => Fault::Restart { router, back: span },
             0..=2 => Fault::Crash { worker, back: span },
             3 => Fault::Freeze { worker, span },
             4 => Fault::Drain { worker, back: span },
@@ -328,6 +379,47 @@ fn draw_faults(
     }
     faults.sort_by_key(|(at, _)| *at);
     faults
+}
+
+/// In a world without a fault at most one, and only where another worker can take over.
+fn draw_wishes(
+    dice: &mut Dice,
+    (workers, routers): (&[WorkerDescription], usize),
+    (window, calm): (u64, bool),
+) -> Vec<Wish> {
+    let count = match (dice.chance(400), calm) {
+        (false, _) => 0,
+        (true, true) => 1,
+        (true, false) => dice.count(1, 4),
+    };
+    let mut wishes = Vec::new();
+    for _ in 0..count {
+        let worker = dice.next() as usize % workers.len();
+        let command = match dice.count(0, 4) {
+            0..=2 => Command::Drain,
+            3 => Command::Serve(Role::Prefill),
+            _ => Command::Serve(*dice.pick(&[Role::Decode, Role::Both])),
+        };
+        let at = Time::from_nanos(dice.range(0, window + 100_000) * 1000);
+        let router = dice.next() as usize % routers;
+        let about = &workers[worker];
+        let others = || {
+            let others = workers.iter().enumerate().filter(|(at, _)| *at != worker);
+            others.filter(|(_, other)| other.fingerprint == about.fingerprint)
+        };
+        let replaced = others().any(|(_, other)| other.role.prefills())
+            && others().any(|(_, other)| other.role.decodes());
+        if replaced || !calm {
+            wishes.push(Wish {
+                at,
+                router,
+                worker,
+                command,
+            });
+        }
+    }
+    wishes.sort_by_key(|wish| wish.at);
+    wishes
 }
 
 fn draw_price(dice: &mut Dice) -> Price {
@@ -405,8 +497,14 @@ impl fmt::Display for World {
         writeln!(f, "  {:?}", self.wire)?;
         writeln!(
             f,
-            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}",
-            self.lease, self.stall_max, self.step_max, self.swap_blocks, self.prefix_cache
+            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}",
+            self.lease,
+            self.stall_max,
+            self.step_max,
+            self.swap_blocks,
+            self.prefix_cache,
+            self.writer,
+            self.silence_max
         )?;
         for arrival in &self.requests {
             let request = &arrival.request;
@@ -434,9 +532,16 @@ impl fmt::Display for World {
                 request.priority, request.cache_salt
             )?;
             match arrival.leaves {
-                Some(at) => writeln!(f, ", leaves {}", millis(at))?,
+                Some(at) => write!(f, ", leaves {}", millis(at))?,
+                None => {}
+            }
+            match arrival.stalls {
+                Some((at, span)) => writeln!(f, ", stalls {} for {span:?}", millis(at))?,
                 None => writeln!(f)?,
             }
+        }
+        for wish in &self.wishes {
+            writeln!(f, "  {} {wish:?}", millis(wish.at))?;
         }
         for (at, fault) in &self.faults {
             writeln!(f, "  {} {fault:?}", millis(*at))?;

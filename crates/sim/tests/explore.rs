@@ -13,8 +13,10 @@ fn nothing_breaks_in_any_small_world() {
             continue;
         }
         let explored = explore(world, None, states_max).unwrap_or_else(|broken| panic!("{broken}"));
-        println!("{explored}");
-        states += explored.states;
+        for explored in explored {
+            println!("{explored}");
+            states += explored.states;
+        }
     }
     println!("{states} states in all");
 }
@@ -29,7 +31,10 @@ fn without_any_one_guard_something_breaks() {
         let mut found = None;
         for world in explore::worlds() {
             if let Err(broken) = explore(world, Some(guard), 100_000) {
-                println!("{guard:<16} {world:<10} {:>7} states: {}", broken.states, broken.what);
+                println!(
+                    "{guard:<16} {world:<10} {:>7} states: {}",
+                    broken.states, broken.what
+                );
                 if only.is_some() {
                     println!("{broken}");
                 }

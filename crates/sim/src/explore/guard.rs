@@ -69,7 +69,12 @@ impl fmt::Display for Guard {
 
 impl State {
     /// An order on its way into a worker; `None` if it never gets there.
-    pub(super) fn order_heard(&mut self, small: &Small, worker: usize, order: Order) -> Option<Order> {
+    pub(super) fn order_heard(
+        &mut self,
+        small: &Small,
+        worker: usize,
+        order: Order,
+    ) -> Option<Order> {
         match (small.without, &order) {
             (Some(Guard::Renewal), Order::Renew { .. }) => None,
             (Some(Guard::SecondLeg), Order::Reserve(reserve)) => {
@@ -211,4 +216,3 @@ pub(super) enum Heard {
     Yes,
     No,
 }
-

@@ -5,7 +5,7 @@
 //! fault; from a state without moves nothing would ever happen again.
 
 use super::small::{Fault, Order, Small};
-use super::state::{Notice, State};
+use super::state::{Notice, Parcel, Sent, State};
 use cleave_kv::Packet;
 
 /// One thing that happens.
@@ -140,7 +140,7 @@ impl State {
         moves
     }
 
-    fn may_notice(&self, notice: Notice) -> bool {
+    pub(super) fn may_notice(&self, notice: Notice) -> bool {
         match notice {
             // A write under way would make it untrue.
             Notice::Severed { peer, .. } => self.late.iter().all(|late| late.from != peer),
@@ -155,8 +155,8 @@ impl State {
     }
 
     fn sends(&self, worker: usize) -> bool {
-        let from = |parcel: &std::rc::Rc<super::state::Parcel>| crate::run::index(parcel.from);
-        self.parcels.iter().any(|parcel| from(parcel) == worker)
+        let from = |sent: &Sent| crate::run::index(sent.parcel.from);
+        self.parcels.iter().any(|sent| from(sent) == worker)
     }
 
     /// Equal packets lie side by side, and it makes no difference which of them arrives.
@@ -172,7 +172,7 @@ impl State {
             if !self.is_first_of_its_kind(index) {
                 continue;
             }
-            let is_frame = matches!(self.parcels[index].packet, Packet::Frame { .. });
+            let is_frame = matches!(self.parcels[index].parcel.packet, Packet::Frame { .. });
             if may(Fault::Lose) {
                 add(Move::Lose(index));
             }
@@ -228,10 +228,11 @@ impl State {
             let body = self.seats[worker].body.as_ref();
             body.is_some_and(|body| !body.brain.idle())
         };
-        let between = |parcel: &std::rc::Rc<super::state::Parcel>| {
-            let (from, to) = (crate::run::index(parcel.from), crate::run::index(parcel.to));
+        let between = |sent: &Sent| {
+            let Parcel { from, to, .. } = &sent.parcel;
+            let (from, to) = (crate::run::index(*from), crate::run::index(*to));
             (from, to) == (a, b) || (from, to) == (b, a)
         };
-        (busy(a) && busy(b)) || self.parcels.iter().any(between)
+        (busy(a) && busy(b)) || self.parcels.iter().any(|sent| between(sent))
     }
 }

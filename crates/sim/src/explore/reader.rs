@@ -21,7 +21,9 @@ pub(super) struct Reader {
     pub(super) flight: FlightId,
     pub(super) ending: Option<Ending>,
     pub(super) submitted: bool,
-    pub(super) left: bool,
+    left: bool,
+    /// The same for the same client.
+    pub(super) print: u64,
     request: Arc<Request>,
     given: Vec<TokenId>,
     stream: TokenStream<TokenId>,
@@ -37,6 +39,7 @@ impl Reader {
             ending: None,
             submitted: false,
             left: false,
+            print: 0,
             request: small.request(index),
             given: Vec::new(),
             stream: TokenStream::default(),
@@ -46,10 +49,23 @@ impl Reader {
         (0..small.requests.len()).map(reader).collect()
     }
 
+    /// It asks.
+    pub(super) fn submit(&mut self) {
+        self.submitted = true;
+        self.reprint();
+    }
+
+    /// It leaves.
+    pub(super) fn leave(&mut self) {
+        self.left = true;
+        self.reprint();
+    }
+
     /// Attempts up to this one give nothing more.
     pub(super) fn fence(&mut self, handoff: HandoffId) {
         self.stream.fence(handoff.attempt);
         self.fenced = self.fenced.max(handoff.attempt + 1);
+        self.reprint();
     }
 
     /// What it was given so far.
@@ -79,6 +95,7 @@ impl Reader {
             }
             self.given.push(token);
         }
+        self.reprint();
         Ok(())
     }
 
@@ -112,12 +129,19 @@ impl Reader {
             return Err(format!("S8: {flight} ended {ending:?} without a fault"));
         }
         self.ending = Some(ending);
+        self.reprint();
         Ok(())
     }
 
-    pub(super) fn feed(&self, print: &mut impl Hasher) {
-        (self.submitted, self.left).hash(print);
-        self.given.hash(print);
-        print.write_u64(Print::of_words(&(&self.ending, &self.stream)));
+    fn reprint(&mut self) {
+        let mut print = Print::default();
+        (self.submitted, self.left, self.fenced).hash(&mut print);
+        self.given.hash(&mut print);
+        // What it ended with matters to nobody any more, nor what waits for it.
+        match &self.ending {
+            Some(_) => print.write_u8(1),
+            None => print.write_u64(Print::of_words(&self.stream)),
+        }
+        self.print = print.finish();
     }
 }

@@ -5,7 +5,7 @@
 
 use super::guard::Guard;
 use cleave_domain::{
-    Capacity, FlightId, Fingerprint, Request, Role, RouterId, Sampling, Slo, StopRules,
+    Capacity, Fingerprint, FlightId, Request, Role, RouterId, Sampling, Slo, StopRules,
     WorkerDescription,
 };
 use cleave_router::Command;
@@ -74,7 +74,7 @@ pub(super) struct Small {
 
 const FOUR: &[Role] = &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-const EVERY: &[Fault] = &[
+pub(super) const EVERY: &[Fault] = &[
     Fault::Lose,
     Fault::Twice,
     Fault::Damage,
@@ -94,45 +94,74 @@ pub(super) fn all() -> Vec<Small> {
         roles: FOUR,
         requests: &[(3, 3)],
         commands: &[],
-        faults: EVERY,
+        faults: &[
+            Fault::Lose,
+            Fault::Twice,
+            Fault::Cancel,
+            Fault::Crash,
+            Fault::Cut,
+            Fault::Slow,
+        ],
         order: Order::Any,
         surprises_max: 1,
         writer: Writer::Receiver,
         step: Duration::ZERO,
         without: None,
     };
+    let three = Small {
+        name: "three",
+        requests: &[(3, 3), (2, 2), (1, 3)],
+        faults: EVERY,
+        order: Order::Usual,
+        surprises_max: 2,
+        ..one.clone()
+    };
+    let drain = Small {
+        name: "drain",
+        requests: &[(2, 4)],
+        commands: &[(2, Command::Drain)],
+        ..three.clone()
+    };
     vec![
         one.clone(),
+        three.clone(),
+        drain.clone(),
         Small {
-            name: "three",
-            requests: &[(3, 3), (2, 2), (1, 3)],
-            order: Order::Usual,
-            surprises_max: 2,
-            ..one.clone()
+            name: "drains",
+            requests: &[(2, 4), (1, 4), (2, 3)],
+            commands: &[(2, Command::Drain), (3, Command::Drain)],
+            surprises_max: 1,
+            ..drain.clone()
         },
         Small {
-            name: "astray",
-            requests: &[(3, 2)],
-            faults: &[Fault::Astray, Fault::Cut, Fault::Expire],
-            surprises_max: 2,
-            ..one.clone()
+            name: "role",
+            requests: &[(2, 4), (2, 3)],
+            commands: &[
+                (2, Command::Serve(Role::Prefill)),
+                (0, Command::Serve(Role::Decode)),
+            ],
+            ..drain
         },
         Small {
             name: "one-sided",
             requests: &[(3, 2), (3, 2)],
             faults: &[Fault::Cancel, Fault::Crash, Fault::Cut, Fault::Expire],
-            order: Order::Usual,
             surprises_max: 3,
             writer: Writer::Sender,
-            ..one.clone()
+            ..three.clone()
+        },
+        Small {
+            name: "astray",
+            requests: &[(3, 2)],
+            faults: &[Fault::Astray],
+            ..one
         },
         Small {
             name: "leases",
             requests: &[(1, 5), (2, 4), (1, 5)],
-            faults: &[Fault::Slow],
-            order: Order::Usual,
+            faults: &[],
             step: Duration::from_millis(400),
-            ..one
+            ..three
         },
     ]
 }

@@ -24,14 +24,14 @@ pub(super) struct State {
     pub(super) desk: Rc<Desk>,
     pub(super) seats: Vec<Rc<Seat>>,
     /// Packets under way, in a fixed order.
-    pub(super) parcels: Vec<Rc<Parcel>>,
+    pub(super) parcels: Vec<Rc<Sent>>,
     /// One-sided writes of processes that died meanwhile; they may still land.
     pub(super) late: Vec<Rc<Late>>,
     /// What somebody has still to notice.
     pub(super) notices: BTreeSet<Notice>,
     /// (who has not noticed, whom it lost).
     pub(super) lost: BTreeSet<(WorkerRef, WorkerRef)>,
-    pub(super) readers: Rc<Vec<Reader>>,
+    pub(super) readers: Vec<Rc<Reader>>,
     /// Answers to the router about its clients' streams.
     pub(super) counts: Vec<(HandoffId, Arc<[TokenId]>)>,
     pub(super) submitted: usize,
@@ -93,6 +93,16 @@ pub(super) struct Parcel {
     pub(super) truth: Option<(WorkerRef, BlockRef)>,
 }
 
+/// A parcel, and its place among those under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    key: Key,
+    pub(super) parcel: Parcel,
+}
+
+/// To whom, from whom, frames before what follows them; the last is the print.
+type Key = (WorkerRef, WorkerRef, u8, HandoffId, u32, u64);
+
 /// A one-sided write whose process died.
 #[derive(Clone, Debug)]
 pub(super) struct Late {
@@ -146,7 +156,7 @@ impl State {
             late: Vec::new(),
             notices: BTreeSet::new(),
             lost: BTreeSet::new(),
-            readers: Rc::new(Reader::all(small)),
+            readers: Reader::all(small).into_iter().map(Rc::new).collect(),
             counts: Vec::new(),
             submitted: 0,
             commanded: 0,
@@ -168,8 +178,8 @@ impl State {
         Rc::make_mut(&mut self.desk)
     }
 
-    pub(super) fn readers(&mut self) -> &mut Vec<Reader> {
-        Rc::make_mut(&mut self.readers)
+    pub(super) fn reader(&mut self, index: usize) -> &mut Reader {
+        Rc::make_mut(&mut self.readers[index])
     }
 
     /// The body of exactly this life, if it is alive.
@@ -181,8 +191,8 @@ impl State {
     /// Puts a packet among those under way.
     pub(super) fn put(&mut self, parcel: Parcel) {
         let key = parcel.key();
-        let at = self.parcels.partition_point(|other| other.key() <= key);
-        self.parcels.insert(at, Rc::new(parcel));
+        let at = self.parcels.partition_point(|other| other.key <= key);
+        self.parcels.insert(at, Rc::new(Sent { key, parcel }));
     }
 
     /// The same for the same state, and for another only by chance.
@@ -211,7 +221,7 @@ impl State {
             }
         }
         for parcel in &self.parcels {
-            parcel.hash(&mut print);
+            parcel.key.5.hash(&mut print);
         }
         for late in &self.late {
             let Export { handoff, block, .. } = late.export;
@@ -220,10 +230,17 @@ impl State {
         self.notices.hash(&mut print);
         self.lost.hash(&mut print);
         self.counts.hash(&mut print);
-        for reader in self.readers.iter() {
-            reader.feed(&mut print);
+        for reader in &self.readers {
+            reader.print.hash(&mut print);
         }
-        (self.submitted, self.commanded, self.faults, self.harm, self.silent).hash(&mut print);
+        (
+            self.submitted,
+            self.commanded,
+            self.faults,
+            self.harm,
+            self.silent,
+        )
+            .hash(&mut print);
         print.finish()
     }
 }
@@ -261,8 +278,7 @@ impl Parcel {
         matches!(self.packet, Packet::Stop { .. } | Packet::Stopped { .. })
     }
 
-    /// Frames before what follows them: the usual order.
-    fn key(&self) -> (WorkerRef, WorkerRef, u8, HandoffId, u32, u64) {
+    fn key(&self) -> Key {
         let (rank, ordinal) = match &self.packet {
             Packet::Frame { part, .. } => (0, part.ordinal),
             Packet::Seal(_) => (1, 0),

@@ -39,7 +39,7 @@ pub(super) fn path(small: &Small, path: &[(Move, Cost)]) -> String {
 
 fn words(state: &State, small: &Small, what: Move) -> String {
     let packet = |index: usize| {
-        let parcel = &state.parcels[index];
+        let parcel = &state.parcels[index].parcel;
         let words = words::packet(&parcel.packet);
         format!("{} {words} from {}", parcel.to.worker, parcel.from)
     };
@@ -114,7 +114,13 @@ fn columns(state: &State) -> String {
             Some(body) => {
                 let pool = body.brain.pool();
                 let (all, free) = (pool.blocks_count(), pool.blocks_available());
-                write!(columns, " | {}{} {}/{all}", seat.life, body.mark(), all - free)
+                write!(
+                    columns,
+                    " | {}{} {}/{all}",
+                    seat.life,
+                    body.mark(),
+                    all - free
+                )
             }
         };
     }

@@ -5,15 +5,18 @@
 //! reads or writes the pool in the order in which the brain asked for it, except that a step goes
 //! ahead of writes once enough was written since the last one, as the real worker's does.
 
+mod host;
+mod witness;
+
 use crate::dice::Dice;
 use crate::engine::{Cell, Engine, Price};
 use crate::tape::{self, Line};
 use cleave_domain::{
-    BlockIndex, BlockRef, Generation, HandoffId, Order, Report, StepPlan, Tape, TapeLine, Time,
+    BlockIndex, BlockRef, Generation, HandoffId, Order, StepPlan, Tape, TapeLine, Time,
     WorkerDescription, WorkerRef,
 };
 use cleave_kv::BlockPart;
-use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, Limits, Output, SwapOutcome, Writer};
+use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, Limits, Output, Writer};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
@@ -76,6 +79,13 @@ pub(crate) enum Taping {
     On,
 }
 
+/// Whether the device does what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Luck {
+    Well,
+    Broken,
+}
+
 /// What became of an op.
 #[derive(Debug)]
 pub(crate) enum Done {
@@ -94,6 +104,8 @@ pub(crate) struct Body {
     pub(crate) draining: bool,
     /// The brain is done; the process ends when its last words are out.
     pub(crate) exiting: bool,
+    /// Blocks in quarantine, as the brain said last.
+    pub(crate) quarantined: u32,
     engine: Engine,
     ops: VecDeque<Op>,
     /// Since the last step.
@@ -132,6 +144,7 @@ impl Body {
             about,
             draining: false,
             exiting: false,
+            quarantined: 0,
             ops: VecDeque::new(),
             written_bytes: 0,
             busy: None,
@@ -296,10 +309,16 @@ impl Body {
             Some((Op::Export(e), _)) => Some((e.handoff, e.ordinal)),
             _ => None,
         };
+        // A one-sided write that has begun ends when it has landed.
+        let queued = |key: &(HandoffId, u32)| {
+            let is_it = |op: &Op| matches!(op, Op::Export(e) if (e.handoff, e.ordinal) == *key);
+            self.ops.iter().any(is_it)
+        };
+        let stops = |key: &(HandoffId, u32)| self.limits.writer == Writer::Receiver || queued(key);
         let lost: Vec<(HandoffId, u32)> = self
             .exporting
             .iter()
-            .filter(|(key, to)| **to == peer && Some(**key) != begun)
+            .filter(|(key, to)| **to == peer && Some(**key) != begun && stops(key))
             .map(|(key, _)| *key)
             .collect();
         self.ops.retain(|op| match op {
@@ -362,6 +381,10 @@ impl Body {
     ) -> Result<Done, String> {
         let (op, since) = self.busy.take().ok_or("the engine had nothing to do")?;
         let breaks = broken > 0 && dice.chance(broken);
+        let luck = match breaks {
+            true => Luck::Broken,
+            false => Luck::Well,
+        };
         Ok(match op {
             Op::Step(plan) if breaks => Done::Hear(self.break_step(&plan, dice)),
             Op::Step(plan) => {
@@ -389,7 +412,9 @@ impl Body {
                     ImportOutcome::Broken
                 } else if self.limits.writer == Writer::Sender {
                     // The bytes are here already; they are looked at in place.
-                    match self.engine.read(block.block) == payload {
+                    let size = self.limits.capacity.block_bytes / self.limits.capacity.block_tokens;
+                    let cells = &self.engine.read(block.block)[(part.offset / size) as usize..];
+                    match cells.starts_with(&payload) {
                         true => ImportOutcome::Written,
                         false => ImportOutcome::Broken,
                     }
@@ -406,7 +431,7 @@ impl Body {
                 })
             }
             Op::SwapOut { handoff, blocks } => {
-                let outcome = self.swap_out(handoff, &blocks, breaks);
+                let outcome = self.swap_out(handoff, &blocks, luck);
                 let took = now.since(since);
                 Done::Hear(Input::SwappedOut {
                     handoff,
@@ -415,7 +440,7 @@ impl Body {
                 })
             }
             Op::SwapIn { handoff, blocks } => {
-                let outcome = self.swap_in(handoff, &blocks, breaks)?;
+                let outcome = self.swap_in(handoff, &blocks, luck)?;
                 let took = now.since(since);
                 Done::Hear(Input::SwappedIn {
                     handoff,
@@ -424,83 +449,6 @@ impl Body {
                 })
             }
         })
-    }
-
-    // === host memory ===
-
-    pub(crate) fn swap(&mut self, op: Op) {
-        self.ops.push_back(op);
-    }
-
-    /// Drops what host memory has of a hand-off, and what was to go there; gives the answers the
-    /// brain is owed.
-    pub(crate) fn swap_drop(&mut self, handoff: HandoffId) -> Vec<Input> {
-        let dropped = |op: &Op| match op {
-            Op::SwapOut { handoff: h, .. } if *h == handoff => Some(Input::SwappedOut {
-                handoff,
-                outcome: SwapOutcome::Dropped,
-                took: Duration::ZERO,
-            }),
-            Op::SwapIn { handoff: h, .. } if *h == handoff => Some(Input::SwappedIn {
-                handoff,
-                outcome: SwapOutcome::Dropped,
-                took: Duration::ZERO,
-            }),
-            _ => None,
-        };
-        let answers = self.ops.iter().filter_map(dropped).collect();
-        self.ops.retain(|op| dropped(op).is_none());
-        self.host.remove(&handoff);
-        if matches!(&self.busy, Some((Op::SwapOut { handoff: h, .. }, _)) if *h == handoff) {
-            self.unwanted.insert(handoff);
-        }
-        answers
-    }
-
-    fn swap_out(
-        &mut self,
-        handoff: HandoffId,
-        blocks: &[BlockIndex],
-        breaks: bool,
-    ) -> SwapOutcome {
-        if self.unwanted.remove(&handoff) {
-            return SwapOutcome::Dropped;
-        }
-        let kept: usize = self.host.values().map(Vec::len).sum();
-        if breaks || kept + blocks.len() > self.limits.swap_blocks as usize {
-            return SwapOutcome::Broken;
-        }
-        let read = |block: &BlockIndex| self.engine.read(*block).to_vec();
-        let content = blocks.iter().map(read).collect();
-        self.host.insert(handoff, content);
-        SwapOutcome::Copied
-    }
-
-    fn swap_in(
-        &mut self,
-        handoff: HandoffId,
-        blocks: &[BlockIndex],
-        breaks: bool,
-    ) -> Result<SwapOutcome, String> {
-        let Some(content) = self.host.remove(&handoff) else {
-            // It was dropped while the copy was under way.
-            return Ok(SwapOutcome::Dropped);
-        };
-        if breaks {
-            return Ok(SwapOutcome::Broken);
-        }
-        if content.len() != blocks.len() {
-            return Err(format!(
-                "{} swaps {} blocks of {handoff} into {}",
-                self.me,
-                content.len(),
-                blocks.len()
-            ));
-        }
-        for (block, cells) in blocks.iter().zip(content) {
-            self.engine.write(*block, 0, &cells);
-        }
-        Ok(SwapOutcome::Copied)
     }
 
     fn break_step(&mut self, plan: &StepPlan, dice: &mut Dice) -> Input {
@@ -522,132 +470,6 @@ impl Body {
                     self.me, plan.step
                 ));
             }
-        }
-        Ok(())
-    }
-
-    // === who holds what, as this worker says it ===
-
-    pub(crate) fn witness(&mut self, report: &Report) -> Result<(), String> {
-        match report {
-            Report::Reserved {
-                handoff,
-                present,
-                blocks,
-            } if !self.joint.contains(handoff) => {
-                for (ordinal, block) in (*present..).zip(blocks) {
-                    self.places.insert((*handoff, ordinal), *block);
-                    let entry = (*handoff, block.generation);
-                    if let Some((other, _)) = self.reserved.insert(block.block, entry) {
-                        return Err(format!(
-                            "{} gives {} to {handoff}, and {other} has it",
-                            self.me, block.block
-                        ));
-                    }
-                }
-            }
-            Report::Landed { handoff } | Report::Released { handoff } => {
-                self.reserved.retain(|_, (holder, _)| holder != handoff);
-                self.senders.remove(handoff);
-                self.places.retain(|(holder, _), _| holder != handoff);
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// For whom a block waits to be filled.
-    pub(crate) fn reserved_for(&self, block: BlockIndex) -> Option<(HandoffId, Generation)> {
-        self.reserved.get(&block).copied()
-    }
-
-    /// Who was to write what was reserved for a hand-off.
-    pub(crate) fn sender_of(&self, handoff: HandoffId) -> Option<WorkerRef> {
-        self.senders.get(&handoff).copied()
-    }
-
-    /// The block reserved for one of a sequence's blocks.
-    pub(crate) fn reserved_at(&self, handoff: HandoffId, ordinal: u32) -> Option<BlockRef> {
-        self.places.get(&(handoff, ordinal)).copied()
-    }
-
-    /// Writes of frames asked for and not begun.
-    pub(crate) fn imports(&self) -> usize {
-        let is_import = |op: &&Op| matches!(op, Op::Import { .. });
-        self.ops.iter().filter(is_import).count()
-    }
-
-    /// The read under way, and what it read.
-    pub(crate) fn writing(&self) -> Option<(Export, Payload)> {
-        match &self.busy {
-            Some((Op::Export(export), _)) => {
-                Some((*export, self.engine.read(export.from).to_vec()))
-            }
-            _ => None,
-        }
-    }
-
-    /// Another worker writes into the pool, past this one.
-    pub(crate) fn written_into(
-        &mut self,
-        handoff: HandoffId,
-        block: BlockRef,
-        cells: &Payload,
-    ) -> Result<(), String> {
-        let owner = self.reserved.get(&block.block);
-        if owner != Some(&(handoff, block.generation)) {
-            return Err(format!(
-                "S3: {handoff} is written into {}'s {}/{}, which is held for {owner:?}",
-                self.me, block.block, block.generation
-            ));
-        }
-        self.engine.write(block.block, 0, cells);
-        Ok(())
-    }
-
-    /// The engine's draws are its own from now on.
-    pub(crate) fn give_voice(&mut self, voice: u64) {
-        self.engine.voice = voice;
-    }
-
-    /// Feeds all that tells this body, its brain aside, from another.
-    pub(crate) fn feed(&self, print: &mut impl Hasher) {
-        self.me.hash(print);
-        (self.draining, self.exiting).hash(print);
-        self.engine.feed(print);
-        self.busy.is_some().hash(print);
-        for op in self.busy.iter().map(|(op, _)| op).chain(&self.ops) {
-            op.feed(print);
-        }
-        self.reserved.hash(print);
-        self.senders.hash(print);
-        self.sealed.hash(print);
-        self.host.hash(print);
-        self.unwanted.hash(print);
-    }
-
-    /// Nothing of any hand-off is left here.
-    pub(crate) fn check_empty(&self) -> Result<(), String> {
-        let me = self.me;
-        let pool = self.brain.pool();
-        if !self.brain.idle() {
-            return Err(format!("{me} is not idle"));
-        }
-        if pool.blocks_available() != self.limits.capacity.blocks_count {
-            return Err(format!(
-                "{me} leaked: {} of {} blocks are available",
-                pool.blocks_available(),
-                self.limits.capacity.blocks_count
-            ));
-        }
-        if !self.reserved.is_empty() {
-            return Err(format!("{me} never released {:?}", self.reserved));
-        }
-        if !self.host.is_empty() {
-            return Err(format!("{me} keeps in host memory {:?}", self.host.keys()));
-        }
-        if !self.exporting.is_empty() {
-            return Err(format!("{me} waits for exports: {:?}", self.exporting));
         }
         Ok(())
     }
