@@ -45,7 +45,7 @@ impl Run<'_> {
             command,
             ..
         } = self.world.wishes[wish];
-        if self.routers[router].down_until > self.now {
+        if self.routers[router].down_until.is_some() {
             return Ok(None);
         }
         let worker = crate::run::life(worker, 0).worker;
@@ -189,7 +189,8 @@ impl Run<'_> {
 
     pub(crate) fn wake_router(&mut self, router: usize) -> Result<Option<String>, String> {
         let seat = &mut self.routers[router];
-        if seat.wake != Some(self.now) {
+        // A deadline may have passed before it was set.
+        if seat.wake.is_none_or(|at| at > self.now) {
             return Ok(None);
         }
         seat.wake = None;

@@ -94,8 +94,8 @@ impl State {
             }
             Move::Tick | Move::Slow => self.tick(small),
             Move::Lose(index) => {
-                self.parcels.remove(index);
-                self.silent = true;
+                let lost = self.parcels.remove(index);
+                self.silent |= lost.parcel.is_missed_silently();
                 Ok(())
             }
             Move::Twice(index) => {
@@ -220,6 +220,13 @@ impl State {
                 } => self.end(flight, ending, output_tokens)?,
                 cleave_router::Output::Note(cleave_router::Note::Fleet { workers, .. }) => {
                     self.desk().workers = workers.total();
+                }
+                cleave_router::Output::Note(cleave_router::Note::Retried {
+                    handoff,
+                    failure,
+                    ..
+                }) if self.faults == 0 => {
+                    return Err(format!("S8: {handoff} failed without a fault: {failure:?}"));
                 }
                 cleave_router::Output::Note(_)
                 | cleave_router::Output::Drained

@@ -176,7 +176,7 @@ impl Small {
             vocab_size: crate::model::VOCAB as u32,
             queue_max: 2,
             lease: Duration::from_secs(2),
-            stall_max: Duration::from_secs(3),
+            stall_max: Duration::from_secs(30),
             step_max: Duration::from_secs(10),
             prefix_cache: false,
             swap_blocks: 0,

@@ -273,6 +273,12 @@ impl Seat {
 }
 
 impl Parcel {
+    /// Whether nobody but a timer makes good that it is lost. That all has landed the receiver tells
+    /// the router too, who lets the sender go.
+    pub(super) fn is_missed_silently(&self) -> bool {
+        !matches!(self.packet, Packet::Landed { .. })
+    }
+
     /// Whether it ends a quarantine, or asks for its end.
     pub(super) fn is_about_writes(&self) -> bool {
         matches!(self.packet, Packet::Stop { .. } | Packet::Stopped { .. })
