@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod demo;
 mod generate;
+mod kv;
 mod model;
 mod replay;
 mod serve;
@@ -15,7 +16,7 @@ mod sim;
 mod solo;
 mod synth;
 
-use args::{BenchCommand, Cli, Command, SimCommand};
+use args::{BenchCommand, Cli, Command, KvCommand, SimCommand};
 use bench::Form;
 use clap::Parser;
 use std::io::IsTerminal;
@@ -47,6 +48,10 @@ fn main() -> ExitCode {
             }
         },
         Command::Replay(args) => replay::run(&args),
+        Command::Kv(args) => match args.command {
+            KvCommand::Bench(args) => kv::bench(&args),
+            KvCommand::FarEnd(args) => kv::far_end(&args),
+        },
         Command::Bench(args) => match args.command {
             BenchCommand::Engine {
                 model,

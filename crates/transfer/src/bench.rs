@@ -259,8 +259,7 @@ impl Far {
                     payload,
                 } = write;
                 let place = &mut pool[shape.range(block.0, part)];
-                place.copy_from_slice(&payload);
-                if !payload.is_intact(place) {
+                if payload.land(place) != Ok(true) {
                     return;
                 }
                 drop(payload);

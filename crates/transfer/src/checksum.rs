@@ -5,6 +5,11 @@
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
 
+/// Bytes copied and summed in turns: few enough to be in a core's own cache for the second, many
+/// enough for the processor to fetch ahead while another core does too. Measured over a whole link:
+/// 11 to 12 GB/s at this size, 7 at 4 KiB.
+pub(crate) const CACHED_BYTES: usize = 64 << 10;
+
 /// The checksum of a frame's payload.
 pub fn checksum(payload: &[u8]) -> u64 {
     XxHash3_64::oneshot(payload)

@@ -88,7 +88,7 @@ pub enum LinkEvent {
         /// What.
         packet: Packet,
         /// Whether a frame's payload has the checksum that its sender gave it, as far as that was
-        /// looked at on arrival; `Payload::is_intact` has the last word.
+        /// looked at on arrival; `Payload::land` has the last word.
         intact: bool,
         /// A frame's bytes.
         payload: Option<Payload>,

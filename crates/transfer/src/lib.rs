@@ -38,5 +38,5 @@ pub use host::HostListener;
 pub use link::{Frame, Link, Permit};
 pub use links::{Links, Listeners};
 pub use local::LocalNet;
-pub use payload::Payload;
+pub use payload::{Destination, Payload};
 pub use transport::Transport;

@@ -5,7 +5,7 @@
 //! block is then read straight into what will carry it ([`Permit::buffer`]).
 
 use crate::buffer::{Buffer, Buffers};
-use crate::checksum::Checksum;
+use crate::checksum::{CACHED_BYTES, Checksum};
 use crate::config::LinkDown;
 use crate::shared_memory::{Ring, Slot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
@@ -13,9 +13,6 @@ use cleave_kv::{BlockPart, Packet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-
-/// Any core's own cache holds this much beside what else it holds.
-const CACHED_BYTES: usize = 64 << 10;
 
 /// To one worker in one of its lives. What is sent through it arrives whole, in any order, or the
 /// link is lost and nobody knows what of it arrived.

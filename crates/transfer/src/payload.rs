@@ -6,6 +6,7 @@
 use crate::buffer::Buffer;
 use crate::credit::Hold;
 use crate::shared_memory::SlotView;
+use std::convert::Infallible;
 use std::ops::Deref;
 
 /// Bytes of a frame, and the credit they hold.
@@ -29,17 +30,51 @@ impl Payload {
         Self { place, _hold: hold }
     }
 
-    /// Whether `written`, the bytes in the pool, are those that were sent; asked once the payload was
-    /// written there, and with the payload itself where the host cannot read the pool.
+    /// Writes it to where it goes, and says whether what is there now is what was sent.
     ///
     /// What came out of a socket was verified when it arrived. What lies in shared memory is verified
-    /// here and only here: reading it once is half the work, and what was verified is then what is
+    /// here and only here, where it was written: it is read once less, and what was verified is what is
     /// used, whatever the peer does to the slot meanwhile.
-    pub fn is_intact(&self, written: &[u8]) -> bool {
-        match self.place {
+    ///
+    /// # Errors
+    /// Those of the destination.
+    pub fn land<D: Destination + ?Sized>(&self, to: &mut D) -> Result<bool, D::Error> {
+        to.write(self)?;
+        Ok(match self.place {
             Place::Buffer(_) => true,
-            Place::Slot(_, checksum) => crate::checksum::checksum(written) == checksum,
-        }
+            Place::Slot(_, checksum) => {
+                crate::checksum::checksum(to.written().unwrap_or(self)) == checksum
+            }
+        })
+    }
+}
+
+/// Where a payload goes: its part of a block in a pool.
+pub trait Destination {
+    /// Why it could not be written.
+    type Error;
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Self::Error>;
+
+    /// What is there, if the host can read it.
+    fn written(&self) -> Option<&[u8]>;
+}
+
+/// Memory of the host.
+impl Destination for [u8] {
+    type Error = Infallible;
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Infallible> {
+        self.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn written(&self) -> Option<&[u8]> {
+        Some(self)
     }
 }
 

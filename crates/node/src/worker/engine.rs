@@ -12,11 +12,11 @@
 
 use super::swap::{Cellar, Swap};
 use crate::health::{Pulse, words};
-use cleave_domain::{BlockRef, HandoffId, StepPlan};
+use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan};
 use cleave_engine::{Engine, EngineError};
 use cleave_kv::{BlockPart, handoff::Digest};
 use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, SwapOutcome};
-use cleave_transfer::{Frame, Payload, Permit};
+use cleave_transfer::{Destination, Frame, Payload, Permit};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -371,17 +371,32 @@ fn send(
 
 /// Writes one part; says whether it is what was sent.
 fn write(engine: &mut dyn Engine, import: &Import) -> Result<bool, EngineError> {
-    let Import {
-        handoff: _,
-        part,
-        block,
-        payload,
-    } = import;
-    engine.write_block(block.block, part.offset as usize, payload)?;
-    Ok(match engine.host_block(block.block) {
-        Some(written) => payload.is_intact(&written[range(*part)]),
-        None => payload.is_intact(payload),
-    })
+    let mut place = Place {
+        engine,
+        block: import.block.block,
+        part: import.part,
+    };
+    import.payload.land(&mut place)
+}
+
+/// A part of a block in the pool.
+struct Place<'a> {
+    engine: &'a mut dyn Engine,
+    block: BlockIndex,
+    part: BlockPart,
+}
+
+impl Destination for Place<'_> {
+    type Error = EngineError;
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
+        let offset = self.part.offset as usize;
+        self.engine.write_block(self.block, offset, bytes)
+    }
+
+    fn written(&self) -> Option<&[u8]> {
+        Some(&self.engine.host_block(self.block)?[range(self.part)])
+    }
 }
 
 /// Where it is in its block.

@@ -163,7 +163,7 @@ impl Worker {
         };
         let (frame, bytes) = (frame(flight, ordinal), block_bytes(flight, ordinal));
         // Both ways in, by turns.
-        if ordinal % 2 == 0 {
+        if ordinal.is_multiple_of(2) {
             return permit.copy(frame, &bytes).unwrap();
         }
         permit.buffer(BLOCK).copy_from_slice(&bytes);

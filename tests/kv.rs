@@ -1,0 +1,38 @@
+//! `cleave kv bench` as a user runs it.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use serde_json::Value;
+use std::process::Command;
+
+#[test]
+fn lesson_18_every_transport_is_measured_beside_its_floor() {
+    let output = Command::new(env!("CARGO_BIN_EXE_cleave"))
+        .args(["kv", "bench", "--json", "--rounds", "2"])
+        .args(["--block-bytes", "300KiB", "--blocks", "1,9"])
+        .output()
+        .unwrap();
+    let (said, errors) = (output.stdout, String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{errors}");
+    let table: Value = serde_json::from_slice(&said).unwrap();
+    let transports = table["transports"].as_array().unwrap();
+    let names: Vec<_> = transports.iter().map(|one| &one["transport"]).collect();
+    assert_eq!(names, ["local", "shm", "tcp"]);
+    for transport in transports {
+        assert!(transport["link_bytes_per_second"].as_u64().unwrap() > 0);
+        for (row, blocks) in transport["rows"].as_array().unwrap().iter().zip([1, 9]) {
+            assert_eq!(row["blocks"], blocks);
+            assert!(row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_size_that_is_none_is_told() {
+    let output = Command::new(env!("CARGO_BIN_EXE_cleave"))
+        .args(["kv", "bench", "--block-bytes", "4GiB"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("at most 1GiB"), "{errors}");
+}
