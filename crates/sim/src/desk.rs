@@ -163,7 +163,7 @@ impl Run<'_> {
             cleave_router::Output::Drained => self.routers[router].drained = true,
             cleave_router::Output::Note(cleave_router::Note::CancelFreed {
                 flight, took, ..
-            }) if self.world.calm() && took > self.world.cancel_max() => {
+            }) if self.world.undisturbed() && took > self.world.cancel_max() => {
                 return Err(format!(
                     "{flight} was cancelled and held blocks for {took:?}"
                 ));

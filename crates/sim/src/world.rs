@@ -197,6 +197,11 @@ impl World {
         4 * (self.wire.latency + self.wire.jitter) + engine + link
     }
 
+    /// Nothing goes wrong, and nobody leaves: then every word is answered in its time.
+    pub(crate) fn undisturbed(&self) -> bool {
+        self.calm() && self.wishes.is_empty()
+    }
+
     pub(crate) fn calm(&self) -> bool {
         self.calm && self.faults.is_empty() && self.wire.harm() == 0
     }

@@ -74,7 +74,7 @@ pub(super) struct Small {
 
 const FOUR: &[Role] = &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-pub(super) const EVERY: &[Fault] = &[
+const EVERY: &[Fault] = &[
     Fault::Lose,
     Fault::Twice,
     Fault::Damage,
@@ -146,7 +146,6 @@ pub(super) fn all() -> Vec<Small> {
             name: "one-sided",
             requests: &[(3, 2), (3, 2)],
             faults: &[Fault::Cancel, Fault::Crash, Fault::Cut, Fault::Expire],
-            surprises_max: 3,
             writer: Writer::Sender,
             ..three.clone()
         },
@@ -176,7 +175,7 @@ impl Small {
             vocab_size: crate::model::VOCAB as u32,
             queue_max: 2,
             lease: Duration::from_secs(2),
-            stall_max: Duration::from_secs(30),
+            stall_max: Duration::from_secs(10),
             step_max: Duration::from_secs(10),
             prefix_cache: false,
             swap_blocks: 0,
