@@ -12,6 +12,7 @@ use super::small::{FAILURES_MAX, ROUTER, Small};
 use super::state::{Notice, State, Word};
 use crate::body::Luck;
 use crate::run::index;
+use cleave_kv::Packet;
 use cleave_domain::{Ending, FlightId, Order, Refusal, Report, WorkerRef};
 use cleave_sched::{Condition, Input};
 use std::rc::Rc;
@@ -95,7 +96,10 @@ impl State {
             Move::Tick | Move::Slow => self.tick(small),
             Move::Lose(index) => {
                 let lost = self.parcels.remove(index);
-                self.silent |= lost.parcel.is_missed_silently();
+                match lost.parcel.packet {
+                    Packet::Landed { .. } => self.said_twice = true,
+                    _ => self.silent = true,
+                }
                 Ok(())
             }
             Move::Twice(index) => {

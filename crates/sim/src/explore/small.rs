@@ -118,7 +118,7 @@ pub(super) fn all() -> Vec<Small> {
     };
     let drain = Small {
         name: "drain",
-        requests: &[(2, 4)],
+        requests: &[(1, 5)],
         commands: &[(2, Command::Drain)],
         ..three.clone()
     };
@@ -128,14 +128,14 @@ pub(super) fn all() -> Vec<Small> {
         drain.clone(),
         Small {
             name: "drains",
-            requests: &[(2, 4), (1, 4), (2, 3)],
+            requests: &[(1, 5), (1, 4), (2, 3)],
             commands: &[(2, Command::Drain), (3, Command::Drain)],
             surprises_max: 1,
             ..drain.clone()
         },
         Small {
             name: "role",
-            requests: &[(2, 4), (2, 3)],
+            requests: &[(1, 5), (2, 3)],
             commands: &[
                 (2, Command::Serve(Role::Prefill)),
                 (0, Command::Serve(Role::Decode)),
@@ -175,7 +175,7 @@ impl Small {
             vocab_size: crate::model::VOCAB as u32,
             queue_max: 2,
             lease: Duration::from_secs(2),
-            stall_max: Duration::from_secs(10),
+            stall_max: Duration::from_secs(1) + 25 * self.step,
             step_max: Duration::from_secs(10),
             prefix_cache: false,
             swap_blocks: 0,

@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) harm: u8,
     /// Something was lost that nobody can notice but by waiting.
     pub(super) silent: bool,
+    /// A `Landed` was lost. The receiver told the router too, so it takes another fault to need a timer.
+    pub(super) said_twice: bool,
     /// Which seats changed since they were hashed; the desk is the bit after the last.
     pub(super) dirty: u32,
 }
@@ -164,6 +166,7 @@ impl State {
             faults: 0,
             harm: 0,
             silent: false,
+            said_twice: false,
             dirty: u32::MAX,
         }
     }
@@ -239,6 +242,7 @@ impl State {
             self.faults,
             self.harm,
             self.silent,
+            self.said_twice,
         )
             .hash(&mut print);
         print.finish()
@@ -273,12 +277,6 @@ impl Seat {
 }
 
 impl Parcel {
-    /// Whether nobody but a timer makes good that it is lost. That all has landed the receiver tells
-    /// the router too, who lets the sender go.
-    pub(super) fn is_missed_silently(&self) -> bool {
-        !matches!(self.packet, Packet::Landed { .. })
-    }
-
     /// Whether it ends a quarantine, or asks for its end.
     pub(super) fn is_about_writes(&self) -> bool {
         matches!(self.packet, Packet::Stop { .. } | Packet::Stopped { .. })
