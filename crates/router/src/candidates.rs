@@ -8,7 +8,7 @@ use crate::event::Readiness;
 use crate::fleet::{Fleet, Group, Worker};
 use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
 use crate::prefix::Content;
-use cleave_domain::{Time, WorkerId, WorkerRef};
+use cleave_domain::{Fingerprint, Time, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a placement is asked with.
@@ -17,6 +17,9 @@ pub(crate) struct Query<'a> {
     pub(crate) ask: Ask,
     pub(crate) content: &'a Content,
     pub(crate) excluded: &'a BTreeSet<WorkerId>,
+    /// Weights and arithmetic that drew the tokens its client has: only the same draw the ones that
+    /// follow. None while it has none.
+    pub(crate) drawn_by: Option<&'a Fingerprint>,
     pub(crate) now: Time,
 }
 
@@ -30,8 +33,13 @@ impl Query<'_> {
             ask,
             content: self.content,
             excluded,
+            drawn_by: self.drawn_by,
             now: self.now,
         }
+    }
+
+    fn admits(&self, fingerprint: &Fingerprint) -> bool {
+        self.drawn_by.is_none_or(|drawn_by| drawn_by == fingerprint)
     }
 }
 
@@ -42,6 +50,7 @@ impl Fleet {
             ask: Ask::SHORTEST,
             content: &Content::default(),
             excluded: &BTreeSet::new(),
+            drawn_by: None,
             now,
         };
         match self.choose_among(&query, Worker::accepts) {
@@ -68,7 +77,8 @@ impl Fleet {
         counts: impl Fn(&Worker) -> bool,
     ) -> Result<Choice, NoPlace> {
         let mut best: Result<Choice, NoPlace> = Err(NoPlace::NoWorker);
-        for group in self.groups.values() {
+        let groups = self.groups.iter();
+        for (_, group) in groups.filter(|(fingerprint, _)| query.admits(fingerprint)) {
             let candidates = self.candidates(group, query, &counts);
             let choice = policy::choose(&candidates, &query.ask);
             best = match (best, choice) {
@@ -135,7 +145,8 @@ impl Fleet {
 
     /// Cached blocks only make room; suppose that all are.
     fn at_best(&self, who: WorkerRef, query: &Query) -> Option<Candidate> {
-        let worker = self.get(who).filter(|worker| !worker.draining)?;
+        let fits = |w: &&Worker| !w.draining && query.admits(&w.description.fingerprint);
+        let worker = self.get(who).filter(fits)?;
         let block_tokens = worker.description.capacity.block_tokens;
         let blocks = query.ask.prompt_tokens.div_ceil(block_tokens);
         Some(self.candidate(worker, query, blocks))

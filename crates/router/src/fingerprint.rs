@@ -97,13 +97,13 @@ impl Brain {
         (&request.prompt, &request.generated).hash(hasher);
         (request.stop.max_tokens, request.stop.min_tokens).hash(hasher);
         (&request.stop.stop_tokens, request.priority).hash(hasher);
-        request.cache_salt.hash(hasher);
+        (request.cache_salt, &flight.drawn_by).hash(hasher);
         let sizes: Vec<u32> = flight.content.block_sizes().collect();
         sizes.hash(hasher);
         (flight.attempts, flight.failures, &flight.failure).hash(hasher);
         (flight.refusals, &flight.excluded, &flight.avoided).hash(hasher);
         self.ahead(flight.wait_until).hash(hasher);
-        (flight.too_long == Some(self.fleet.turns())).hash(hasher);
+        (flight.homeless == Some(self.fleet.turns())).hash(hasher);
         (flight.stays, flight.yielded_at).hash(hasher);
         match &flight.stage {
             Stage::Waiting => 0.hash(hasher),

@@ -294,6 +294,10 @@ impl Fleet {
         about.map_or(u32::MAX, |capacity| capacity.context_tokens_max)
     }
 
+    pub(crate) fn fingerprint(&self, who: WorkerRef) -> Option<&Fingerprint> {
+        self.get(who).map(|worker| &worker.description.fingerprint)
+    }
+
     /// Hand-offs of which the worker holds something.
     pub(crate) fn handoffs(&self, who: WorkerRef) -> Vec<HandoffId> {
         let ledger = self.get(who).map(|worker| &worker.ledger);

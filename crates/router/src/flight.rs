@@ -8,7 +8,9 @@
 use crate::event::{CancelStage, MoveReason};
 use crate::line::Place;
 use crate::prefix::Content;
-use cleave_domain::{Failure, FinishReason, HandoffId, Request, Time, WorkerId, WorkerRef};
+use cleave_domain::{
+    Failure, Fingerprint, FinishReason, HandoffId, Request, Time, WorkerId, WorkerRef,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -20,6 +22,8 @@ pub(crate) struct Flight {
     pub(crate) place: Place,
     pub(crate) submitted: Time,
     pub(crate) stage: Stage,
+    /// What draws its tokens since its latest attempt.
+    pub(crate) drawn_by: Option<Fingerprint>,
     /// The next attempt's number. Every pair of workers asked gets its own, refused ones too, so
     /// that a hand-off never means two different pairs.
     pub(crate) attempts: u32,
@@ -32,8 +36,9 @@ pub(crate) struct Flight {
     pub(crate) excluded: BTreeSet<WorkerId>,
     /// When waiting ends; kept across refusals, so that they do not prolong it.
     pub(crate) wait_until: Option<Time>,
-    /// The fleet's turn in which no worker was large enough.
-    pub(crate) too_long: Option<u64>,
+    /// The fleet's turn in which no worker was large enough, or none drew as its client's tokens were
+    /// drawn.
+    pub(crate) homeless: Option<u64>,
     /// The way to another decode worker.
     pub(crate) moving: Option<Move>,
     /// Moves that came to nothing since the last that did not, and the workers that did not take it
@@ -125,6 +130,11 @@ impl Attempt {
 }
 
 impl Flight {
+    /// Whether its client has a token, as of the last count.
+    pub(crate) fn given(&self) -> bool {
+        !self.request.generated.is_empty()
+    }
+
     pub(crate) fn attempt(&self) -> Option<&Attempt> {
         match &self.stage {
             Stage::Waiting | Stage::Counting(_) => None,

@@ -60,13 +60,14 @@ impl Brain {
             place,
             submitted: self.now,
             stage: Stage::Waiting,
+            drawn_by: None,
             attempts: 0,
             failures: 0,
             failure: None,
             refusals: 0,
             excluded: BTreeSet::new(),
             wait_until: None,
-            too_long: None,
+            homeless: None,
             moving: None,
             stays: 0,
             avoided: BTreeSet::new(),
@@ -93,11 +94,12 @@ impl Brain {
         self.fleet.choose(&self.query(flight))
     }
 
-    /// The same, and remembers when nobody is large enough.
+    /// The same, and remembers when nobody could ever take it.
     pub(crate) fn seek(&mut self, id: FlightId) -> Result<Choice, NoPlace> {
         let found = self.find(id);
-        if let (Err(NoPlace::TooLong { .. }), Some(flight)) = (found, self.flights.get_mut(&id)) {
-            flight.too_long = Some(self.fleet.turns());
+        let hopeless = matches!(found, Err(NoPlace::TooLong { .. } | NoPlace::NoWorker));
+        if let Some(flight) = self.flights.get_mut(&id).filter(|_| hopeless) {
+            flight.homeless = Some(self.fleet.turns());
         }
         found
     }
@@ -107,6 +109,7 @@ impl Brain {
             ask: Ask::of(&flight.request, self.limits.expected_output_tokens),
             content: &flight.content,
             excluded: &flight.excluded,
+            drawn_by: flight.drawn_by.as_ref().filter(|_| flight.given()),
             now: self.now,
         }
     }
@@ -114,9 +117,11 @@ impl Brain {
     /// Begins an attempt: both legs are promised, the decode leg is asked first.
     pub(crate) fn start(&mut self, id: FlightId, choice: &Choice) {
         let context_tokens_max = self.fleet.context_tokens_max(choice.decode);
+        let fingerprint = self.fleet.fingerprint(choice.decode).cloned();
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
+        flight.drawn_by = fingerprint;
         let handoff = flight.name_attempt();
         flight.stage = Stage::Flying(Attempt {
             handoff,
@@ -180,7 +185,7 @@ impl Brain {
         let turn = Some(self.fleet.turns());
         let fits = |place: &&Place| {
             let flight = self.flights.get(&place.flight);
-            flight.is_some_and(|flight| flight.too_long != turn)
+            flight.is_some_and(|flight| flight.homeless != turn)
         };
         self.line.places().find(fits).copied()
     }
@@ -208,8 +213,9 @@ impl Brain {
         while let Some(place) = self.head() {
             match self.seek(place.flight) {
                 Ok(choice) => self.start(place.flight, &choice),
-                Err(NoPlace::TooLong { .. }) => {}
-                Err(NoPlace::NoWorker | NoPlace::Busy) => break,
+                // It holds nobody up.
+                Err(NoPlace::TooLong { .. } | NoPlace::NoWorker) => {}
+                Err(NoPlace::Busy) => break,
             }
         }
     }

@@ -446,6 +446,7 @@ scenarios! {
     lesson_10_both_legs_are_promised_before_either_starts
     lesson_15_rejoined_worker_is_a_new_one
     lesson_19_different_fingerprints_are_never_paired
+    lesson_19_a_stream_is_not_resumed_by_other_weights
     lesson_01_sender_is_released_when_everything_landed
     lesson_09_source_lost_at_each_stage_of_a_move
     lesson_09_target_lost_at_each_stage_of_a_move
