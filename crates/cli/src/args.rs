@@ -337,6 +337,23 @@ A violation prints its seed and makes the exit status 1.")]
         #[arg(long)]
         log: bool,
     },
+    /// Explore small worlds whole: every order, every fault, up to so many surprises on a path.
+    #[command(after_help = "Examples:
+  cleave sim explore
+  cleave sim explore --world drain --surprises 3
+
+A broken promise prints the way to it, a line per move, and makes the exit status 1.")]
+    Explore {
+        /// Only this one.
+        #[arg(long, value_name = "NAME")]
+        world: Option<String>,
+        /// Surprises on one path; each more takes a hundred times as long.
+        #[arg(long, value_name = "N")]
+        surprises: Option<u8>,
+        /// States of a world at most; nine bytes each.
+        #[arg(long, value_name = "N", default_value_t = 100_000_000)]
+        states_max: u64,
+    },
 }
 
 #[derive(Args, Debug)]

@@ -46,6 +46,18 @@ fn main() -> ExitCode {
                 };
                 sim::chaos(seeds, from, &options)
             }
+            SimCommand::Explore {
+                world,
+                surprises,
+                states_max,
+            } => {
+                let scope = cleave_sim::explore::Scope {
+                    states_max,
+                    surprises_max: surprises,
+                    without: None,
+                };
+                sim::explore(world.as_deref(), &scope)
+            }
         },
         Command::Replay(args) => replay::run(&args),
         Command::Kv(args) => match args.command {

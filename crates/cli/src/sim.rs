@@ -1,6 +1,7 @@
 //! `cleave sim`: the decision code in worlds that do not exist.
 
 use anyhow::bail;
+use cleave_sim::explore::{Scope, explore as explore_world, worlds};
 use cleave_sim::{LEGEND, Options, chaos as run_world};
 use std::io::Write;
 
@@ -31,5 +32,31 @@ pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<
         out,
         "{seeds} worlds from seed {from}: {events} events, {tokens} tokens compared, 0 violations"
     )?;
+    Ok(())
+}
+
+/// Explores the small worlds, or only one.
+///
+/// # Errors
+/// At the first broken promise; the way to it has been printed by then.
+pub(crate) fn explore(world: Option<&str>, scope: &Scope) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let worlds = world.map_or_else(worlds, |world| vec![world]);
+    let mut states = 0u64;
+    for world in worlds {
+        match explore_world(world, scope) {
+            Ok(explored) => {
+                for explored in explored {
+                    writeln!(out, "{explored}")?;
+                    states += explored.states;
+                }
+            }
+            Err(broken) => {
+                write!(out, "{broken}")?;
+                bail!("{}", broken.what);
+            }
+        }
+    }
+    writeln!(out, "{states} states, 0 violations")?;
     Ok(())
 }

@@ -45,7 +45,7 @@ impl Run<'_> {
             command,
             ..
         } = self.world.wishes[wish];
-        if self.routers[router].down_until > self.now {
+        if self.routers[router].down_until.is_some() {
             return Ok(None);
         }
         let worker = crate::run::life(worker, 0).worker;
@@ -163,7 +163,7 @@ impl Run<'_> {
             cleave_router::Output::Drained => self.routers[router].drained = true,
             cleave_router::Output::Note(cleave_router::Note::CancelFreed {
                 flight, took, ..
-            }) if self.world.calm() && took > self.world.cancel_max() => {
+            }) if self.world.undisturbed() && took > self.world.cancel_max() => {
                 return Err(format!(
                     "{flight} was cancelled and held blocks for {took:?}"
                 ));
@@ -189,7 +189,8 @@ impl Run<'_> {
 
     pub(crate) fn wake_router(&mut self, router: usize) -> Result<Option<String>, String> {
         let seat = &mut self.routers[router];
-        if seat.wake != Some(self.now) {
+        // A deadline may have passed before it was set.
+        if seat.wake.is_none_or(|at| at > self.now) {
             return Ok(None);
         }
         seat.wake = None;

@@ -165,11 +165,11 @@ impl Run<'_> {
     fn router_dies(&mut self, router: usize, back: Duration) {
         let until = self.now + back;
         let seat = &mut self.routers[router];
-        if seat.down_until > self.now {
+        if seat.down_until.is_some() {
             return;
         }
         let old = seat.id;
-        seat.down_until = until;
+        seat.down_until = Some(until);
         seat.wake = None;
         // Nobody is in that life any more, and nothing that was for it reaches the next.
         seat.id = router_life(router, (old.0 >> 8) + 1);
@@ -181,20 +181,22 @@ impl Run<'_> {
             }
         }
         for worker in 0..self.seats.len() {
-            let Some(me) = self.net.stream(router, worker).life else {
-                continue;
-            };
+            // A side that had closed before is not heard any more either.
+            let connected = self.net.stream(router, worker).life;
             self.net.disconnect(router, worker);
             let notices = self.now + self.notice();
-            let lost = cleave_sched::Input::RouterLost { router: old };
-            self.plan(notices, Event::WorkerHears(me, lost));
+            if let Some(me) = connected {
+                let lost = cleave_sched::Input::RouterLost { router: old };
+                self.plan(notices, Event::WorkerHears(me, lost));
+            }
             let epoch = self.net.stream(router, worker).epoch;
             let meets = Event::Meets {
                 router,
                 worker,
                 epoch,
             };
-            self.plan(notices.max(until) + Duration::from_nanos(1), meets);
+            let noticed = (self.now + self.world.wire.notice).max(notices);
+            self.plan(noticed.max(until) + Duration::from_nanos(1), meets);
         }
     }
 
@@ -203,6 +205,7 @@ impl Run<'_> {
         let seat = &mut self.routers[router];
         self.tapes.extend(seat.tape.take());
         seat.brain = cleave_router::Brain::new(limits.clone());
+        seat.down_until = None;
         seat.readiness = Readiness::NONE;
         seat.workers = 0;
         seat.tape = (self.taping == Taping::On)
@@ -324,15 +327,14 @@ impl Run<'_> {
             return Ok(None);
         }
         let (me, description) = (body.me, body.about.clone());
-        let down_until = self.routers[router].down_until;
-        if down_until > self.now {
+        if let Some(down_until) = self.routers[router].down_until {
             let epoch = self.net.stream(router, worker).epoch;
             let again = Event::Meets {
                 router,
                 worker,
                 epoch,
             };
-            self.plan(down_until, again);
+            self.plan(down_until + Duration::from_nanos(1), again);
             return Ok(None);
         }
         self.net.connect(router, worker, me);

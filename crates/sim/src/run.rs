@@ -137,8 +137,8 @@ pub(crate) struct RouterSeat {
     pub(crate) brain: cleave_router::Brain,
     /// Which router, in which life.
     pub(crate) id: RouterId,
-    /// Until when it is dead.
-    pub(crate) down_until: Time,
+    /// Until when it is dead, if it is.
+    pub(crate) down_until: Option<Time>,
     pub(crate) wake: Option<Time>,
     pub(crate) drained: bool,
     /// Workers that the router last said it is connected with.
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
         let router = |router| RouterSeat {
             brain: cleave_router::Brain::new(world.router.clone()),
             id: router_life(router, 0),
-            down_until: Time::ZERO,
+            down_until: None,
             wake: None,
             drained: false,
             workers: 0,
@@ -390,7 +390,7 @@ impl<'a> Run<'a> {
         let client = &self.clients.all[index];
         let router = client.router;
         let request = std::sync::Arc::clone(&client.request);
-        if self.routers[router].down_until > self.now {
+        if self.routers[router].down_until.is_some() {
             self.clients.cut_off(index);
             return Ok(format!("r{:x} asked       and is not there", router + 1));
         }

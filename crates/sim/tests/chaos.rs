@@ -1,4 +1,6 @@
-//! Whole worlds by seed. `CHAOS_SEEDS` and `CHAOS_FROM` run others than the fixed ones.
+//! Whole worlds by seed. `CHAOS_SEEDS` and `CHAOS_FROM` run others than the fixed ones, `CHAOS_LOG`
+//! keeps every line of a violation, and `CHAOS_FRESH` (any text: CI gives the commit) adds some that
+//! were never run before.
 
 use cleave_sim::{Options, chaos, tape};
 use std::collections::BTreeMap;
@@ -11,7 +13,7 @@ fn variable(name: &str, default: u64) -> u64 {
 #[test]
 fn worlds_by_seed_break_nothing() {
     let from = variable("CHAOS_FROM", 0);
-    let count = variable("CHAOS_SEEDS", 200);
+    let count = variable("CHAOS_SEEDS", 400);
     let options = Options {
         log: std::env::var("CHAOS_LOG").is_ok(),
         ..Options::default()
@@ -41,6 +43,23 @@ fn worlds_by_seed_break_nothing() {
     println!("{sums:#?}");
     if let Some(first) = broken.first() {
         panic!("{first}\n{} of {count} seeds broke something", broken.len());
+    }
+}
+
+/// The text is printed with the first seed, so that a failure is run again by number.
+#[test]
+fn fresh_worlds_break_nothing() {
+    let Ok(text) = std::env::var("CHAOS_FRESH") else {
+        return;
+    };
+    // FNV-1a, within what a seed's printed number stays easy to copy.
+    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let from = text.bytes().fold(0xcbf2_9ce4_8422_2325, hash) % 1_000_000_000_000;
+    println!("fresh worlds for {text}: CHAOS_FROM={from} CHAOS_SEEDS=300");
+    for seed in from..from + 300 {
+        if let Err(violation) = chaos(seed, &Options::default()) {
+            panic!("{violation}");
+        }
     }
 }
 

@@ -145,9 +145,15 @@ impl State {
             }
             (Some(Guard::RunOn), Input::LinkLost { peer }) => {
                 let body = self.seats[worker].body.as_ref()?;
-                let sealed = body.sealed.iter().find(|(_, to)| *to == peer)?;
+                // A move's new attempt is no hand-off of its own at its source.
+                let moves = |handoff| !body.brain.handoffs().any(|known| known == handoff);
+                let mut sealed = body.sealed.iter();
+                let sealed = sealed.find(|(handoff, to)| *to == peer && moves(**handoff));
+                let Some((handoff, _)) = sealed else {
+                    return Some(input);
+                };
                 let packet = Packet::Abandoned {
-                    handoff: *sealed.0,
+                    handoff: *handoff,
                     cause: Cause::Cancelled,
                 };
                 Some(Input::Arrived {

@@ -12,6 +12,7 @@ use super::small::{FAILURES_MAX, ROUTER, Small};
 use super::state::{Notice, State, Word};
 use crate::body::Luck;
 use crate::run::index;
+use cleave_kv::Packet;
 use cleave_domain::{Ending, FlightId, Order, Refusal, Report, WorkerRef};
 use cleave_sched::{Condition, Input};
 use std::rc::Rc;
@@ -94,8 +95,11 @@ impl State {
             }
             Move::Tick | Move::Slow => self.tick(small),
             Move::Lose(index) => {
-                self.parcels.remove(index);
-                self.silent = true;
+                let lost = self.parcels.remove(index);
+                match lost.parcel.packet {
+                    Packet::Landed { .. } => self.said_twice = true,
+                    _ => self.silent = true,
+                }
                 Ok(())
             }
             Move::Twice(index) => {
@@ -220,6 +224,13 @@ impl State {
                 } => self.end(flight, ending, output_tokens)?,
                 cleave_router::Output::Note(cleave_router::Note::Fleet { workers, .. }) => {
                     self.desk().workers = workers.total();
+                }
+                cleave_router::Output::Note(cleave_router::Note::Retried {
+                    handoff,
+                    failure,
+                    ..
+                }) if self.faults == 0 => {
+                    return Err(format!("S8: {handoff} failed without a fault: {failure:?}"));
                 }
                 cleave_router::Output::Note(_)
                 | cleave_router::Output::Drained

@@ -127,21 +127,38 @@ impl fmt::Display for Explored {
     }
 }
 
+/// How much of a world to explore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// States at most; a search that meets more ends, and says so.
+    pub states_max: u64,
+    /// Surprises on one path, if not as many as the world was made for.
+    pub surprises_max: Option<u8>,
+    /// The guard that is taken away, to show that it matters.
+    pub without: Option<Guard>,
+}
+
+impl Default for Scope {
+    /// Every world as it was made.
+    fn default() -> Self {
+        Self {
+            states_max: u64::MAX,
+            surprises_max: None,
+            without: None,
+        }
+    }
+}
+
 /// The worlds' names, in the order in which they are worth exploring.
 pub fn worlds() -> Vec<&'static str> {
     small::all().iter().map(|small| small.name).collect()
 }
 
-/// Explores a world with ever more surprises, each time whole or in its first `states_max` states;
-/// `without` one of its guards, if that is to be shown to matter.
+/// Explores a world with ever more surprises; says what was explored with each number of them.
 ///
 /// # Errors
 /// The first broken promise, with the way to it, or that no world has this name.
-pub fn explore(
-    world: &str,
-    without: Option<Guard>,
-    states_max: u64,
-) -> Result<Vec<Explored>, Box<Counterexample>> {
+pub fn explore(world: &str, scope: &Scope) -> Result<Vec<Explored>, Box<Counterexample>> {
     let found = small::all().into_iter().find(|small| small.name == world);
     let Some(mut small) = found else {
         return Err(Box::new(Counterexample {
@@ -151,13 +168,13 @@ pub fn explore(
             states: 0,
         }));
     };
-    small.without = without;
-    let most = small.surprises_max;
+    small.without = scope.without;
+    let most = scope.surprises_max.unwrap_or(small.surprises_max);
     let mut explored = Vec::new();
     // The fewest surprises first: so a way to break something is as short of them as can be.
     for surprises in 0..=most {
         small.surprises_max = surprises;
-        explored.push(explore_small(&small, states_max)?);
+        explored.push(explore_small(&small, scope.states_max)?);
     }
     Ok(explored)
 }
@@ -185,23 +202,5 @@ fn explore_small(small: &Small, states_max: u64) -> Result<Explored, Box<Counter
             path: tell::path(small, &search.path),
             states: search.states(),
         })),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn sizes() {
-        for fault in super::small::EVERY {
-            let mut small = super::small::all().remove(0);
-            small.faults = Vec::leak(vec![*fault]);
-            small.surprises_max = 1;
-            let t = std::time::Duration::ZERO;
-            let _ = t;
-            println!(
-                "{fault:?} {}",
-                super::explore_small(&small, 500_000).unwrap()
-            );
-        }
     }
 }

@@ -100,6 +100,12 @@ impl State {
         if self.submitted < small.requests.len() {
             add(Move::Submit);
         }
+        // The usual time for an operator's wish is while somebody is generating.
+        let wished = self.submitted > 0 && self.commanded < small.commands.len();
+        let generating = self.readers.iter().any(|reader| reader.generates());
+        if wished && generating {
+            add(Move::Command);
+        }
         for (index, _) in self.late.iter().enumerate() {
             add(Move::Late(index));
         }
@@ -134,7 +140,7 @@ impl State {
                 add(Move::Exit(worker));
             }
         }
-        if self.commanded < small.commands.len() && self.submitted > 0 {
+        if wished && !generating {
             add(Move::Command);
         }
         moves

@@ -49,6 +49,11 @@ impl Reader {
         (0..small.requests.len()).map(reader).collect()
     }
 
+    /// Whether a decode worker draws for it.
+    pub(super) fn generates(&self) -> bool {
+        self.ending.is_none() && self.given.len() >= 2
+    }
+
     /// It asks.
     pub(super) fn submit(&mut self) {
         self.submitted = true;

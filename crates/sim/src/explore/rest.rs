@@ -9,7 +9,7 @@ impl State {
     /// L2: when only time could still change something, and nothing was lost that only waiting can
     /// tell, no worker holds anything.
     pub(super) fn check_quiet(&self) -> Outcome {
-        if self.silent {
+        if self.silent || self.said_twice && self.faults > 1 {
             return Ok(());
         }
         for body in self.seats.iter().filter_map(|seat| seat.body.as_ref()) {

@@ -74,7 +74,7 @@ pub(super) struct Small {
 
 const FOUR: &[Role] = &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-pub(super) const EVERY: &[Fault] = &[
+const EVERY: &[Fault] = &[
     Fault::Lose,
     Fault::Twice,
     Fault::Damage,
@@ -118,7 +118,7 @@ pub(super) fn all() -> Vec<Small> {
     };
     let drain = Small {
         name: "drain",
-        requests: &[(2, 4)],
+        requests: &[(1, 5)],
         commands: &[(2, Command::Drain)],
         ..three.clone()
     };
@@ -128,14 +128,14 @@ pub(super) fn all() -> Vec<Small> {
         drain.clone(),
         Small {
             name: "drains",
-            requests: &[(2, 4), (1, 4), (2, 3)],
+            requests: &[(1, 5), (1, 4), (2, 3)],
             commands: &[(2, Command::Drain), (3, Command::Drain)],
             surprises_max: 1,
             ..drain.clone()
         },
         Small {
             name: "role",
-            requests: &[(2, 4), (2, 3)],
+            requests: &[(1, 5), (2, 3)],
             commands: &[
                 (2, Command::Serve(Role::Prefill)),
                 (0, Command::Serve(Role::Decode)),
@@ -146,7 +146,6 @@ pub(super) fn all() -> Vec<Small> {
             name: "one-sided",
             requests: &[(3, 2), (3, 2)],
             faults: &[Fault::Cancel, Fault::Crash, Fault::Cut, Fault::Expire],
-            surprises_max: 3,
             writer: Writer::Sender,
             ..three.clone()
         },
@@ -176,7 +175,7 @@ impl Small {
             vocab_size: crate::model::VOCAB as u32,
             queue_max: 2,
             lease: Duration::from_secs(2),
-            stall_max: Duration::from_secs(3),
+            stall_max: Duration::from_secs(1) + 25 * self.step,
             step_max: Duration::from_secs(10),
             prefix_cache: false,
             swap_blocks: 0,

@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) harm: u8,
     /// Something was lost that nobody can notice but by waiting.
     pub(super) silent: bool,
+    /// A `Landed` was lost. The receiver told the router too, so it takes another fault to need a timer.
+    pub(super) said_twice: bool,
     /// Which seats changed since they were hashed; the desk is the bit after the last.
     pub(super) dirty: u32,
 }
@@ -164,6 +166,7 @@ impl State {
             faults: 0,
             harm: 0,
             silent: false,
+            said_twice: false,
             dirty: u32::MAX,
         }
     }
@@ -239,6 +242,7 @@ impl State {
             self.faults,
             self.harm,
             self.silent,
+            self.said_twice,
         )
             .hash(&mut print);
         print.finish()

@@ -152,7 +152,8 @@ impl State {
         self.wake_due(small)
     }
 
-    /// Sends a block as one frame. If the link is gone the answer comes with the news of that.
+    /// Sends a block as one frame. If the link is gone the answer comes with the news of that; that of a
+    /// one-sided write, which is over now, comes at once.
     pub(super) fn ship(
         &mut self,
         small: &Small,
@@ -180,9 +181,8 @@ impl State {
             condition: Condition::Intact,
             truth: Some((me, export.block)),
         };
-        let bytes = u64::from(part.len);
-        let sent = self.send_parcel(parcel);
-        if sent == Heard::No && self.lost.contains(&(me, export.to)) {
+        let nowhere = self.send_parcel(parcel) == Heard::No;
+        if nowhere && small.writer == Writer::Receiver {
             return Ok(());
         }
         let Some(body) = &mut self.seat(index(me)).body else {
@@ -191,9 +191,12 @@ impl State {
         body.exporting.remove(&(export.handoff, export.ordinal));
         let mut digest = Digest::default();
         digest.add(part, checksum);
-        let answer = export.answer(ExportOutcome::Sent {
-            digest: digest.value(),
-            bytes,
+        let answer = export.answer(match nowhere {
+            true => ExportOutcome::Dropped,
+            false => ExportOutcome::Sent {
+                digest: digest.value(),
+                bytes: u64::from(part.len),
+            },
         });
         self.worker_hears(small, index(me), answer)
     }
