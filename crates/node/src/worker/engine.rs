@@ -4,13 +4,14 @@
 //! Sequences that are swapped to host memory and back take their turn in the same queue.
 //!
 //! One exception: once `write_bytes_max` bytes have been written since the last step, a step goes
-//! ahead of the writes before it, so that arriving hand-offs never hold up running sequences for
-//! longer than that. It is safe because a brain gives no block to a step before the write to it has
-//! been answered.
+//! ahead of the writes and swaps before it, so that neither arriving hand-offs nor a shortage hold up
+//! running sequences for longer than that. A swap is made in goes of as much, and its rest goes to the
+//! end of the queue. It is safe because a brain gives no block to a step before the write to it, or
+//! the swap that reads it, has been answered.
 //!
 //! Invariant: every piece of work taken is answered once, also when it is dropped or panics.
 
-use super::swap::{Cellar, Swap};
+use super::swap::{Cellar, Progress, Swap};
 use crate::health::{Pulse, words};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan};
 use cleave_engine::{Engine, EngineError};
@@ -105,7 +106,8 @@ impl EngineThread {
     }
 
     /// Queues work. The queue is bounded by what fills it: one step, reads by credit at the
-    /// receivers, writes by the credit granted to senders.
+    /// receivers, writes by the credit granted to senders, swaps by the sequences that have no other
+    /// work then: one of each at most, and one word to drop what it left.
     pub(crate) fn push(&self, work: Work) {
         self.queue.lock().work.push_back(work);
         self.queue.changed.notify_one();
@@ -134,7 +136,7 @@ impl EngineThread {
         let mut state = self.queue.lock();
         state.work.retain(|work| match work {
             Work::Swap(swap) if swap.handoff == handoff => {
-                answers.push(swap.answer(SwapOutcome::Dropped, Instant::now()));
+                answers.push(swap.answer(SwapOutcome::Dropped));
                 false
             }
             _ => true,
@@ -159,6 +161,17 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The rest of a swap waits for its next turn. If it is to be dropped, it is answered instead.
+    fn put_back(&self, swap: Swap) -> Option<Input> {
+        let mut state = self.lock();
+        let dropped = |work: &Work| matches!(work, Work::SwapDrop(of) if *of == swap.handoff);
+        if state.work.iter().any(dropped) {
+            return Some(swap.answer(SwapOutcome::Dropped));
+        }
+        state.work.push_back(Work::Swap(swap));
+        None
+    }
+
     /// Waits for work; `None` when the driver is gone.
     fn next(&self) -> Option<Work> {
         let mut state = self.lock();
@@ -178,7 +191,7 @@ impl Queue {
 impl State {
     fn take(&mut self, write_bytes_max: u64) -> Option<Work> {
         let step = if self.written_bytes >= write_bytes_max {
-            let past_writes = |work: &&Work| matches!(work, Work::Write(_));
+            let past_writes = |work: &&Work| matches!(work, Work::Write(_) | Work::Swap(_));
             let writes_count = self.work.iter().take_while(past_writes).count();
             let at = self.work.get(writes_count);
             at.filter(|work| matches!(work, Work::Step(_)))
@@ -190,7 +203,11 @@ impl State {
         match &work {
             Work::Step(_) => self.written_bytes = 0,
             Work::Write(import) => self.written_bytes += u64::from(import.part.len),
-            Work::Read(..) | Work::Swap(_) | Work::SwapDrop(_) => {}
+            // A go at it is as much as may be written between two steps.
+            Work::Swap(_) => {
+                self.written_bytes = self.written_bytes.saturating_add(write_bytes_max)
+            }
+            Work::Read(..) | Work::SwapDrop(_) => {}
         }
         Some(work)
     }
@@ -219,7 +236,10 @@ fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) 
             Work::Step(plan) => Some(bench.step(&plan)),
             Work::Read(export, permit) => Some(bench.read(&export, permit)),
             Work::Write(import) => Some(bench.write(&import)),
-            Work::Swap(swap) => Some(bench.swap(&swap)),
+            Work::Swap(swap) => match bench.swap(swap) {
+                Progress::More(rest) => queue.put_back(rest),
+                Progress::Over(answer) => Some(answer),
+            },
             Work::SwapDrop(handoff) => {
                 drop(bench.cellar.take(handoff));
                 None
@@ -407,6 +427,7 @@ fn range(part: BlockPart) -> std::ops::Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::swap::Way;
     use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
     use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, Route};
 
@@ -529,6 +550,53 @@ mod tests {
         }
         state.work.push_back(step());
         assert_eq!(letters(&mut state, u64::from(2 * BLOCK)), "WWSWWW");
+    }
+
+    fn swap(flight: u64) -> Swap {
+        let blocks = vec![BlockIndex(0); 3];
+        Swap::new(handoff(flight), blocks, Way::Out)
+    }
+
+    #[test]
+    fn lesson_26_a_step_waited_until_a_whole_sequence_was_copied() {
+        let queue = Queue {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            write_bytes_max: u64::from(BLOCK),
+        };
+        for work in [Work::Swap(swap(1)), Work::Swap(swap(2)), step()] {
+            queue.lock().work.push_back(work);
+        }
+        let mut order = String::new();
+        // Each swap takes three goes.
+        let mut goes = 0;
+        loop {
+            let work = queue.lock().take(queue.write_bytes_max);
+            let Some(work) = work else {
+                break;
+            };
+            match work {
+                Work::Swap(swap) => {
+                    order.push('X');
+                    goes += 1;
+                    if goes < 5 {
+                        assert!(queue.put_back(swap).is_none());
+                    }
+                }
+                Work::Step(_) => order.push('S'),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(order, "XSXXXXX");
+        // What is to be dropped meanwhile does not go on.
+        queue.lock().work.push_back(Work::SwapDrop(handoff(1)));
+        let answer = queue.put_back(swap(1));
+        let dropped = SwapOutcome::Dropped;
+        assert!(
+            matches!(answer, Some(Input::SwappedOut { outcome, .. }) if outcome == dropped),
+            "{answer:?}"
+        );
+        assert!(queue.put_back(swap(2)).is_none());
     }
 
     #[tokio::test]
