@@ -18,11 +18,15 @@ mod router;
 mod tape;
 mod telemetry;
 mod trace;
+mod views;
 mod wire;
 mod worker;
 
 pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
-pub use options::{RouterOptions, WorkerOptions};
+pub use options::{RouterOptions, WorkerOptions, name_flaw};
+
+/// The shortest silence that may be taken for loss.
+pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;
 
 use std::io;
 use std::path::PathBuf;

@@ -1,12 +1,15 @@
 //! How a node is set up: plain data, each default on its field.
+//!
+//! Owns: what a worker may be called. Never: checks anything else: whoever reads the command line
+//! does. Invariant: a default is on its field, and nowhere else.
 
-use cleave_api::ApiOptions;
+use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::Role;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// A process that dies closes its connections at once; this is for one that is stopped or cut off,
-/// whose streams wait for so long. Twenty beats, so that a machine that is merely overloaded is not
+/// whose streams wait for so long. Five beats, so that a machine that is merely overloaded is not
 /// taken for one.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
@@ -47,6 +50,8 @@ pub struct WorkerOptions {
     pub swap_bytes: Option<u64>,
     /// A router that says nothing for so long is lost. Default 5 s.
     pub silence_max: Duration,
+    /// What `/admin` of its own port asks for. Default nothing: requests of this machine are let in.
+    pub admin_key: Option<AdminKey>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
 }
@@ -68,8 +73,26 @@ impl WorkerOptions {
             step_max: Duration::from_secs(60),
             swap_bytes: None,
             silence_max: SILENCE_MAX,
+            admin_key: None,
             tape: None,
         }
+    }
+}
+
+/// A name ends up in logs, in metrics, in the names of files.
+const NAME_CHARS_MAX: usize = 128;
+
+/// What keeps this from being a worker's name.
+pub fn name_flaw(name: &str) -> Option<&'static str> {
+    let fits = |c: char| c.is_alphanumeric() || "-_.:@".contains(c);
+    if name.is_empty() {
+        Some("is empty")
+    } else if name.chars().count() > NAME_CHARS_MAX {
+        Some("is longer than 128 characters")
+    } else if !name.chars().all(fits) {
+        Some("has a character other than letters, digits and - _ . : @")
+    } else {
+        None
     }
 }
 
@@ -88,8 +111,8 @@ pub struct RouterOptions {
     /// A worker that says nothing for so long is lost, and its streams continue elsewhere. Default
     /// 5 s.
     pub silence_max: Duration,
-    /// Tokens that may wait for a client, beyond what its socket holds, before it counts as a slow
-    /// reader. Default 256.
+    /// Tokens that a client may be given, beyond what its socket holds, before it takes one; with more
+    /// it stalls. Default 256.
     pub reader_backlog_max: u32,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Owns: the conversation at the start, heartbeats both ways, reconnecting. Never: shows a wire
 //! type to anyone else. Invariant: a stream on which nothing was heard for as long as an end allows
-//! is lost to that end, and the other one beats often enough for it.
+//! is lost to that end, and the other one beats often enough for it: no end may ask for less than
+//! [`SILENCE_MIN`].
 
 mod resolve;
 mod service;
@@ -30,6 +31,10 @@ const DOWNWARD_BYTES_MAX: usize = 32 << 20;
 const STREAM_ITEMS_MAX: usize = 256;
 /// The most often that a stream is kept alive, whatever silence the other end allows.
 const BEAT_MIN: Duration = Duration::from_millis(20);
+/// The shortest silence that may be taken for loss: five beats of the quickest.
+pub(crate) const SILENCE_MIN: Duration = Duration::from_millis(100);
+/// Router ids are drawn from so many; the numbers above are this process's own.
+const ROUTERS_MAX: u64 = 1 << 24;
 
 /// How often to say something to an end that takes `silence` for loss.
 fn beat_for(silence: Duration) -> Duration {
@@ -49,4 +54,16 @@ async fn heard<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, Stre
         }
     }
     Err(StreamError::Silent(silence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_silence_that_may_be_asked_for_is_shorter_than_a_few_beats() {
+        for silence in [SILENCE_MIN, Duration::from_secs(5), Duration::from_secs(60)] {
+            assert!(beat_for(silence) * 4 <= silence, "{silence:?}");
+        }
+    }
 }

@@ -1,4 +1,8 @@
 //! The router's end of a worker's stream.
+//!
+//! Owns: which model the router speaks for, and who is turned away, with the reason. Never: hears a
+//! worker before it was welcomed. Invariant: all workers that are welcome have one tokenizer and one
+//! context, and say nothing of themselves that could not be.
 
 use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, beat_for, heard};
 use crate::door::{RouterDoor, Visit};
@@ -242,7 +246,8 @@ impl RouterEnd {
             version = hello.version,
             "a worker says hello"
         );
-        Ok(hello.try_into()?)
+        let introduction = hello.try_into();
+        introduction.map_err(|error: WireError| StreamError::Rejected(error.to_string()))
     }
 
     async fn reject(self, reason: String) -> Result<(), StreamError> {

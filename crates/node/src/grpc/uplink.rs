@@ -1,14 +1,18 @@
 //! The worker's end: it dials every router and stays connected.
+//!
+//! Owns: which addresses are dialled, how soon again, and that each router is joined once. Never:
+//! gives up. Invariant: what a router says of itself is checked before this worker introduces itself.
 
 use super::resolve::{local_address, watch_names};
 use super::service::StreamError;
 use super::{
-    DIAL_MAX, DOWNWARD_BYTES_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, WELCOME_MAX, beat_for, heard,
+    DIAL_MAX, DOWNWARD_BYTES_MAX, ROUTERS_MAX, SILENCE_MIN, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
+    WELCOME_MAX, beat_for, heard,
 };
 use crate::door::{Call, WorkerDoor};
 use crate::line::{Downward, Upward};
 use crate::wire::proto::fleet_client::FleetClient;
-use crate::wire::{PROTOCOL, WireError, proto};
+use crate::wire::{PROTOCOL, WireError, nanos, proto, within};
 use cleave_domain::RouterId;
 use cleave_transfer::Addresses;
 use std::collections::{BTreeMap, BTreeSet};
@@ -177,17 +181,27 @@ async fn greeting(
 ) -> Result<(RouterId, Duration), UplinkError> {
     use proto::downward::Kind;
     match first(words, DIAL_MAX).await? {
-        Kind::Greeting(greeting) if greeting.protocol == PROTOCOL => {
-            let silence = Duration::from_nanos(greeting.silence_nanos);
-            Ok((RouterId(greeting.router), beat_for(silence)))
-        }
-        Kind::Greeting(greeting) => Err(StreamError::Rejected(format!(
-            "the router speaks protocol {}, this worker {PROTOCOL}: run the same release",
-            greeting.protocol
-        ))
-        .into()),
+        Kind::Greeting(greeting) => Ok(greeted(&greeting)?),
         _ => Err(StreamError::Unexpected("message in place of a greeting").into()),
     }
+}
+
+fn greeted(greeting: &proto::Greeting) -> Result<(RouterId, Duration), StreamError> {
+    let proto::Greeting {
+        protocol,
+        router,
+        silence_nanos,
+    } = *greeting;
+    if protocol != PROTOCOL {
+        return Err(StreamError::Rejected(format!(
+            "the router speaks protocol {protocol}, this worker {PROTOCOL}: run the same release"
+        )));
+    }
+    within("greeting.router", router, (0, ROUTERS_MAX - 1))?;
+    let silences = (nanos(SILENCE_MIN), u64::MAX);
+    within("greeting.silence_nanos", silence_nanos, silences)?;
+    let silence = Duration::from_nanos(silence_nanos);
+    Ok((RouterId(router), beat_for(silence)))
 }
 
 async fn introduce(
@@ -334,5 +348,30 @@ async fn next(
         Some(Kind::Beat(proto::Beat {})) => Ok(None),
         Some(_) => Err(StreamError::Unexpected("greeting in mid-stream")),
         None => Err(WireError::Missing("downward.kind").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_router_had_an_id_or_a_patience_that_no_router_has() {
+        let sound = proto::Greeting {
+            protocol: PROTOCOL,
+            router: ROUTERS_MAX - 1,
+            silence_nanos: 100_000_000,
+        };
+        let (router, beat) = greeted(&sound).unwrap();
+        assert_eq!(router, RouterId(ROUTERS_MAX - 1));
+        assert_eq!(beat, Duration::from_millis(25));
+        let mut foreign = sound.clone();
+        foreign.router = u64::MAX;
+        let error = greeted(&foreign).unwrap_err().to_string();
+        assert!(error.contains("greeting.router") && error.contains("18446744073709551615"));
+        let mut hasty = sound;
+        hasty.silence_nanos = 10_000_000;
+        let error = greeted(&hasty).unwrap_err().to_string();
+        assert!(error.contains("greeting.silence_nanos"), "{error}");
     }
 }

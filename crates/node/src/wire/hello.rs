@@ -1,7 +1,13 @@
 //! How a worker introduces itself.
+//!
+//! Owns: the bounds of what a worker may say of itself. Never: believes a number that a router would
+//! divide by, multiply or count up to without a look at it. Invariant: an introduction that passes
+//! is one that this release could have made, up to generous ceilings.
 
-use super::{PROTOCOL, WireError, nanos, proto, required, role_of};
+use super::{PROTOCOL, WireError, nanos, proto, required, role_of, within};
+use crate::grpc::SILENCE_MIN;
 use crate::line::Introduction;
+use crate::options::name_flaw;
 use cleave_api::ModelFiles;
 use cleave_domain::{Capacity, Fingerprint, Role, WorkerDescription};
 use std::sync::Arc;
@@ -45,6 +51,11 @@ impl TryFrom<proto::Hello> for Introduction {
             files,
             silence_nanos,
         } = hello;
+        if let Some(flaw) = name_flaw(&name) {
+            return Err(WireError::Name(flaw));
+        }
+        let silences = (nanos(SILENCE_MIN), u64::MAX);
+        within("hello.silence_nanos", silence_nanos, silences)?;
         Ok(Self {
             worker: required(worker, "hello.worker")?.into(),
             name,
@@ -86,11 +97,12 @@ impl TryFrom<proto::WorkerDescription> for WorkerDescription {
             capacity,
             queue_max,
         } = description;
+        within("description.queue_max", queue_max.into(), QUEUE)?;
         Ok(Self {
             role: role_of(role, "description.role")?.try_into()?,
             model,
             fingerprint: Fingerprint(fingerprint),
-            capacity: required(capacity, "description.capacity")?.into(),
+            capacity: required(capacity, "description.capacity")?.try_into()?,
             queue_max,
         })
     }
@@ -140,8 +152,19 @@ impl From<Capacity> for proto::Capacity {
     }
 }
 
-impl From<proto::Capacity> for Capacity {
-    fn from(capacity: proto::Capacity) -> Self {
+/// Least and most; the ceilings are far above any machine, and far below where sums overflow.
+const QUEUE: (u64, u64) = (0, 1 << 24);
+const BLOCK_TOKENS: (u64, u64) = (1, 1 << 16);
+const BLOCK_BYTES: (u64, u64) = (1, 1 << 30);
+const BLOCKS: (u64, u64) = (1, 1 << 28);
+const SLOTS: (u64, u64) = (1, 1 << 16);
+const STEP_TOKENS: (u64, u64) = (1, 1 << 24);
+const CONTEXT_TOKENS: (u64, u64) = (1, 1 << 28);
+
+impl TryFrom<proto::Capacity> for Capacity {
+    type Error = WireError;
+
+    fn try_from(capacity: proto::Capacity) -> Result<Self, WireError> {
         let proto::Capacity {
             block_tokens,
             block_bytes,
@@ -150,14 +173,29 @@ impl From<proto::Capacity> for Capacity {
             step_tokens_max,
             context_tokens_max,
         } = capacity;
-        Self {
+        let bounded = [
+            ("capacity.block_tokens", block_tokens, BLOCK_TOKENS),
+            ("capacity.block_bytes", block_bytes, BLOCK_BYTES),
+            ("capacity.blocks_count", blocks_count, BLOCKS),
+            ("capacity.slots_count", slots_count, SLOTS),
+            ("capacity.step_tokens_max", step_tokens_max, STEP_TOKENS),
+            (
+                "capacity.context_tokens_max",
+                context_tokens_max,
+                CONTEXT_TOKENS,
+            ),
+        ];
+        for (field, value, bounds) in bounded {
+            within(field, value.into(), bounds)?;
+        }
+        Ok(Self {
             block_tokens,
             block_bytes,
             blocks_count,
             slots_count,
             step_tokens_max,
             context_tokens_max,
-        }
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Protobuf and the domain's words, into each other.
 //!
 //! Owns: every conversion; the generated types stay in `node`. Never: lets a message through that
-//! lacks something: [`WireError`] names the field.
+//! lacks something, or says something that no worker could be: [`WireError`] names the field.
 //! Invariant: what is converted there and back is equal. Conversions name every field, so that a
 //! field added to the domain does not compile until it travels too.
 
@@ -9,6 +9,8 @@ mod hello;
 mod order;
 mod report;
 mod request;
+#[cfg(test)]
+pub(crate) mod sample;
 #[cfg(test)]
 mod tests;
 
@@ -52,6 +54,38 @@ pub enum WireError {
         /// What should have.
         wanted: usize,
     },
+    /// A number that makes no sense.
+    #[error("`{field}` is {value}, and may be {least} to {most}")]
+    Bounds {
+        /// Which.
+        field: &'static str,
+        /// What came.
+        value: u64,
+        /// The least that makes sense.
+        least: u64,
+        /// The most.
+        most: u64,
+    },
+    /// A worker's name that cannot be one.
+    #[error("`hello.name` {0}")]
+    Name(&'static str),
+}
+
+/// A number within bounds, both included.
+pub(crate) fn within(
+    field: &'static str,
+    value: u64,
+    (least, most): (u64, u64),
+) -> Result<(), WireError> {
+    match (least..=most).contains(&value) {
+        true => Ok(()),
+        false => Err(WireError::Bounds {
+            field,
+            value,
+            least,
+            most,
+        }),
+    }
 }
 
 /// A message field, which protobuf always makes optional.

@@ -259,15 +259,15 @@ fn emission() -> impl Strategy<Value = Emission> {
 }
 
 fn introduction() -> impl Strategy<Value = Introduction> {
-    let capacity = any::<[u32; 6]>().prop_map(|[a, b, c, d, e, f]| Capacity {
-        block_tokens: a,
-        block_bytes: b,
-        blocks_count: c,
-        slots_count: d,
-        step_tokens_max: e,
-        context_tokens_max: f,
+    let capacity = vec(1..=1_u32 << 16, 6).prop_map(|drawn| Capacity {
+        block_tokens: drawn[0],
+        block_bytes: drawn[1],
+        blocks_count: drawn[2],
+        slots_count: drawn[3],
+        step_tokens_max: drawn[4],
+        context_tokens_max: drawn[5],
     });
-    let description = (role(), ".{0,9}", ".{0,9}", capacity, any::<u32>()).prop_map(
+    let description = (role(), ".{0,9}", ".{0,9}", capacity, 0..=1_u32 << 24).prop_map(
         |(role, model, fingerprint, capacity, queue_max)| WorkerDescription {
             role,
             model,
@@ -301,7 +301,9 @@ fn introduction() -> impl Strategy<Value = Introduction> {
                 })
             },
         );
-    (worker(), ".{0,9}", description, ".{0,9}", files, span()).prop_map(
+    let silence = (100_000_000..=u64::MAX).prop_map(Duration::from_nanos);
+    let name = "[-_.:@a-zA-Z0-9äß]{1,128}";
+    (worker(), name, description, ".{0,9}", files, silence).prop_map(
         |(worker, name, description, data_address, files, silence)| Introduction {
             worker,
             name,
@@ -385,4 +387,48 @@ fn what_is_missing_is_named() {
         error.to_string(),
         "`prefix.stored` has 3 bytes in place of 16"
     );
+}
+
+#[test]
+fn a_worker_that_could_not_be_stopped_the_router() {
+    let sound = || proto::Hello::from(super::sample::introduction());
+    assert!(Introduction::try_from(sound()).is_ok());
+    let refused = |field: &str, value: u64, spoil: &dyn Fn(&mut proto::Hello)| {
+        let mut hello = sound();
+        spoil(&mut hello);
+        let error = Introduction::try_from(hello).unwrap_err().to_string();
+        let says = error.contains(&format!("`{field}`")) && error.contains(&value.to_string());
+        assert!(says, "{field} {value}: {error}");
+    };
+    type Field = fn(&mut proto::Capacity) -> &mut u32;
+    let fields: [(&str, Field); 6] = [
+        ("capacity.block_tokens", |c| &mut c.block_tokens),
+        ("capacity.block_bytes", |c| &mut c.block_bytes),
+        ("capacity.blocks_count", |c| &mut c.blocks_count),
+        ("capacity.slots_count", |c| &mut c.slots_count),
+        ("capacity.step_tokens_max", |c| &mut c.step_tokens_max),
+        ("capacity.context_tokens_max", |c| &mut c.context_tokens_max),
+    ];
+    for (name, field) in fields {
+        for value in [0, u32::MAX] {
+            refused(name, value.into(), &|hello| {
+                let description = hello.description.as_mut().unwrap();
+                *field(description.capacity.as_mut().unwrap()) = value;
+            });
+        }
+    }
+    let most = u32::MAX;
+    refused("description.queue_max", most.into(), &|hello| {
+        hello.description.as_mut().unwrap().queue_max = most;
+    });
+    refused("hello.silence_nanos", 20_000_000, &|hello| {
+        hello.silence_nanos = 20_000_000;
+    });
+    let long = "x".repeat(129);
+    for name in ["", "a\nb", "a\"b", "a/b", "a b", long.as_str()] {
+        let mut hello = sound();
+        hello.name = name.to_owned();
+        let error = Introduction::try_from(hello).unwrap_err().to_string();
+        assert!(error.starts_with("`hello.name`"), "{name:?}: {error}");
+    }
 }
