@@ -1,4 +1,7 @@
 //! A router's series.
+//!
+//! Owns: each name with its help, and what a note adds to it. Never: notes anything itself.
+//! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
 use super::{Histograms, histograms, seconds};
 use crate::trace::Turn;
@@ -50,6 +53,7 @@ pub(crate) struct Series {
     move_seconds: Histogram,
     pause_seconds: Histograms<Kind>,
     stuck: Counter,
+    exceeded: Counter,
 }
 
 impl Series {
@@ -74,9 +78,11 @@ impl Series {
             move_seconds: seconds(),
             pause_seconds: histograms(),
             stuck: Counter::default(),
+            exceeded: Counter::default(),
         };
         series.register_flights(registry);
         series.register_placement(registry);
+        series.register_limits(registry);
         series.register_turns(registry);
         series
     }
@@ -101,6 +107,14 @@ impl Series {
             "cleave_cancel_to_free_seconds",
             "From the client's leaving to every block free on both pools, by how far the flight had come",
             self.cancel_seconds.clone(),
+        );
+    }
+
+    fn register_limits(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_tokens_beyond_limit",
+            "Tokens from workers beyond what their request may have, dropped: a defect of a worker",
+            self.exceeded.clone(),
         );
     }
 
@@ -225,6 +239,11 @@ impl RouterMeters {
         pauses.observe(pause.as_secs_f64());
     }
 
+    /// A worker emitted a token beyond what its request may have.
+    pub(crate) fn exceeded(&self) {
+        self.series.exceeded.inc();
+    }
+
     /// Counts what the brain noted, and logs it.
     pub(crate) fn count(&self, note: &Note) {
         debug!(?note);
@@ -254,6 +273,39 @@ impl RouterMeters {
                 series.passed_over.get_or_create(&Kind { kind }).inc();
             }
             Note::Stale { .. } => drop(series.stale.inc()),
+            Note::Retried { .. }
+            | Note::Moving { .. }
+            | Note::Moved { .. }
+            | Note::Stayed { .. } => self.count_turn(note),
+            Note::CancelFreed {
+                flight: _,
+                took,
+                stage,
+            } => {
+                let stage = name(*stage);
+                let spans = series.cancel_seconds.get_or_create(&Staged { stage });
+                spans.observe(took.as_secs_f64());
+            }
+            Note::WorkerStuck { worker } => {
+                warn!(%worker, "a worker makes no progress and is passed over");
+                series.stuck.inc();
+            }
+            Note::Fleet {
+                workers,
+                flights,
+                flights_waiting,
+            } => {
+                self.workers(*workers);
+                series.flights.set(i64::from(*flights));
+                series.flights_waiting.set(i64::from(*flights_waiting));
+            }
+        }
+    }
+
+    /// Another attempt takes over, or was to.
+    fn count_turn(&self, note: &Note) {
+        let series = &self.series;
+        match note {
             Note::Retried {
                 handoff,
                 failure,
@@ -287,28 +339,7 @@ impl RouterMeters {
                 let kind = reason(failure);
                 series.stayed.get_or_create(&Kind { kind }).inc();
             }
-            Note::CancelFreed {
-                flight: _,
-                took,
-                stage,
-            } => {
-                let stage = name(*stage);
-                let spans = series.cancel_seconds.get_or_create(&Staged { stage });
-                spans.observe(took.as_secs_f64());
-            }
-            Note::WorkerStuck { worker } => {
-                warn!(%worker, "a worker makes no progress and is passed over");
-                series.stuck.inc();
-            }
-            Note::Fleet {
-                workers,
-                flights,
-                flights_waiting,
-            } => {
-                self.workers(*workers);
-                series.flights.set(i64::from(*flights));
-                series.flights_waiting.set(i64::from(*flights_waiting));
-            }
+            other => debug_assert!(false, "counted elsewhere: {other:?}"),
         }
     }
 

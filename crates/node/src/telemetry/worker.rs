@@ -1,14 +1,21 @@
-//! A worker's series.
+//! What a worker's notes and load add to its series.
+//!
+//! Owns: one worker's labels, and the zeros from which its series begin. Never: concludes anything:
+//! whether it is stuck, and how busy it is, its brain's load says. Invariant: when a worker changes its
+//! role, its gauges are shown under the new one alone.
 
-use super::{Histograms, histograms};
-use cleave_domain::{Role, WorkerId, WorkerRef};
+mod series;
+
+pub(crate) use series::Series;
+
+use super::Histograms;
+use cleave_domain::{Load, Progress, Role, WorkerId, WorkerRef};
 use cleave_sched::Note;
 use cleave_transfer::LinkSpeed;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tracing::{debug, warn};
@@ -65,234 +72,6 @@ const BLOCKS: [&str; 8] = [
     "swapped",
 ];
 
-/// The series of all workers of this process.
-#[derive(Clone, Debug)]
-pub(crate) struct Series {
-    handoffs: Family<Sorted, Counter>,
-    handoff_bytes: Family<Sorted, Counter>,
-    handoff_blocks: Family<Sorted, Counter>,
-    handoff_seconds: Histograms<Worker>,
-    exposed_seconds: Histograms<Worker>,
-    send_seconds: Histograms<Worker>,
-    frames_discarded: Family<Worker, Counter>,
-    step_tokens: Family<Sorted, Counter>,
-    step_seconds: Histograms<Sorted>,
-    prompt_tokens: Family<Worker, Counter>,
-    cached_tokens: Family<Worker, Counter>,
-    prefill_wait: Histograms<Worker>,
-    preemptions: Family<Worker, Counter>,
-    recomputed_tokens: Family<Worker, Counter>,
-    orders_repeated: Family<Worker, Counter>,
-    cancel_seconds: Histograms<Worker>,
-    swap_blocks: Family<Sorted, Counter>,
-    swap_seconds: Histograms<Sorted>,
-    move_seconds: Histograms<Worker>,
-    still_seconds: Histograms<Worker>,
-    stuck: Family<Worker, Gauge>,
-    blocks: Family<Sorted, Gauge>,
-    link_bandwidth: Family<Peer, FloatGauge>,
-    link_latency: Family<Peer, FloatGauge>,
-    link_fallbacks: Family<Peer, Counter>,
-    vllm_running: Family<Model, Gauge>,
-    vllm_waiting: Family<Model, Gauge>,
-    vllm_usage: Family<Model, FloatGauge>,
-}
-
-impl Series {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let series = Self {
-            handoffs: Family::default(),
-            handoff_bytes: Family::default(),
-            handoff_blocks: Family::default(),
-            handoff_seconds: histograms(),
-            exposed_seconds: histograms(),
-            send_seconds: histograms(),
-            frames_discarded: Family::default(),
-            step_tokens: Family::default(),
-            step_seconds: histograms(),
-            prompt_tokens: Family::default(),
-            cached_tokens: Family::default(),
-            prefill_wait: histograms(),
-            preemptions: Family::default(),
-            recomputed_tokens: Family::default(),
-            orders_repeated: Family::default(),
-            cancel_seconds: histograms(),
-            swap_blocks: Family::default(),
-            swap_seconds: histograms(),
-            move_seconds: histograms(),
-            still_seconds: histograms(),
-            stuck: Family::default(),
-            blocks: Family::default(),
-            link_bandwidth: Family::default(),
-            link_latency: Family::default(),
-            link_fallbacks: Family::default(),
-            vllm_running: Family::default(),
-            vllm_waiting: Family::default(),
-            vllm_usage: Family::default(),
-        };
-        series.register_handoffs(registry);
-        series.register_steps(registry);
-        series.register_pool(registry);
-        series.register_pressure(registry);
-        series
-    }
-
-    fn register_handoffs(&self, registry: &mut Registry) {
-        registry.register(
-            "cleave_handoffs",
-            "Hand-offs at this end: sealed (sent), landed (received and used), joined (both legs here, nothing moved), \
-             recomputed (landed, and computed again here), moved (a running sequence left), stayed (it was to, and did not), failed",
-            self.handoffs.clone(),
-        );
-        registry.register(
-            "cleave_handoff_bytes",
-            "KV bytes of finished hand-offs, sent and received",
-            self.handoff_bytes.clone(),
-        );
-        registry.register(
-            "cleave_handoff_blocks",
-            "KV blocks of finished hand-offs, sent and received",
-            self.handoff_blocks.clone(),
-        );
-        registry.register(
-            "cleave_handoff_seconds",
-            "From reservation to landing",
-            self.handoff_seconds.clone(),
-        );
-        registry.register(
-            "cleave_handoff_exposed_seconds",
-            "From the seal's arrival to landing: what the overlap with prefill did not hide",
-            self.exposed_seconds.clone(),
-        );
-        registry.register(
-            "cleave_handoff_send_seconds",
-            "From the first frame to the seal",
-            self.send_seconds.clone(),
-        );
-        registry.register(
-            "cleave_frames_discarded",
-            "Late, foreign or doubled frames dropped",
-            self.frames_discarded.clone(),
-        );
-        registry.register(
-            "cleave_link_bytes_per_second",
-            "Bandwidth of the link to a peer, measured at its start",
-            self.link_bandwidth.clone(),
-        );
-        registry.register(
-            "cleave_link_latency_seconds",
-            "Round trip of the link to a peer, measured at its start",
-            self.link_latency.clone(),
-        );
-        registry.register(
-            "cleave_link_fallbacks",
-            "Links to a peer that run over a slower transport than both ends have, because that did not work",
-            self.link_fallbacks.clone(),
-        );
-    }
-
-    fn register_steps(&self, registry: &mut Registry) {
-        registry.register(
-            "cleave_step_tokens",
-            "Tokens run, by leg",
-            self.step_tokens.clone(),
-        );
-        registry.register(
-            "cleave_step_seconds",
-            "Engine time per step, by what was in it",
-            self.step_seconds.clone(),
-        );
-        registry.register(
-            "cleave_prompt_tokens",
-            "Prompt tokens looked up in the prefix cache",
-            self.prompt_tokens.clone(),
-        );
-        registry.register(
-            "cleave_prefix_cached_tokens",
-            "Prompt tokens found in the prefix cache",
-            self.cached_tokens.clone(),
-        );
-        registry.register(
-            "cleave_prefill_wait_seconds",
-            "From the order to a prompt's first chunk",
-            self.prefill_wait.clone(),
-        );
-        registry.register(
-            "cleave_orders_repeated",
-            "Orders that named what was here already",
-            self.orders_repeated.clone(),
-        );
-        registry.register(
-            "cleave_worker_cancel_to_free_seconds",
-            "From the order to cancel to every block free",
-            self.cancel_seconds.clone(),
-        );
-    }
-
-    fn register_pressure(&self, registry: &mut Registry) {
-        registry.register(
-            "cleave_preemptions",
-            "Running sequences that lost their blocks and were computed again",
-            self.preemptions.clone(),
-        );
-        registry.register(
-            "cleave_recomputed_tokens",
-            "Tokens computed again after a preemption",
-            self.recomputed_tokens.clone(),
-        );
-        registry.register(
-            "cleave_swap_blocks",
-            "KV blocks copied to host memory (out) and back (in)",
-            self.swap_blocks.clone(),
-        );
-        registry.register(
-            "cleave_swap_seconds",
-            "Copying one sequence's blocks to host memory (out) or back (in)",
-            self.swap_seconds.clone(),
-        );
-        registry.register(
-            "cleave_handoff_move_seconds",
-            "From the order to move a running sequence to its landing elsewhere",
-            self.move_seconds.clone(),
-        );
-        registry.register(
-            "cleave_handoff_still_seconds",
-            "Of that, how long the sequence stood still",
-            self.still_seconds.clone(),
-        );
-        registry.register(
-            "cleave_worker_stuck",
-            "1 while the step under way takes too long",
-            self.stuck.clone(),
-        );
-    }
-
-    fn register_pool(&self, registry: &mut Registry) {
-        registry.register(
-            "cleave_pool_blocks",
-            "KV blocks: held, free (or only cached), cached; of those held: reserved (not landed), leased \
-             (to be handed on), quarantined (over, and the writer has not stopped), leaked (nobody's: a \
-             defect); swapped are in host memory",
-            self.blocks.clone(),
-        );
-        registry.register(
-            "vllm:num_requests_running",
-            "Sequences in the running batch",
-            self.vllm_running.clone(),
-        );
-        registry.register(
-            "vllm:num_requests_waiting",
-            "Sequences waiting",
-            self.vllm_waiting.clone(),
-        );
-        registry.register(
-            "vllm:kv_cache_usage_perc",
-            "Share of KV blocks held, 0 to 1",
-            self.vllm_usage.clone(),
-        );
-    }
-}
-
 /// One worker's hand on its series.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerMeters {
@@ -301,6 +80,8 @@ pub(crate) struct WorkerMeters {
     model: String,
     /// What the gauges show, to be shown again under another role.
     pool: Option<Note>,
+    /// Likewise.
+    load: Load,
 }
 
 impl WorkerMeters {
@@ -313,6 +94,7 @@ impl WorkerMeters {
             },
             model: model.to_owned(),
             pool: None,
+            load: Load::default(),
         };
         meters.begin();
         meters
@@ -368,6 +150,7 @@ impl WorkerMeters {
         if let Some(pool) = self.pool.take() {
             self.count(&pool);
         }
+        self.loaded(self.load);
     }
 
     pub(crate) fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {
@@ -399,27 +182,43 @@ impl WorkerMeters {
         }
     }
 
+    /// How busy the worker is, and whether it gets anywhere.
+    pub(crate) fn loaded(&mut self, load: Load) {
+        self.load = load;
+        let stuck = u32::from(load.progress == Progress::Stuck);
+        set(&self.series.stuck, &self.worker, stuck);
+        let model = self.model();
+        set(&self.series.vllm_running, &model, load.sequences_running);
+        set(&self.series.vllm_waiting, &model, load.sequences_waiting);
+    }
+
     /// Counts what the brain noted, and logs it at `debug`.
     pub(crate) fn count(&mut self, note: &Note) {
         debug!(worker = self.worker.worker, ?note);
+        match note {
+            Note::Sealed { .. }
+            | Note::Landed { .. }
+            | Note::Joined { .. }
+            | Note::HandoffFailed { .. }
+            | Note::FrameDiscarded { .. }
+            | Note::MovedOut { .. }
+            | Note::Stayed { .. } => self.count_handoff(note),
+            Note::Stepped { .. }
+            | Note::PrefixLooked { .. }
+            | Note::PrefillStarted { .. }
+            | Note::Repeated { .. }
+            | Note::CancelFreed { .. }
+            | Note::Stuck { .. } => self.count_work(note),
+            Note::Preempted { .. }
+            | Note::SwappedOut { .. }
+            | Note::SwappedIn { .. }
+            | Note::Pool { .. } => self.count_blocks(note),
+        }
+    }
+
+    fn count_handoff(&self, note: &Note) {
         let (series, worker) = (&self.series, &self.worker);
         match note {
-            Note::Stepped {
-                prefill_tokens,
-                decode_sequences,
-                took,
-            } => {
-                set(&series.stuck, worker, 0);
-                self.stepped(*prefill_tokens, *decode_sequences, *took);
-            }
-            Note::PrefixLooked {
-                prompt_tokens,
-                cached_tokens,
-            } => {
-                add(&series.prompt_tokens, worker, u64::from(*prompt_tokens));
-                add(&series.cached_tokens, worker, u64::from(*cached_tokens));
-            }
-            Note::PrefillStarted { waited } => observe(&series.prefill_wait, worker, *waited),
             Note::Sealed {
                 handoff: _,
                 bytes,
@@ -442,8 +241,54 @@ impl WorkerMeters {
             }
             Note::Joined { .. } => add(&series.handoffs, &self.sorted("joined"), 1),
             Note::HandoffFailed { .. } => add(&series.handoffs, &self.sorted("failed"), 1),
-            Note::Repeated { .. } => add(&series.orders_repeated, worker, 1),
             Note::FrameDiscarded { .. } => add(&series.frames_discarded, worker, 1),
+            Note::MovedOut {
+                handoff: _,
+                bytes,
+                blocks,
+                took,
+                still,
+            } => {
+                self.moved("moved", "sent", (*bytes, *blocks));
+                observe(&series.move_seconds, worker, *took);
+                observe(&series.still_seconds, worker, *still);
+            }
+            Note::Stayed { .. } => add(&series.handoffs, &self.sorted("stayed"), 1),
+            other => elsewhere(other),
+        }
+    }
+
+    fn count_work(&self, note: &Note) {
+        let (series, worker) = (&self.series, &self.worker);
+        match note {
+            Note::Stepped {
+                prefill_tokens,
+                decode_sequences,
+                took,
+            } => self.stepped(*prefill_tokens, *decode_sequences, *took),
+            Note::PrefixLooked {
+                prompt_tokens,
+                cached_tokens,
+            } => {
+                add(&series.prompt_tokens, worker, u64::from(*prompt_tokens));
+                add(&series.cached_tokens, worker, u64::from(*cached_tokens));
+            }
+            Note::PrefillStarted { waited } => observe(&series.prefill_wait, worker, *waited),
+            Note::Repeated { .. } => add(&series.orders_repeated, worker, 1),
+            Note::CancelFreed { took } => observe(&series.cancel_seconds, worker, *took),
+            // The gauge follows the load, which also says when it is over.
+            Note::Stuck { running } => warn!(
+                worker = worker.worker,
+                ?running,
+                "the step under way takes too long"
+            ),
+            other => elsewhere(other),
+        }
+    }
+
+    fn count_blocks(&mut self, note: &Note) {
+        let (series, worker) = (&self.series, &self.worker);
+        match note {
             Note::Preempted {
                 handoff: _,
                 recomputed_tokens,
@@ -463,33 +308,12 @@ impl WorkerMeters {
                 blocks,
                 took,
             } => self.swapped("in", *blocks, *took),
-            Note::MovedOut {
-                handoff: _,
-                bytes,
-                blocks,
-                took,
-                still,
-            } => {
-                self.moved("moved", "sent", (*bytes, *blocks));
-                observe(&series.move_seconds, worker, *took);
-                observe(&series.still_seconds, worker, *still);
-            }
-            Note::Stayed { .. } => add(&series.handoffs, &self.sorted("stayed"), 1),
-            Note::Stuck { running } => {
-                warn!(
-                    worker = worker.worker,
-                    ?running,
-                    "the step under way takes too long"
-                );
-                set(&series.stuck, worker, 1);
-            }
-            Note::CancelFreed { took } => observe(&series.cancel_seconds, worker, *took),
             Note::Pool {
                 blocks_held,
                 blocks_free,
                 blocks_cached,
-                sequences_running,
-                sequences_waiting,
+                sequences_running: _,
+                sequences_waiting: _,
                 blocks_reserved,
                 blocks_leased,
                 blocks_quarantined,
@@ -506,11 +330,9 @@ impl WorkerMeters {
                     *blocks_leaked,
                     *blocks_swapped,
                 ]);
-                let labels = self.model();
-                set(&series.vllm_running, &labels, *sequences_running);
-                set(&series.vllm_waiting, &labels, *sequences_waiting);
                 self.pool = Some(note.clone());
             }
+            other => elsewhere(other),
         }
     }
 
@@ -565,6 +387,11 @@ impl WorkerMeters {
             model_name: self.model.clone(),
         }
     }
+}
+
+/// Only [`WorkerMeters::count`] sorts notes.
+fn elsewhere(note: &Note) {
+    debug_assert!(false, "counted elsewhere: {note:?}");
 }
 
 fn add<L>(family: &Family<L, Counter>, labels: &L, count: u64)
@@ -624,6 +451,12 @@ mod tests {
             blocks_leaked: 0,
             blocks_swapped: 8,
         });
+        meters.loaded(Load {
+            sequences_running: 3,
+            sequences_waiting: 4,
+            progress: Progress::Stuck,
+            ..Load::default()
+        });
         let text = telemetry.text();
         for line in [
             "cleave_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 1",
@@ -634,6 +467,7 @@ mod tests {
             "vllm:kv_cache_usage_perc{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 0.25",
             "cleave_pool_blocks{worker=\"p0\",role=\"prefill\",kind=\"quarantined\"} 7",
             "cleave_pool_blocks{worker=\"p0\",role=\"prefill\",kind=\"leaked\"} 0",
+            "cleave_worker_stuck{worker=\"p0\",role=\"prefill\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
@@ -647,6 +481,13 @@ mod tests {
             pools.into_iter().all(|line| line.contains("both")),
             "{text}"
         );
+        assert!(text.contains(
+            "vllm:num_requests_running{worker=\"p0\",role=\"both\",model_name=\"demo\"} 3"
+        ));
+        assert!(text.contains("cleave_worker_stuck{worker=\"p0\",role=\"both\"} 1"));
+        meters.loaded(Load::default());
+        let text = telemetry.text();
+        assert!(text.contains("cleave_worker_stuck{worker=\"p0\",role=\"both\"} 0"));
         assert!(!text.contains("# EOF"));
     }
 }

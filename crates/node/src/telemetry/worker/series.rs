@@ -1,0 +1,240 @@
+//! The names of a worker's series.
+//!
+//! Owns: each name with its help. Never: counts. Invariant: every series is registered once.
+
+use super::{FloatGauge, Model, Peer, Sorted, Worker};
+use crate::telemetry::{Histograms, histograms};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// The series of all workers of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    pub(super) handoffs: Family<Sorted, Counter>,
+    pub(super) handoff_bytes: Family<Sorted, Counter>,
+    pub(super) handoff_blocks: Family<Sorted, Counter>,
+    pub(super) handoff_seconds: Histograms<Worker>,
+    pub(super) exposed_seconds: Histograms<Worker>,
+    pub(super) send_seconds: Histograms<Worker>,
+    pub(super) frames_discarded: Family<Worker, Counter>,
+    pub(super) step_tokens: Family<Sorted, Counter>,
+    pub(super) step_seconds: Histograms<Sorted>,
+    pub(super) prompt_tokens: Family<Worker, Counter>,
+    pub(super) cached_tokens: Family<Worker, Counter>,
+    pub(super) prefill_wait: Histograms<Worker>,
+    pub(super) preemptions: Family<Worker, Counter>,
+    pub(super) recomputed_tokens: Family<Worker, Counter>,
+    pub(super) orders_repeated: Family<Worker, Counter>,
+    pub(super) cancel_seconds: Histograms<Worker>,
+    pub(super) swap_blocks: Family<Sorted, Counter>,
+    pub(super) swap_seconds: Histograms<Sorted>,
+    pub(super) move_seconds: Histograms<Worker>,
+    pub(super) still_seconds: Histograms<Worker>,
+    pub(super) stuck: Family<Worker, Gauge>,
+    pub(super) blocks: Family<Sorted, Gauge>,
+    pub(super) link_bandwidth: Family<Peer, FloatGauge>,
+    pub(super) link_latency: Family<Peer, FloatGauge>,
+    pub(super) link_fallbacks: Family<Peer, Counter>,
+    pub(super) vllm_running: Family<Model, Gauge>,
+    pub(super) vllm_waiting: Family<Model, Gauge>,
+    pub(super) vllm_usage: Family<Model, FloatGauge>,
+}
+
+impl Series {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let series = Self {
+            handoffs: Family::default(),
+            handoff_bytes: Family::default(),
+            handoff_blocks: Family::default(),
+            handoff_seconds: histograms(),
+            exposed_seconds: histograms(),
+            send_seconds: histograms(),
+            frames_discarded: Family::default(),
+            step_tokens: Family::default(),
+            step_seconds: histograms(),
+            prompt_tokens: Family::default(),
+            cached_tokens: Family::default(),
+            prefill_wait: histograms(),
+            preemptions: Family::default(),
+            recomputed_tokens: Family::default(),
+            orders_repeated: Family::default(),
+            cancel_seconds: histograms(),
+            swap_blocks: Family::default(),
+            swap_seconds: histograms(),
+            move_seconds: histograms(),
+            still_seconds: histograms(),
+            stuck: Family::default(),
+            blocks: Family::default(),
+            link_bandwidth: Family::default(),
+            link_latency: Family::default(),
+            link_fallbacks: Family::default(),
+            vllm_running: Family::default(),
+            vllm_waiting: Family::default(),
+            vllm_usage: Family::default(),
+        };
+        series.register_handoffs(registry);
+        series.register_steps(registry);
+        series.register_pool(registry);
+        series.register_pressure(registry);
+        series
+    }
+
+    fn register_handoffs(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_handoffs",
+            "Hand-offs at this end: sealed (sent), landed (received and used), joined (both legs here, \
+             nothing moved), recomputed (landed, and computed again here), moved (a running sequence \
+             left), stayed (it was to, and did not), failed",
+            self.handoffs.clone(),
+        );
+        registry.register(
+            "cleave_handoff_bytes",
+            "KV bytes of finished hand-offs, sent and received",
+            self.handoff_bytes.clone(),
+        );
+        registry.register(
+            "cleave_handoff_blocks",
+            "KV blocks of finished hand-offs, sent and received",
+            self.handoff_blocks.clone(),
+        );
+        registry.register(
+            "cleave_handoff_seconds",
+            "From reservation to landing",
+            self.handoff_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_exposed_seconds",
+            "From the seal's arrival to landing: what the overlap with prefill did not hide",
+            self.exposed_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_send_seconds",
+            "From the first frame to the seal",
+            self.send_seconds.clone(),
+        );
+        registry.register(
+            "cleave_frames_discarded",
+            "Late, foreign or doubled frames dropped",
+            self.frames_discarded.clone(),
+        );
+        registry.register(
+            "cleave_link_bytes_per_second",
+            "Bandwidth of the link to a peer, measured at its start",
+            self.link_bandwidth.clone(),
+        );
+        registry.register(
+            "cleave_link_latency_seconds",
+            "Round trip of the link to a peer, measured at its start",
+            self.link_latency.clone(),
+        );
+        registry.register(
+            "cleave_link_fallbacks",
+            "Links to a peer that run over a slower transport than both ends have, because that did \
+             not work",
+            self.link_fallbacks.clone(),
+        );
+    }
+
+    fn register_steps(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_step_tokens",
+            "Tokens run, by leg",
+            self.step_tokens.clone(),
+        );
+        registry.register(
+            "cleave_step_seconds",
+            "Engine time per step, by what was in it",
+            self.step_seconds.clone(),
+        );
+        registry.register(
+            "cleave_prompt_tokens",
+            "Prompt tokens looked up in the prefix cache",
+            self.prompt_tokens.clone(),
+        );
+        registry.register(
+            "cleave_prefix_cached_tokens",
+            "Prompt tokens found in the prefix cache",
+            self.cached_tokens.clone(),
+        );
+        registry.register(
+            "cleave_prefill_wait_seconds",
+            "From the order to a prompt's first chunk",
+            self.prefill_wait.clone(),
+        );
+        registry.register(
+            "cleave_orders_repeated",
+            "Orders that named what was here already",
+            self.orders_repeated.clone(),
+        );
+        registry.register(
+            "cleave_worker_cancel_to_free_seconds",
+            "From the order to cancel to every block free",
+            self.cancel_seconds.clone(),
+        );
+    }
+
+    fn register_pressure(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_preemptions",
+            "Running sequences that lost their blocks and were computed again",
+            self.preemptions.clone(),
+        );
+        registry.register(
+            "cleave_recomputed_tokens",
+            "Tokens computed again after a preemption",
+            self.recomputed_tokens.clone(),
+        );
+        registry.register(
+            "cleave_swap_blocks",
+            "KV blocks copied to host memory (out) and back (in)",
+            self.swap_blocks.clone(),
+        );
+        registry.register(
+            "cleave_swap_seconds",
+            "Copying one sequence's blocks to host memory (out) or back (in)",
+            self.swap_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_move_seconds",
+            "From the order to move a running sequence to its landing elsewhere",
+            self.move_seconds.clone(),
+        );
+        registry.register(
+            "cleave_handoff_still_seconds",
+            "Of that, how long the sequence stood still",
+            self.still_seconds.clone(),
+        );
+        registry.register(
+            "cleave_worker_stuck",
+            "1 while the step under way takes too long",
+            self.stuck.clone(),
+        );
+    }
+
+    fn register_pool(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_pool_blocks",
+            "KV blocks: held, free (or only cached), cached; of those held: reserved (not landed), leased \
+             (to be handed on), quarantined (over, and the writer has not stopped), leaked (nobody's: a \
+             defect); swapped are in host memory",
+            self.blocks.clone(),
+        );
+        registry.register(
+            "vllm:num_requests_running",
+            "Sequences in the running batch",
+            self.vllm_running.clone(),
+        );
+        registry.register(
+            "vllm:num_requests_waiting",
+            "Sequences waiting",
+            self.vllm_waiting.clone(),
+        );
+        registry.register(
+            "vllm:kv_cache_usage_perc",
+            "Share of KV blocks held, 0 to 1",
+            self.vllm_usage.clone(),
+        );
+    }
+}
