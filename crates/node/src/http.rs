@@ -11,8 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::ListenerExt;
-use cleave_api::App;
-use cleave_api::{Operator, admin_routes};
+use cleave_api::{AdminKey, App, Operator, admin_routes};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +37,7 @@ pub(crate) struct WorkerFace {
     pub(crate) telemetry: Telemetry,
     pub(crate) connected: watch::Receiver<usize>,
     pub(crate) operator: Arc<dyn Operator>,
+    pub(crate) admin_key: Option<AdminKey>,
 }
 
 /// `/metrics`, `/health`, `/ready` and `/admin` of a worker process.
@@ -46,7 +46,7 @@ pub(crate) fn worker_routes(face: WorkerFace) -> Router {
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .merge(admin_routes(Arc::clone(&face.operator)))
+        .merge(admin_routes(Arc::clone(&face.operator), face.admin_key))
         .with_state(face)
 }
 
@@ -103,7 +103,9 @@ impl Server {
                 // A dropped server stops too.
                 let _ = stopped.await;
             };
-            let served = axum::serve(listener, routes).with_graceful_shutdown(stopped);
+            // The gate before `/admin` asks who is there.
+            let service = routes.into_make_service_with_connect_info::<SocketAddr>();
+            let served = axum::serve(listener, service).with_graceful_shutdown(stopped);
             if let Err(error) = served.await {
                 error!(%error, "the HTTP server ended");
             }

@@ -150,6 +150,7 @@ impl WorkerNode {
             net: LocalNet::default(),
             data: Some((listeners, told)),
         };
+        let admin_key = parts.options.admin_key;
         let body = WorkerBody::start(parts, &telemetry)?;
         let (tell_connected, connected) = watch::channel(0);
         let uplink = Uplink {
@@ -164,6 +165,7 @@ impl WorkerNode {
             telemetry: telemetry.clone(),
             connected: connected.clone(),
             operator: Arc::clone(&body.desk) as Arc<dyn Operator>,
+            admin_key,
         };
         let server = metrics.map(|listener| Server::start(listener, worker_routes(face)));
         Ok(RunningWorker {

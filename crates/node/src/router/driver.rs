@@ -321,7 +321,14 @@ impl Driver {
                 ..
             } => flights.placed(handoff.flight, *prefill, *decode),
             Note::Moving { handoff, to, .. } => flights.moving(*handoff, *to),
-            _ => {}
+            Note::PassedOver { .. }
+            | Note::Stale { .. }
+            | Note::Retried { .. }
+            | Note::Moved { .. }
+            | Note::Stayed { .. }
+            | Note::CancelFreed { .. }
+            | Note::WorkerStuck { .. }
+            | Note::Fleet { .. } => {}
         }
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Flights {
 #[derive(Debug)]
 struct Flight {
     client: Backlog,
+    /// It may have so many tokens; whatever a worker says, more do not wait or go out.
+    tokens_max: u32,
     /// Attempts up to this one are over.
     fenced: Option<u32>,
     /// What came, each with the attempt that emitted it.
@@ -56,7 +58,8 @@ impl Flights {
         }
     }
 
-    pub(crate) fn count(&self) -> usize {
+    #[cfg(test)]
+    fn count(&self) -> usize {
         self.open.len()
     }
 
@@ -69,6 +72,7 @@ impl Flights {
     ) -> Receiver {
         let opened = Flight {
             client,
+            tokens_max: request.stop.max_tokens,
             fenced: None,
             tokens: TokenStream::default(),
             generated: Vec::new(),
@@ -141,8 +145,12 @@ impl Flights {
 
 impl Flight {
     fn take(&mut self, (attempt, emission): (u32, Emission), meters: &RouterMeters) {
-        self.tokens
-            .accept(attempt, emission.index, (attempt, emission));
+        let index = emission.index;
+        if index >= self.tokens_max {
+            meters.exceeded();
+            return;
+        }
+        self.tokens.accept(attempt, index, (attempt, emission));
         while let Some((_, (attempt, mut emission))) = self.tokens.poll() {
             // Every attempt runs the prompt; what the first token brings is what the client is told.
             match &emission.prompt {
@@ -187,7 +195,7 @@ impl Flight {
         let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
         let ending = match ending {
             Ending::Done { .. } if lacks => {
-                error!(%flight, missing = passed, "a flight is done and lacks a token");
+                error!(%flight, passed, drawn = output_tokens, "a flight is done and lacks a token");
                 Ending::Failed(Failure::WorkerLost)
             }
             ending => ending,
@@ -388,6 +396,27 @@ mod tests {
         assert_eq!(heard(stream).0, [100, 101]);
         let text = telemetry.text();
         assert!(text.contains("cleave_stream_pause_seconds_count{kind=\"resumed\"} 1"));
+    }
+
+    #[test]
+    fn a_worker_that_says_more_than_was_asked_for_filled_the_memory() {
+        let Desk {
+            flights,
+            stream,
+            telemetry,
+        } = desk();
+        for index in [0, 9, 10, 1 << 20] {
+            flights.emit(attempt(0), emission(index));
+        }
+        let waits = flights.open.get(&FLIGHT).unwrap().tokens.has_gap();
+        assert!(!waits, "nine tokens were asked for");
+        flights.end(FLIGHT, DONE, Some(1));
+        assert_eq!(heard(stream).0, [100]);
+        let text = telemetry.text();
+        assert!(
+            text.contains("cleave_tokens_beyond_limit_total 3"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,4 +1,8 @@
 //! The router as the HTTP face sees it.
+//!
+//! Owns: how many streams are open, and the numbers of flights. Never: decides what becomes of a
+//! request. Invariant: a stream counts from its submission until its client has let go of it, for
+//! until then what it was given is kept.
 
 use super::backlog::{self, Receiver};
 use super::driver::RouterEvent;
@@ -6,6 +10,7 @@ use super::flights::Flights;
 use super::roster::Roster;
 use crate::health::Pulse;
 use crate::telemetry::Telemetry;
+use crate::views::Novelty;
 use cleave_api::{
     CommandError, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER, Readiness,
     WorkerCommand, WorkerView,
@@ -18,7 +23,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 /// Opens flights and hands them to the router's driver.
 #[derive(Debug)]
@@ -26,12 +31,12 @@ pub(crate) struct RouterFrontend {
     pub(crate) router: RouterId,
     pub(crate) flights: Arc<Flights>,
     pub(crate) roster: Arc<Roster>,
-    /// What may wait for one client before it counts as a slow reader.
+    /// What one client may be given before it takes something, or counts as a slow reader.
     pub(crate) backlog_max: u32,
-    /// Streams open at once; the brain's own limits are lower.
-    pub(crate) streams_max: usize,
-    /// Bounded by the open streams: one submission and one cancellation each, and a word for each
-    /// half of a backlog that builds up or drains.
+    /// Streams that may be opened beside those that are; the brain's own limits are lower.
+    pub(crate) streams: Arc<Semaphore>,
+    /// Bounded by the open streams, one submission and one cancellation each, and two words for each
+    /// backlog that builds up; and by the commands that workers may leave unanswered.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
     pub(crate) readiness: watch::Receiver<Readiness>,
     pub(crate) telemetry: Telemetry,
@@ -42,10 +47,10 @@ pub(crate) struct RouterFrontend {
 
 impl Frontend for RouterFrontend {
     fn submit(&self, request: Request) -> FlightStream {
-        if self.flights.count() >= self.streams_max {
+        let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
             return ended(Ending::Refused(Refusal::QueueFull { retry_after }));
-        }
+        };
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let flight = FlightId::new(self.router, number);
         let request = Arc::new(request);
@@ -62,6 +67,7 @@ impl Frontend for RouterFrontend {
             events,
             driver: self.driver.clone(),
             ended: false,
+            _counted: counted,
         };
         client.boxed()
     }
@@ -92,8 +98,10 @@ impl Operator for RouterFrontend {
     }
 
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
-        let view = self.roster.after(worker, command);
-        let view = view.ok_or(CommandError::Unknown)?;
+        let (view, novelty) = self.roster.command(worker, command)?;
+        if novelty == Novelty::Said {
+            return Ok(view);
+        }
         let command = match command {
             WorkerCommand::Drain => Command::Drain,
             WorkerCommand::Serve(role) => Command::Serve(role),
@@ -116,6 +124,8 @@ struct Client {
     events: Receiver,
     driver: mpsc::UnboundedSender<RouterEvent>,
     ended: bool,
+    /// What it was given is in memory for as long as this is held.
+    _counted: OwnedSemaphorePermit,
 }
 
 impl Stream for Client {
@@ -137,5 +147,64 @@ impl Drop for Client {
             // Without a driver there is nothing left to cancel.
             let _ = self.driver.send(RouterEvent::Cancelled { flight });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::RouterMeters;
+    use crate::trace::Traces;
+    use cleave_domain::{FinishReason, Sampling, Slo, StopRules};
+    use futures::FutureExt;
+
+    fn request() -> Request {
+        Request {
+            prompt: [1, 2, 3].into(),
+            generated: [].into(),
+            sampling: Sampling::greedy(),
+            stop: StopRules {
+                max_tokens: 9,
+                min_tokens: 0,
+                stop_tokens: [].into(),
+            },
+            priority: 0,
+            cache_salt: 0,
+            slo: Slo::default(),
+        }
+    }
+
+    #[test]
+    fn clients_that_ask_and_never_read_held_more_than_they_may() {
+        let telemetry = Telemetry::default();
+        let meters = RouterMeters::new(&telemetry.router);
+        let flights = Arc::new(Flights::new(meters, Traces::default()));
+        let (driver, _heard) = mpsc::unbounded_channel();
+        let frontend = RouterFrontend {
+            router: RouterId(7),
+            flights: Arc::clone(&flights),
+            roster: Arc::default(),
+            backlog_max: 4,
+            streams: Arc::new(Semaphore::new(1)),
+            driver,
+            readiness: watch::channel(Readiness::Ready).1,
+            telemetry,
+            pulses: Mutex::default(),
+            number: AtomicU64::new(0),
+        };
+        let refused = |stream: &mut FlightStream| {
+            let event = stream.next().now_or_never().flatten();
+            let full =
+                |ending: &Ending| matches!(ending, Ending::Refused(Refusal::QueueFull { .. }));
+            matches!(event, Some(FlightEvent::Ended { ending, .. }) if full(&ending))
+        };
+        let unread = frontend.submit(request());
+        let reason = FinishReason::Length;
+        let flight = FlightId::new(RouterId(7), 0);
+        flights.end(flight, Ending::Done { reason }, None);
+        // It has ended, and all it was given is still there.
+        assert!(refused(&mut frontend.submit(request())));
+        drop(unread);
+        assert!(!refused(&mut frontend.submit(request())));
     }
 }

@@ -25,7 +25,7 @@ use roster::Roster;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// Reports that wait for the driver, of all workers; connections wait when it is full.
@@ -81,12 +81,13 @@ impl RouterBody {
             left.end_all(&stopping());
         });
         let streams_max = options.limits.flights_max as usize + options.limits.queue_max as usize;
+        let streams_max = streams_max.min(Semaphore::MAX_PERMITS);
         let frontend = RouterFrontend {
             router,
             flights: Arc::clone(&flights),
             roster,
             backlog_max: options.reader_backlog_max,
-            streams_max,
+            streams: Arc::new(Semaphore::new(streams_max)),
             driver: driver.clone(),
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),

@@ -2,14 +2,20 @@
 //!
 //! Owns: one view per connected worker, kept up by the driver from what it hears, and read by the
 //! HTTP face. Never: decides anything: what a worker is fit for the brain knows, from the same words.
-//! Invariant: a view is there exactly as long as the worker is connected.
+//! Invariant: a view is there exactly as long as the worker is connected, and shows links to workers
+//! that are.
 
 use crate::line::{Introduction, LinkState};
-use cleave_api::{LinkView, WorkerCommand, WorkerState, WorkerView};
-use cleave_domain::{Load, Progress, Report, WorkerId, WorkerRef};
+use crate::views::{self, Commands, Novelty};
+use cleave_api::{CommandError, WorkerCommand, WorkerState, WorkerView};
+use cleave_domain::{Progress, Report, WorkerId, WorkerRef};
 use cleave_router::Note;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Links of one worker to others that are not connected: after a router's restart they join one by
+/// one, and bring what they measured before.
+const LINKS_AHEAD_MAX: usize = 1024;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -21,6 +27,8 @@ pub(crate) struct Roster {
 struct Entry {
     view: WorkerView,
     draining: bool,
+    in_process: bool,
+    commands: Commands,
     links: BTreeMap<WorkerId, LinkState>,
     counts: Counts,
 }
@@ -37,24 +45,11 @@ struct Counts {
 
 impl Roster {
     pub(crate) fn join(&self, introduction: &Introduction) {
-        let description = &introduction.description;
-        let view = WorkerView {
-            name: introduction.name.clone(),
-            worker: introduction.worker,
-            role: description.role,
-            state: WorkerState::Ready,
-            fingerprint: description.fingerprint.0.clone(),
-            load: Load {
-                blocks_free: description.capacity.blocks_count,
-                ..Load::default()
-            },
-            blocks_count: description.capacity.blocks_count,
-            links: Vec::new(),
-            counters: Vec::new(),
-        };
         let entry = Entry {
-            view,
+            view: views::joined(introduction),
             draining: false,
+            in_process: introduction.data_address.is_empty(),
+            commands: Commands::default(),
             links: BTreeMap::new(),
             counts: Counts::default(),
         };
@@ -62,7 +57,11 @@ impl Roster {
     }
 
     pub(crate) fn leave(&self, worker: WorkerRef) {
-        self.lock().remove(&worker.worker);
+        let mut workers = self.lock();
+        workers.remove(&worker.worker);
+        for entry in workers.values_mut() {
+            entry.links.remove(&worker.worker);
+        }
     }
 
     /// A worker said something that an operator may want to know.
@@ -73,16 +72,37 @@ impl Roster {
         };
         match report {
             Report::Load(load) => entry.view.load = *load,
-            Report::Draining => entry.draining = true,
-            Report::Serves { role } => entry.view.role = *role,
-            _ => {}
+            Report::Draining => {
+                entry.draining = true;
+                entry.commands.drains();
+            }
+            Report::Serves { role } => {
+                entry.view.role = *role;
+                entry.commands.serves(*role);
+            }
+            Report::Reserved { .. }
+            | Report::Refused { .. }
+            | Report::Prefilled { .. }
+            | Report::Landed { .. }
+            | Report::Stayed { .. }
+            | Report::Crowded { .. }
+            | Report::Finished { .. }
+            | Report::LegFailed { .. }
+            | Report::Released { .. }
+            | Report::Prefix { .. } => {}
         }
     }
 
     /// A worker measured a link.
     pub(crate) fn measured(&self, worker: WorkerRef, link: LinkState) {
-        if let Some(entry) = self.lock().get_mut(&worker.worker) {
-            entry.links.insert(link.peer.worker, link);
+        let mut workers = self.lock();
+        let peer = link.peer.worker;
+        let here = workers.contains_key(&peer);
+        let Some(entry) = workers.get_mut(&worker.worker) else {
+            return;
+        };
+        if here || entry.links.len() < LINKS_AHEAD_MAX {
+            entry.links.insert(peer, link);
         }
     }
 
@@ -106,7 +126,13 @@ impl Roster {
                 at(to, |counts| &mut counts.moves_in);
             }
             Note::PassedOver { worker, .. } => at(worker, |counts| &mut counts.passed_over),
-            _ => {}
+            Note::Stale { .. }
+            | Note::Retried { .. }
+            | Note::Moved { .. }
+            | Note::Stayed { .. }
+            | Note::CancelFreed { .. }
+            | Note::WorkerStuck { .. }
+            | Note::Fleet { .. } => {}
         }
     }
 
@@ -118,16 +144,22 @@ impl Roster {
         views
     }
 
-    /// How a worker will stand once it has done this; `None` if it is not here.
-    pub(crate) fn after(&self, name: &str, command: WorkerCommand) -> Option<WorkerView> {
-        let workers = self.lock();
-        let entry = workers.values().find(|entry| entry.view.name == name)?;
-        let mut view = entry.view(&workers);
-        match command {
-            WorkerCommand::Drain => view.state = WorkerState::Draining,
-            WorkerCommand::Serve(role) => view.role = role,
+    /// How a worker will stand once it has done this, and whether it is to be told.
+    pub(crate) fn command(
+        &self,
+        name: &str,
+        command: WorkerCommand,
+    ) -> Result<(WorkerView, Novelty), CommandError> {
+        let mut workers = self.lock();
+        let mut named = workers.values_mut().filter(|entry| entry.view.name == name);
+        let entry = named.next().ok_or(CommandError::Unknown)?;
+        if entry.in_process && command == WorkerCommand::Drain {
+            return Err(CommandError::SameProcess);
         }
-        Some(view)
+        let novelty = entry.commands.take(command)?;
+        let id = entry.view.worker.worker;
+        let view = workers[&id].view(&workers);
+        Ok((views::after(view, command), novelty))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Entry>> {
@@ -137,15 +169,9 @@ impl Roster {
 
 impl Entry {
     fn view(&self, workers: &BTreeMap<WorkerId, Entry>) -> WorkerView {
-        let name = |id: &WorkerId| {
-            let known = workers.get(id).map(|entry| entry.view.name.clone());
-            known.unwrap_or_else(|| id.to_string())
-        };
-        let link = |(peer, link): (&WorkerId, &LinkState)| LinkView {
-            peer: name(peer),
-            transport: link.transport.clone(),
-            bytes_per_second: link.bytes_per_second,
-            latency: link.latency,
+        let link = |(peer, link): (&WorkerId, &LinkState)| {
+            let name = workers.get(peer)?.view.name.clone();
+            Some(views::link(name, link))
         };
         let Counts {
             prefills,
@@ -160,7 +186,7 @@ impl Entry {
                 (false, Progress::Stuck) => WorkerState::Stuck,
                 (false, Progress::Moving) => WorkerState::Ready,
             },
-            links: self.links.iter().map(link).collect(),
+            links: self.links.iter().filter_map(link).collect(),
             counters: vec![
                 ("prefills", prefills),
                 ("decodes", decodes),
@@ -170,5 +196,107 @@ impl Entry {
             ],
             ..self.view.clone()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::sample;
+    use cleave_domain::Role;
+    use std::time::Duration;
+
+    fn named(number: u64, data_address: &str) -> Introduction {
+        Introduction {
+            worker: life(number),
+            name: format!("w{number}"),
+            data_address: data_address.to_owned(),
+            ..sample::introduction()
+        }
+    }
+
+    fn life(number: u64) -> WorkerRef {
+        WorkerRef {
+            worker: WorkerId(number),
+            ..WorkerRef::default()
+        }
+    }
+
+    fn link(peer: u64) -> LinkState {
+        LinkState {
+            peer: life(peer),
+            transport: "tcp".to_owned(),
+            bytes_per_second: 1,
+            latency: Duration::ZERO,
+        }
+    }
+
+    fn peers(roster: &Roster, name: &str) -> Vec<String> {
+        let views = roster.views();
+        let view = views.into_iter().find(|view| view.name == name);
+        let links = view.expect("it is connected").links;
+        links.into_iter().map(|link| link.peer).collect()
+    }
+
+    #[test]
+    fn links_to_workers_that_had_left_were_kept_for_ever() {
+        let roster = Roster::default();
+        roster.join(&named(1, "h:1"));
+        roster.join(&named(2, "h:2"));
+        roster.measured(life(1), link(2));
+        // Measured before it joined here.
+        roster.measured(life(1), link(3));
+        assert_eq!(peers(&roster, "w1"), ["w2"]);
+        roster.join(&named(3, "h:3"));
+        assert_eq!(peers(&roster, "w1"), ["w2", "w3"]);
+        roster.leave(life(2));
+        roster.leave(life(3));
+        assert!(peers(&roster, "w1").is_empty());
+        assert!(roster.lock()[&WorkerId(1)].links.is_empty());
+        for peer in 100..100 + 2 * LINKS_AHEAD_MAX as u64 {
+            roster.measured(life(1), link(peer));
+        }
+        let kept = roster.lock()[&WorkerId(1)].links.len();
+        assert_eq!(kept, LINKS_AHEAD_MAX);
+        roster.join(&named(9, "h:9"));
+        roster.measured(life(1), link(9));
+        assert_eq!(peers(&roster, "w1"), ["w9"]);
+    }
+
+    #[test]
+    fn a_command_was_passed_on_as_often_as_it_was_repeated() {
+        let roster = Roster::default();
+        roster.join(&named(1, "h:1"));
+        let take = |command| roster.command("w1", command);
+        let serve = WorkerCommand::Serve(Role::Prefill);
+        let (view, novelty) = take(serve).unwrap();
+        assert_eq!((view.role, novelty), (Role::Prefill, Novelty::New));
+        let (view, novelty) = take(serve).unwrap();
+        assert_eq!((view.role, novelty), (Role::Prefill, Novelty::Said));
+        let role = Role::Prefill;
+        roster.hear(life(1), &Report::Serves { role });
+        assert_eq!(take(serve).unwrap().1, Novelty::New);
+        assert_eq!(take(WorkerCommand::Drain).unwrap().1, Novelty::New);
+        let (view, novelty) = take(WorkerCommand::Drain).unwrap();
+        assert_eq!(
+            (view.state, novelty),
+            (WorkerState::Draining, Novelty::Said)
+        );
+        // Another life of it has heard nothing.
+        roster.leave(life(1));
+        assert_eq!(take(WorkerCommand::Drain), Err(CommandError::Unknown));
+        roster.join(&named(1, "h:1"));
+        assert_eq!(take(WorkerCommand::Drain).unwrap().1, Novelty::New);
+    }
+
+    #[test]
+    fn a_worker_that_could_not_be_taken_back_was_drained() {
+        let roster = Roster::default();
+        roster.join(&named(1, ""));
+        let drained = roster.command("w1", WorkerCommand::Drain);
+        assert_eq!(drained, Err(CommandError::SameProcess));
+        assert_eq!(roster.views()[0].state, WorkerState::Ready);
+        let served = roster.command("w1", WorkerCommand::Serve(Role::Both));
+        assert_eq!(served.unwrap().0.role, Role::Both);
     }
 }

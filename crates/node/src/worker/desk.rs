@@ -5,11 +5,12 @@
 
 use super::WorkerEvent;
 use crate::line::{Introduction, LinkState};
-use cleave_api::{CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView};
-use cleave_domain::{Load, Role, WorkerId};
-use cleave_sched::Note;
+use crate::views::{self, Commands, Novelty};
+use cleave_api::{CommandError, Operator, WorkerCommand, WorkerState, WorkerView};
+use cleave_domain::{Load, Progress, Role, WorkerId};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 
 /// See the module.
@@ -17,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 pub(crate) struct Desk {
     view: Mutex<WorkerView>,
     links: Mutex<BTreeMap<WorkerId, LinkState>>,
+    commands: Mutex<Commands>,
     role: watch::Sender<Role>,
     asked_to_leave: watch::Sender<bool>,
     inbox: mpsc::Sender<WorkerEvent>,
@@ -24,26 +26,11 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new(introduction: &Introduction, inbox: mpsc::Sender<WorkerEvent>) -> Self {
-        let description = &introduction.description;
-        let blocks_count = description.capacity.blocks_count;
-        let view = WorkerView {
-            name: introduction.name.clone(),
-            worker: introduction.worker,
-            role: description.role,
-            state: WorkerState::Ready,
-            fingerprint: description.fingerprint.0.clone(),
-            load: Load {
-                blocks_free: blocks_count,
-                ..Load::default()
-            },
-            blocks_count,
-            links: Vec::new(),
-            counters: Vec::new(),
-        };
         Self {
-            role: watch::Sender::new(description.role),
-            view: Mutex::new(view),
+            role: watch::Sender::new(introduction.description.role),
+            view: Mutex::new(views::joined(introduction)),
             links: Mutex::default(),
+            commands: Mutex::default(),
             asked_to_leave: watch::Sender::new(false),
             inbox,
         }
@@ -64,12 +51,14 @@ impl Desk {
     /// The worker is to take nothing new and leave.
     pub(crate) fn leaves(&self) {
         self.asked_to_leave.send_replace(true);
+        self.commands().drains();
         self.view().state = WorkerState::Draining;
     }
 
     /// The worker serves these legs from now on.
     pub(crate) fn serves(&self, role: Role) {
         self.role.send_replace(role);
+        self.commands().serves(role);
         self.view().role = role;
     }
 
@@ -91,31 +80,20 @@ impl Desk {
         links.remove(&peer);
     }
 
-    /// The brain noted something.
-    pub(crate) fn count(&self, note: &Note) {
-        match note {
-            Note::Pool {
-                blocks_free,
-                sequences_running,
-                sequences_waiting,
-                ..
-            } => {
-                let load = &mut self.view().load;
-                load.blocks_free = *blocks_free;
-                load.sequences_running = *sequences_running;
-                load.sequences_waiting = *sequences_waiting;
-            }
-            Note::Stuck { .. } => self.turn(WorkerState::Ready, WorkerState::Stuck),
-            Note::Stepped { .. } => self.turn(WorkerState::Stuck, WorkerState::Ready),
-            _ => {}
+    /// The brain counts so much, and does or does not get anywhere.
+    pub(crate) fn loaded(&self, load: Load) {
+        let mut view = self.view();
+        view.load = load;
+        if view.state != WorkerState::Draining {
+            view.state = match load.progress {
+                Progress::Moving => WorkerState::Ready,
+                Progress::Stuck => WorkerState::Stuck,
+            };
         }
     }
 
-    fn turn(&self, from: WorkerState, to: WorkerState) {
-        let mut view = self.view();
-        if view.state == from {
-            view.state = to;
-        }
+    fn commands(&self) -> MutexGuard<'_, Commands> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn view(&self) -> MutexGuard<'_, WorkerView> {
@@ -129,32 +107,72 @@ impl Operator for Desk {
         view.links = self
             .links()
             .into_iter()
-            .map(|link| LinkView {
-                peer: link.peer.worker.to_string(),
-                transport: link.transport,
-                bytes_per_second: link.bytes_per_second,
-                latency: link.latency,
-            })
+            .map(|link| views::link(link.peer.worker.to_string(), &link))
             .collect();
         vec![view]
     }
 
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
-        let mut view = self.view().clone();
+        let view = self.view().clone();
         if view.name != worker {
             return Err(CommandError::Unknown);
         }
-        match command {
-            WorkerCommand::Drain => view.state = WorkerState::Draining,
-            WorkerCommand::Serve(role) => view.role = role,
+        // Room first: what is not passed on is not unanswered.
+        let room = self.inbox.try_reserve().map_err(|error| match error {
+            TrySendError::Full(()) => CommandError::Busy,
+            TrySendError::Closed(()) => CommandError::Stopped,
+        })?;
+        if self.commands().take(command)? == Novelty::New {
+            room.send(WorkerEvent::Commanded(command));
         }
-        // A driver so far behind that its inbox is full is asked again, as a stopping one is not.
-        let told = self.inbox.try_send(WorkerEvent::Commanded(command));
-        told.map_err(|_| CommandError::Stopped)?;
-        Ok(view)
+        Ok(views::after(view, command))
     }
 
     fn sole(&self) -> Option<String> {
         Some(self.view().name.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::sample;
+
+    #[test]
+    fn a_worker_that_is_behind_was_said_to_shut_down() {
+        let (inbox, mut heard) = mpsc::channel(1);
+        let desk = Desk::new(&sample::introduction(), inbox);
+        let serve = |role| desk.command("w", WorkerCommand::Serve(role));
+        assert_eq!(serve(Role::Decode).unwrap().role, Role::Decode);
+        assert_eq!(serve(Role::Prefill), Err(CommandError::Busy));
+        assert!(heard.try_recv().is_ok());
+        // Said, and not done yet: once is enough.
+        assert!(serve(Role::Decode).is_ok());
+        assert!(heard.try_recv().is_err());
+        desk.serves(Role::Decode);
+        assert!(serve(Role::Decode).is_ok());
+        assert!(heard.try_recv().is_ok());
+        drop(heard);
+        assert_eq!(serve(Role::Both), Err(CommandError::Stopped));
+    }
+
+    #[test]
+    fn a_worker_that_moves_again_was_shown_as_stuck() {
+        let (inbox, _heard) = mpsc::channel(1);
+        let desk = Desk::new(&sample::introduction(), inbox);
+        let shown = |progress| {
+            desk.loaded(Load {
+                queue_tokens: 7,
+                progress,
+                ..Load::default()
+            });
+            let view = desk.workers().remove(0);
+            assert_eq!(view.load.queue_tokens, 7);
+            view.state
+        };
+        assert_eq!(shown(Progress::Stuck), WorkerState::Stuck);
+        assert_eq!(shown(Progress::Moving), WorkerState::Ready);
+        desk.leaves();
+        assert_eq!(shown(Progress::Stuck), WorkerState::Draining);
     }
 }

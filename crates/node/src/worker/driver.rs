@@ -14,9 +14,9 @@ use crate::line::{Downward, LinkState, RouterLine, Upward};
 use crate::tape::Recorder;
 use crate::telemetry::WorkerMeters;
 use cleave_api::WorkerCommand;
-use cleave_domain::{BlockIndex, HandoffId, Order, Role, RouterId, TapeLine, WorkerRef};
+use cleave_domain::{BlockIndex, HandoffId, Load, Order, Role, RouterId, TapeLine, WorkerRef};
 use cleave_kv::Packet;
-use cleave_sched::{Brain, Condition, Input, Limits, Output};
+use cleave_sched::{Brain, Condition, Input, Limits, Output, Writer};
 use cleave_transfer::{LinkEvent, Links, Payload, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -44,8 +44,8 @@ pub(crate) enum WorkerEvent {
     Stop,
 }
 
-/// Whose order an operator's command at this worker's own port is: no router's, and none has so
-/// large a number.
+/// Whose order an operator's command at this worker's own port is: no router's, for none with so large
+/// a number is joined.
 const OPERATOR: RouterId = RouterId(u64::MAX);
 
 /// What can wake the driver; this list is closed.
@@ -88,12 +88,21 @@ pub(crate) struct Driver {
     exports: Exports,
     /// The payload of the frame that the brain is being told of.
     arriving: Option<Payload>,
+    /// As the desk and the meters show it.
+    shown: Option<Load>,
     /// Facts that came up while the brain was being drained.
     pending: VecDeque<Input>,
 }
 
 impl Driver {
     pub(crate) fn new(limits: Limits, ears: Ears, mut hands: Hands) -> Self {
+        // A life that is gone is said to have lost its link, never to be severed: that is enough for
+        // frames, which this worker writes itself, and would not be for writes of a peer.
+        let writer = limits.writer;
+        assert!(
+            matches!(writer, Writer::Receiver),
+            "this body says of no life that it is severed"
+        );
         let block_bytes = limits.capacity.block_bytes;
         hands.recorder.worker(TapeLine::Born { limits: &limits });
         Self {
@@ -106,6 +115,7 @@ impl Driver {
             peers: Directory::default(),
             exports: Exports::default(),
             arriving: None,
+            shown: None,
             pending: VecDeque::new(),
         }
     }
@@ -158,6 +168,17 @@ impl Driver {
                 "the brain neither imported nor discarded a frame"
             );
         }
+        self.show();
+    }
+
+    /// What the routers hear of the load, the operator and the meters see, whether a router is
+    /// connected or not.
+    fn show(&mut self) {
+        let load = self.brain.load();
+        if self.shown.replace(load) != Some(load) {
+            self.hands.desk.loaded(load);
+            self.hands.meters.loaded(load);
+        }
     }
 
     fn hear_outside(&mut self, event: WorkerEvent) {
@@ -169,10 +190,12 @@ impl Driver {
                     self.lose_router(router);
                 }
                 self.routers.insert(router, line);
+                // First of all: a line that is over already is lost to the brain after it joined.
+                self.hear(Input::RouterJoined { router });
                 for link in self.hands.desk.links() {
                     self.tell(router, Upward::Link(link));
                 }
-                self.hear(Input::RouterJoined { router });
+                self.settle();
             }
             WorkerEvent::RouterLost { router, serial } => {
                 if self
@@ -209,7 +232,10 @@ impl Driver {
                 let router = OPERATOR;
                 self.hear(Input::Ordered { router, order });
             }
-            WorkerEvent::Drain => self.hear(Input::Draining),
+            WorkerEvent::Drain => {
+                self.hands.desk.leaves();
+                self.hear(Input::Draining);
+            }
             WorkerEvent::Stop => {}
         }
     }
@@ -247,7 +273,11 @@ impl Driver {
                 match &order {
                     Order::Drain => self.hands.desk.leaves(),
                     Order::Serve { role } => self.serve(*role),
-                    _ => {}
+                    Order::Reserve(_)
+                    | Order::Prefill(_)
+                    | Order::Migrate(_)
+                    | Order::Renew { .. }
+                    | Order::Cancel { .. } => {}
                 }
                 self.hear(Input::Ordered { router, order });
             }
@@ -282,6 +312,10 @@ impl Driver {
             }
             LinkEvent::Granted { peer } => self.pump(peer),
             LinkEvent::Measured { peer, speed } => {
+                // Nobody vouches for it any more, and nobody would take it off the page again.
+                if !self.peers.has(peer.worker) {
+                    return;
+                }
                 let (latency, bytes_per_second) = (speed.latency, speed.bytes_per_second);
                 let transport = speed.transport;
                 info!(%peer, %transport, ?latency, bytes_per_second, "link measured");
@@ -353,19 +387,13 @@ impl Driver {
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
-            Output::Note(note) => {
-                self.hands.desk.count(&note);
-                self.hands.meters.count(&note);
-            }
+            Output::Note(note) => self.hands.meters.count(&note),
         }
     }
 
     fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, way: Way) {
-        self.hands.engine.push(Work::Swap(Swap {
-            handoff,
-            blocks,
-            way,
-        }));
+        let swap = Swap::new(handoff, blocks, way);
+        self.hands.engine.push(Work::Swap(swap));
     }
 
     /// A router whose line is full does not read it: it is lost.

@@ -203,3 +203,91 @@ fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
     let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
     options.swap_bytes.unwrap_or(pool / 4)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::line::LinkState;
+    use cleave_api::{Operator, WorkerState};
+    use cleave_domain::{BlockIndex, Capacity, Role, RouterId, StepPlan, StepResult};
+    use cleave_engine::EngineError;
+
+    /// An engine that is never asked for anything.
+    struct Idle(EngineDescription);
+
+    impl Engine for Idle {
+        fn describe(&self) -> &EngineDescription {
+            &self.0
+        }
+
+        fn step(&mut self, _: &StepPlan) -> Result<StepResult, EngineError> {
+            unreachable!("nothing runs here")
+        }
+
+        fn read_block(&self, _: BlockIndex, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
+            unreachable!("nothing leaves")
+        }
+
+        fn write_block(&mut self, _: BlockIndex, _: usize, _: &[u8]) -> Result<(), EngineError> {
+            unreachable!("nothing comes")
+        }
+
+        fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+            unreachable!("nothing is copied")
+        }
+    }
+
+    fn idle(options: WorkerOptions) -> WorkerBody {
+        let introduction = crate::wire::sample::introduction();
+        let capacity: Capacity = introduction.description.capacity;
+        let parts = Parts {
+            options,
+            engine: Box::new(Idle(EngineDescription {
+                capacity,
+                fingerprint: introduction.description.fingerprint.clone(),
+                vocab_size: 100,
+                device: "none".into(),
+                model: "none".into(),
+            })),
+            files: introduction.files,
+            net: LocalNet::default(),
+            data: None,
+        };
+        WorkerBody::start(parts, &Telemetry::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_router_that_had_left_before_it_joined_stayed_for_ever() {
+        let tape = std::env::temp_dir().join(format!("cleave-phantom-{}", std::process::id()));
+        let mut options = WorkerOptions::new("w", Role::Both);
+        options.tape = Some(tape.clone());
+        let body = idle(options);
+        // It has something to tell routers that join.
+        body.desk.measured(&LinkState {
+            peer: WorkerRef::default(),
+            transport: "tcp".into(),
+            bytes_per_second: 1,
+            latency: std::time::Duration::ZERO,
+        });
+        let (call, words) = body.door.join(RouterId(7)).await.unwrap();
+        drop(words);
+        call.leave().await;
+        body.stop().await;
+        let text = std::fs::read_to_string(&tape).unwrap();
+        std::fs::remove_file(&tape).unwrap();
+        let heard = |word: &str| {
+            text.lines()
+                .position(|l| l.contains("eard") && l.contains(word))
+        };
+        let (joined, lost) = (heard("RouterJoined"), heard("RouterLost"));
+        assert!(joined.is_some() && joined < lost, "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_a_signal_drains_was_shown_as_ready() {
+        let mut body = idle(WorkerOptions::new("w", Role::Both));
+        body.drain().await;
+        assert_eq!(body.desk.workers()[0].state, WorkerState::Draining);
+        body.stop().await;
+    }
+}

@@ -1,0 +1,132 @@
+//! What an operator is shown of a worker, and what it was told that it has not shown yet.
+//!
+//! Owns: the making of a view, and which commands are unanswered. Never: passes a command on, or
+//! decides what it means. Invariant: of a worker that does not answer, no more commands wait than
+//! [`UNANSWERED_MAX`], however often an operator repeats itself.
+
+use crate::line::{Introduction, LinkState};
+use cleave_api::{CommandError, LinkView, WorkerCommand, WorkerState, WorkerView};
+use cleave_domain::{Load, Role};
+use std::collections::VecDeque;
+
+/// Changes of role that one worker is told before it has answered the first.
+const UNANSWERED_MAX: usize = 8;
+
+/// A worker as it joins.
+pub(crate) fn joined(introduction: &Introduction) -> WorkerView {
+    let description = &introduction.description;
+    let blocks_count = description.capacity.blocks_count;
+    WorkerView {
+        name: introduction.name.clone(),
+        worker: introduction.worker,
+        role: description.role,
+        state: WorkerState::Ready,
+        fingerprint: description.fingerprint.0.clone(),
+        load: Load {
+            blocks_free: blocks_count,
+            ..Load::default()
+        },
+        blocks_count,
+        links: Vec::new(),
+        counters: Vec::new(),
+    }
+}
+
+/// A link to a worker that is called so.
+pub(crate) fn link(peer: String, link: &LinkState) -> LinkView {
+    LinkView {
+        peer,
+        transport: link.transport.clone(),
+        bytes_per_second: link.bytes_per_second,
+        latency: link.latency,
+    }
+}
+
+/// How a worker will stand once it has done this.
+pub(crate) fn after(mut view: WorkerView, command: WorkerCommand) -> WorkerView {
+    match command {
+        WorkerCommand::Drain => view.state = WorkerState::Draining,
+        WorkerCommand::Serve(role) => view.role = role,
+    }
+    view
+}
+
+/// What a worker was told and has not shown.
+#[derive(Debug, Default)]
+pub(crate) struct Commands {
+    /// Never taken back, and so never told twice.
+    drains: bool,
+    /// In the order in which they were told; each is answered by its role.
+    roles: VecDeque<Role>,
+}
+
+/// Whether a command is to be passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Novelty {
+    /// It is.
+    New,
+    /// It was, and is unanswered.
+    Said,
+}
+
+impl Commands {
+    /// An operator commands.
+    pub(crate) fn take(&mut self, command: WorkerCommand) -> Result<Novelty, CommandError> {
+        match command {
+            WorkerCommand::Drain if self.drains => Ok(Novelty::Said),
+            WorkerCommand::Drain => {
+                self.drains = true;
+                Ok(Novelty::New)
+            }
+            WorkerCommand::Serve(role) if self.roles.back() == Some(&role) => Ok(Novelty::Said),
+            WorkerCommand::Serve(_) if self.roles.len() >= UNANSWERED_MAX => {
+                Err(CommandError::Busy)
+            }
+            WorkerCommand::Serve(role) => {
+                self.roles.push_back(role);
+                Ok(Novelty::New)
+            }
+        }
+    }
+
+    /// The worker drains, whoever told it to.
+    pub(crate) fn drains(&mut self) {
+        self.drains = true;
+    }
+
+    /// The worker serves these legs now: what was told before that is over.
+    pub(crate) fn serves(&mut self, role: Role) {
+        if let Some(at) = self.roles.iter().position(|told| *told == role) {
+            self.roles.drain(..=at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_repeated_filled_a_workers_line() {
+        let mut commands = Commands::default();
+        let serve = WorkerCommand::Serve;
+        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::New));
+        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::Said));
+        assert_eq!(commands.take(serve(Role::Decode)), Ok(Novelty::New));
+        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::New));
+        // The first is answered; the last is not.
+        commands.serves(Role::Both);
+        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::Said));
+        commands.serves(Role::Decode);
+        commands.serves(Role::Both);
+        assert_eq!(commands.take(serve(Role::Both)), Ok(Novelty::New));
+        for _ in 0..2 * UNANSWERED_MAX {
+            let _ = commands.take(serve(Role::Decode));
+            let _ = commands.take(serve(Role::Prefill));
+        }
+        assert_eq!(commands.roles.len(), UNANSWERED_MAX);
+        assert_eq!(commands.take(serve(Role::Both)), Err(CommandError::Busy));
+        assert_eq!(commands.take(WorkerCommand::Drain), Ok(Novelty::New));
+        assert_eq!(commands.take(WorkerCommand::Drain), Ok(Novelty::Said));
+    }
+}
