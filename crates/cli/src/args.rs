@@ -4,9 +4,13 @@
 //! place holds too.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cleave_api::AdminKey;
 use cleave_domain::Role;
+use cleave_node::{RouterOptions, SILENCE_MIN, WorkerOptions, name_flaw};
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// Serves large language models with prefill and decode split apart.
@@ -51,6 +55,19 @@ pub(crate) enum Command {
     Kv(KvArgs),
 }
 
+/// Flags show and take what the parts hold as their defaults.
+static ROUTER: LazyLock<RouterOptions> = LazyLock::new(RouterOptions::default);
+
+fn worker_defaults() -> WorkerOptions {
+    WorkerOptions::new("w", Role::Both)
+}
+
+/// Long enough for most answers, and what orchestrators give a process by themselves.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// Above any machine's memory.
+const SWAP_BYTES_MAX: u64 = 64 << 40;
+
 /// Which model, and how it is held in memory.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
@@ -93,7 +110,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) max_num_batched_tokens: u32,
     /// Requests a worker queues before it refuses, each leg.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub(crate) max_queue: Option<u32>,
     /// Do not keep blocks of finished sequences for reuse.
     #[arg(long)]
@@ -186,14 +203,14 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) data_listen: SocketAddr,
     /// The address that other workers reach `--data-listen` by, when it differs (NAT, 0.0.0.0).
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_router)]
     pub(crate) data_advertise: Option<String>,
     /// Where /metrics, /health, /ready and /admin of this worker are served; not at all if absent.
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics_listen: Option<SocketAddr>,
     /// Name of this worker in logs and metrics, and its identity: unique in the fleet, the same
     /// after a restart. Made of leg, host and process id if absent.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
@@ -203,17 +220,18 @@ pub(crate) struct WorkerArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RouterLimitArgs {
     /// Failures that a request survives, before its first token or after it; 0 for none. Its stream
-    /// continues on another worker each time. (Dynamo's flag, whose default is 0.)
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
+    /// continues on another worker each time.
+    #[arg(long, value_name = "N", default_value_t = ROUTER.limits.failures_max, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) migration_limit: u32,
     /// Running sequences that leave one worker at once when it drains or changes its role.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = ROUTER.limits.moves_max, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) max_moves: u32,
-    /// How long a client may read nothing while tokens wait for it, in seconds; then its request ends.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
-    pub(crate) reader_wait: Duration,
-    /// Tokens that may wait for a client, beyond what its socket holds, before it counts as slow.
-    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How long a stalled client may go on reading nothing, in seconds; then its request ends.
+    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(ROUTER.limits.reader_wait_max), value_parser = parse_seconds)]
+    pub(crate) reader_wait: Seconds,
+    /// Tokens that a client may be given without taking one, beyond what its socket holds; with more
+    /// it is stalled. A slow reader that goes on reading never is.
+    #[arg(long, value_name = "TOKENS", default_value_t = ROUTER.reader_backlog_max, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reader_backlog: u32,
 }
 
@@ -222,23 +240,27 @@ pub(crate) struct RouterLimitArgs {
 pub(crate) struct WorkerLimitArgs {
     /// Host memory of each worker to which running sequences are swapped when its KV cache is short,
     /// such as `4GiB`; 0 for none. A quarter of the KV cache if absent.
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes_or_none)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_swap_bytes)]
     pub(crate) swap_space: Option<u64>,
     /// A step that takes longer makes the worker unhealthy and moves its streams elsewhere, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
-    pub(crate) step_max: Duration,
+    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(worker_defaults().step_max), value_parser = parse_seconds)]
+    pub(crate) step_max: Seconds,
 }
 
 /// What every long-running command shares.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProcessArgs {
     /// How long running requests may go on after Ctrl-C or SIGTERM, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub(crate) drain_timeout: u64,
+    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(DRAIN_MAX), value_parser = parse_drain)]
+    pub(crate) drain_timeout: Seconds,
     /// A router or worker that says nothing for so long is lost to the other, in seconds; streams of a
     /// lost worker continue elsewhere.
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
-    pub(crate) worker_silence: Duration,
+    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(ROUTER.silence_max), value_parser = parse_silence)]
+    pub(crate) worker_silence: Seconds,
+    /// Key that /admin asks for (`Authorization: Bearer KEY`); better set in the environment, where
+    /// others do not see it. Without one /admin answers only requests of this machine itself.
+    #[arg(long, value_name = "KEY", env = "CLEAVE_ADMIN_KEY", hide_env_values = true, value_parser = AdminKey::new)]
+    pub(crate) admin_key: Option<AdminKey>,
     /// Record what every brain is told, one file per brain, for `cleave replay`.
     #[arg(long, value_name = "DIR")]
     pub(crate) tape: Option<PathBuf>,
@@ -516,19 +538,55 @@ fn parse_router(text: &str) -> Result<String, String> {
     }
 }
 
-/// A positive time, such as `5` or `0.5`.
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: Option<f64> = text.parse().ok();
-    let within = seconds.filter(|seconds| (0.01..=86_400.0).contains(seconds));
-    let within = within.ok_or_else(|| "expected seconds, from 0.01 to 86400".to_owned())?;
-    Ok(Duration::from_secs_f64(within))
+/// What others know a worker by.
+fn parse_name(text: &str) -> Result<String, String> {
+    match name_flaw(text) {
+        None => Ok(text.to_owned()),
+        Some(flaw) => Err(format!("a name that {flaw} is none")),
+    }
 }
 
-/// As [`parse_bytes`], or 0.
-fn parse_bytes_or_none(text: &str) -> Result<u64, String> {
-    match text.trim() {
-        "0" => Ok(0),
-        size => parse_bytes(size),
+/// A time, as a flag takes and shows it: `5`, `0.5`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seconds(pub(crate) Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.as_secs_f64())
+    }
+}
+
+/// A positive time.
+fn parse_seconds(text: &str) -> Result<Seconds, String> {
+    seconds_from(0.01, text)
+}
+
+/// A silence that beats can break.
+fn parse_silence(text: &str) -> Result<Seconds, String> {
+    seconds_from(SILENCE_MIN.as_secs_f64(), text)
+}
+
+/// A time, or none.
+fn parse_drain(text: &str) -> Result<Seconds, String> {
+    seconds_from(0.0, text)
+}
+
+fn seconds_from(least: f64, text: &str) -> Result<Seconds, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    let within = seconds.filter(|seconds| (least..=86_400.0).contains(seconds));
+    let within = within.ok_or_else(|| format!("expected seconds, from {least} to 86400"))?;
+    Ok(Seconds(Duration::from_secs_f64(within)))
+}
+
+/// As [`parse_bytes`], or 0, and no more than a machine may have.
+fn parse_swap_bytes(text: &str) -> Result<u64, String> {
+    let bytes = match text.trim() {
+        "0" => 0,
+        size => parse_bytes(size)?,
+    };
+    match bytes <= SWAP_BYTES_MAX {
+        true => Ok(bytes),
+        false => Err("expected at most 64TiB".to_owned()),
     }
 }
 
@@ -599,12 +657,44 @@ mod tests {
 
     #[test]
     fn times_and_limits_are_checked() {
-        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(
+            parse_seconds("0.5"),
+            Ok(Seconds(Duration::from_millis(500)))
+        );
         for bad in ["", "0", "-1", "NaN", "inf", "1e9", "5s"] {
             assert!(parse_seconds(bad).is_err(), "{bad}");
         }
-        assert_eq!(parse_bytes_or_none("0"), Ok(0));
-        assert_eq!(parse_bytes_or_none("1k"), Ok(1024));
+        assert_eq!(parse_swap_bytes("0"), Ok(0));
+        assert_eq!(parse_swap_bytes("1k"), Ok(1024));
+        assert!(parse_swap_bytes("99999TiB").is_err());
+        // Nobody says something more often than this needs.
+        assert!(parse_silence("0.02").is_err());
+        assert_eq!(parse_silence("0.1"), Ok(Seconds(SILENCE_MIN)));
+        assert_eq!(parse_drain("0"), Ok(Seconds(Duration::ZERO)));
+        assert_eq!(parse_drain("0.5"), Ok(Seconds(Duration::from_millis(500))));
+        for bad in ["18446744073709551615", "-1", "5s"] {
+            assert!(parse_drain(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_worker_could_be_called_anything_and_be_reached_nowhere() {
+        for good in ["d0", "decode-host.7-123", "rack:3@b"] {
+            assert_eq!(parse_name(good).as_deref(), Ok(good));
+        }
+        let long = "x".repeat(129);
+        for bad in ["", "a\nb", "\"", "../w", "\u{1b}[2J", long.as_str()] {
+            assert!(parse_name(bad).is_err(), "{bad:?}");
+        }
+        let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
+        for more in [
+            ["--data-advertise", "foo"],
+            ["--name", ""],
+            ["--admin-key", ""],
+        ] {
+            let words = words.iter().chain(&more);
+            assert!(Cli::try_parse_from(words).is_err(), "{more:?}");
+        }
     }
 
     #[test]
@@ -622,17 +712,17 @@ mod tests {
         } = router.limits;
         assert_eq!(migration_limit, limits.limits.failures_max);
         assert_eq!(max_moves, limits.limits.moves_max);
-        assert_eq!(reader_wait, limits.limits.reader_wait_max);
+        assert_eq!(reader_wait.0, limits.limits.reader_wait_max);
         assert_eq!(reader_backlog, limits.reader_backlog_max);
-        assert_eq!(router.process.worker_silence, limits.silence_max);
+        assert_eq!(router.process.worker_silence.0, limits.silence_max);
         let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
         let Command::Worker(worker) = parse(&words) else {
             panic!("a worker was asked for");
         };
         let options = cleave_node::WorkerOptions::new("w", Role::Both);
-        assert_eq!(worker.limits.step_max, options.step_max);
+        assert_eq!(worker.limits.step_max.0, options.step_max);
         assert_eq!(worker.limits.swap_space, options.swap_bytes);
-        assert_eq!(worker.process.worker_silence, options.silence_max);
+        assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::args::{
 };
 use crate::model::{self, Loaded};
 use anyhow::{Context, anyhow, bail};
+use cleave_api::ApiOptions;
 use cleave_domain::Role;
 use cleave_engine::Engine;
 use cleave_node::{
@@ -158,9 +159,10 @@ fn worker_options(
     WorkerOptions {
         queue_max: engine.max_queue.unwrap_or(defaults.queue_max),
         prefix_cache: !engine.no_prefix_cache,
-        step_max: limits.step_max,
+        step_max: limits.step_max.0,
         swap_bytes: limits.swap_space,
-        silence_max: process.worker_silence,
+        silence_max: process.worker_silence.0,
+        admin_key: process.admin_key,
         tape: tape(process, &defaults.name),
         ..defaults
     }
@@ -171,14 +173,17 @@ fn router_options(limits: &RouterLimitArgs, process: &ProcessArgs) -> RouterOpti
     let mut brain = defaults.limits;
     brain.failures_max = limits.migration_limit;
     brain.moves_max = limits.max_moves;
-    brain.reader_wait_max = limits.reader_wait;
+    brain.reader_wait_max = limits.reader_wait.0;
     RouterOptions {
         limits: brain,
-        silence_max: process.worker_silence,
+        silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
         tape: tape(process, "router"),
         otlp_endpoint: process.otlp_endpoint.clone(),
-        api: defaults.api,
+        api: ApiOptions {
+            admin_key: process.admin_key,
+            ..defaults.api
+        },
     }
 }
 
@@ -281,10 +286,10 @@ async fn live<N: Node>(
         () = node.asked_to_leave() => None,
         () = stop.signalled() => None,
     };
-    let seconds = process.drain_timeout;
-    info!("draining for up to {seconds} s; a second signal ends at once");
+    let limit = process.drain_timeout;
+    info!("draining for up to {limit} s; a second signal ends at once");
     tokio::select! {
-        () = node.drain(Duration::from_secs(seconds)) => {}
+        () = node.drain(limit.0) => {}
         () = stop.signalled() => {
             warn!("ended at once");
             std::process::exit(IMPATIENT);
