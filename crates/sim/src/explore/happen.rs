@@ -12,8 +12,8 @@ use super::small::{FAILURES_MAX, ROUTER, Small};
 use super::state::{Notice, State, Word};
 use crate::body::Luck;
 use crate::run::index;
-use cleave_kv::Packet;
 use cleave_domain::{Ending, FlightId, Order, Refusal, Report, WorkerRef};
+use cleave_kv::Packet;
 use cleave_sched::{Condition, Input};
 use std::rc::Rc;
 
