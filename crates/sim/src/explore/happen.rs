@@ -49,6 +49,9 @@ impl State {
                 self.harm += match what {
                     // Its two ends notice it at two times, and the second may hit the next attempt.
                     Move::Cut(..) => 2,
+                    // Then a flight may also have waited for longer than it may.
+                    Move::Slow => 2,
+                    Move::Expire(who) if who == self.seats.len() => 2,
                     _ => 1,
                 };
             }
