@@ -104,7 +104,7 @@ def leaver(address: str, longest: float, until: float, seed: int) -> None:
 def cancels(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         # Few slots and blocks, so that some wait for room.
-        more = ["--threads", "1", "--kv-cache", "24MiB", "--max-num-batched-tokens", "128"]
+        more = ["--threads", "1", "--kv-cache", "24MiB", "--max-num-batched-tokens", "64"]
         address = fleet(stack, args.cleave, ["prefill", "decode", "decode"], more)
         until = time.monotonic() + args.seconds
         threads = [
@@ -185,12 +185,16 @@ class Stream:
 
 def moves(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
-        if args.shape == "demo":
-            sys.exit("the bundled checkpoint's context is too short: choose another shape")
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         model = f"{folder}/model"
         subprocess.run([args.cleave, "synth", "--shape", args.shape, "--out", model], check=True, capture_output=True)
-        more = ["--model", model, "--threads", "1", "--kv-cache", args.kv_cache]
+        with open(f"{model}/config.json") as file:
+            config = json.load(file)
+        # Random weights have no context that they were trained for.
+        config["max_position_embeddings"] = 2 * CONTEXT_TOKENS
+        with open(f"{model}/config.json", "w") as file:
+            json.dump(config, file)
+        more = ["--model", model, "--threads", "1", "--dtype", "bf16", "--kv-cache", args.kv_cache]
         address = fleet(stack, args.cleave, ["prefill", "decode", "decode"], more)
         prompt = [3 + i * 7 % 250 for i in range(CONTEXT_TOKENS)]
         pauses: list[float] = []
@@ -229,14 +233,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cleave", required=True)
     parser.add_argument("--shape", default="llama-160m")
-    parser.add_argument("--kv-cache", default="1GiB")
+    parser.add_argument("--kv-cache", default="400MiB")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--moves", type=int, default=20)
     args = parser.parse_args()
     print(f"{os.cpu_count()} cores\n")
-    cancels(args)
-    moves(args)
+    if args.seconds:
+        cancels(args)
+    if args.moves:
+        moves(args)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 use super::flights::Flights;
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
-use crate::line::{Downward, LinkState, WorkerLine};
+use crate::line::{Downward, Introduction, LinkState, WorkerLine};
 use crate::tape::Recorder;
 use crate::telemetry::RouterMeters;
 use cleave_domain::{
@@ -220,6 +220,7 @@ impl Driver {
         let description = line.introduction.description.clone();
         let (name, role) = (&line.introduction.name, description.role);
         info!(%worker, name, %role, "worker joined");
+        self.warn_of_stranger(&line.introduction);
         self.hands.roster.join(&line.introduction);
         let connected = Connected {
             line,
@@ -230,6 +231,29 @@ impl Driver {
             worker,
             description,
         });
+    }
+
+    /// Blocks go only between equal fingerprints. That is how a rolling upgrade never mixes two
+    /// revisions, and how a worker with the wrong weights would be of no use without a word.
+    fn warn_of_stranger(&self, introduction: &Introduction) {
+        let its = &introduction.description.fingerprint;
+        let mut others = self.workers.values().map(|other| {
+            let known = &other.line.introduction;
+            (&known.name, &known.description.fingerprint)
+        });
+        if others.clone().any(|(_, fingerprint)| fingerprint == its) {
+            return;
+        }
+        if let Some((other, theirs)) = others.next() {
+            let name = &introduction.name;
+            warn!(
+                name,
+                fingerprint = its.0,
+                other,
+                its_fingerprint = theirs.0,
+                "no worker has the fingerprint of the one that joins: none of them exchanges blocks with it"
+            );
+        }
     }
 
     fn lose(&mut self, worker: WorkerRef, serial: u64) {
