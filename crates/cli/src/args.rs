@@ -328,7 +328,7 @@ pub(crate) enum SimCommand {
 A violation prints its seed and makes the exit status 1.")]
     Chaos {
         /// How many worlds.
-        #[arg(long, value_name = "N", default_value_t = 100)]
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
         seeds: u64,
         /// The first seed.
         #[arg(long, value_name = "K", default_value_t = 0)]
