@@ -41,7 +41,10 @@ pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<
 /// At the first broken promise; the way to it has been printed by then.
 pub(crate) fn explore(world: Option<&str>, scope: &Scope) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    let worlds = world.map_or_else(worlds, |world| vec![world]);
+    let worlds: Vec<&str> = match world {
+        Some(world) => vec![world],
+        None => worlds(),
+    };
     let mut states = 0u64;
     for world in worlds {
         match explore_world(world, scope) {
