@@ -114,12 +114,13 @@ def cancels(args: argparse.Namespace) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        time.sleep(2)
+        # The last cancelled ones have been freed when no flight is left.
+        while sum(value for _, value in samples(page(address), "cleave_flights")):
+            time.sleep(0.1)
         text = page(address)
     print(f"From the client's leaving to free blocks on both pools, {args.streams} streams, {args.seconds} s:\n")
     print("| the flight was | left | median | p99 |\n|---|---|---|---|")
-    stages = [labels["stage"] for labels, _ in samples(text, "cleave_cancel_to_free_seconds_count")]
-    everything: dict[float, float] = {}
+    stages = sorted({labels["stage"] for labels, _ in samples(text, "cleave_cancel_to_free_seconds_count")})
     span = lambda pair: f"{pair[0] * 1e3:g} to {pair[1] * 1e3:g} ms"
     for stage in stages + ["any"]:
         buckets: dict[float, float] = {}
