@@ -190,7 +190,6 @@ pub struct StopRules {
     pub stop_tokens: Arc<[TokenId]>,
 }
 
-
 /// What the client was promised. `None` is no promise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slo {
@@ -246,7 +245,9 @@ mod tests {
             ("top_p 0 ", |s| s.top_p = 0.0),
             ("min_p 2 ", |s| s.min_p = 2.0),
             ("repetition_penalty 0 ", |s| s.repetition_penalty = 0.0),
-            ("presence_penalty inf", |s| s.presence_penalty = f32::INFINITY),
+            ("presence_penalty inf", |s| {
+                s.presence_penalty = f32::INFINITY
+            }),
             ("frequency_penalty 20000 ", |s| s.frequency_penalty = 2e4),
             ("logit_bias of token 10 in 10", |s| {
                 s.logit_bias.push((10, 0.0));

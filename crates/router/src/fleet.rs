@@ -8,8 +8,8 @@ use crate::event::{Census, MoveReason};
 use crate::ledger::{Ledger, Promise};
 use crate::policy::{Ask, Choice};
 use cleave_domain::{
-    Fingerprint, FlightId, HandoffId, Load, Progress, Report, Role, Time, WorkerDescription, WorkerId,
-    WorkerRef,
+    Fingerprint, FlightId, HandoffId, Load, Progress, Report, Role, Time, WorkerDescription,
+    WorkerId, WorkerRef,
 };
 use cleave_kv::FleetIndex;
 use std::collections::{BTreeMap, BTreeSet};
