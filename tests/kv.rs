@@ -46,3 +46,20 @@ fn a_size_that_is_none_is_told() {
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(errors.contains("at most 1GiB"), "{errors}");
 }
+
+#[test]
+fn sizes_that_could_never_be_measured_are_refused_at_once() {
+    for (block_bytes, blocks, says) in [
+        ("1", "1", "at least 4KiB"),
+        ("1GiB", "65536", "at most 8 GiB"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_cleave"))
+            .args(["kv", "bench", "--rounds", "1"])
+            .args(["--block-bytes", block_bytes, "--blocks", blocks])
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains(says), "{errors}");
+    }
+}

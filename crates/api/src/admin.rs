@@ -4,15 +4,16 @@
 //! Invariant: a command for a worker that is not there, or that makes no sense, is a 4xx that names
 //! the field, and changes nothing.
 //!
-//! There is no key to these routes: whoever reaches the port may use them, as with `/metrics`. Keep
-//! `/admin` behind the proxy that faces the outside.
+//! Who may use them is the gate's.
 
-use crate::app::json;
+use crate::app::{collect, json};
 use crate::error::ApiError;
+use crate::gate::{AdminKey, guard};
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use cleave_domain::{Load, Role, WorkerRef};
@@ -31,7 +32,7 @@ pub trait Operator: Send + Sync + 'static {
     /// Tells a worker to do something; how it will stand comes back.
     ///
     /// # Errors
-    /// `Unknown` if no such worker is connected, `Stopped` if nobody is left to tell it.
+    /// See [`CommandError`].
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError>;
 
     /// The worker that is meant when none is named; by default one must be named.
@@ -54,6 +55,10 @@ pub enum WorkerCommand {
 pub enum CommandError {
     /// No worker of this name is connected.
     Unknown,
+    /// It runs in the process of its router: what left could not be started again.
+    SameProcess,
+    /// It has not answered what it was told, or is too far behind to be told more.
+    Busy,
     /// The server is stopping.
     Stopped,
 }
@@ -105,8 +110,9 @@ pub struct LinkView {
     pub latency: Duration,
 }
 
-/// `/admin/*` for this operator.
-pub fn admin_routes<S>(operator: Arc<dyn Operator>) -> Router<S>
+/// `/admin/*` for this operator, behind this key; without one, for requests of this machine alone.
+/// The server must say where connections come from.
+pub fn admin_routes<S>(operator: Arc<dyn Operator>, key: Option<AdminKey>) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,
 {
@@ -114,6 +120,7 @@ where
         .route("/admin/workers", get(workers))
         .route("/admin/drain", post(drain))
         .route("/admin/role", post(role))
+        .route_layer(from_fn_with_state(key, guard))
         .with_state(operator)
 }
 
@@ -145,8 +152,7 @@ async fn role(State(operator): Operating, body: Body) -> Result<Response, ApiErr
 
 /// The fields of a command; others than `known` are mistakes.
 async fn read(body: Body, known: &[&str]) -> Result<Map<String, Value>, ApiError> {
-    let bytes = to_bytes(body, BODY_BYTES_MAX).await;
-    let bytes = bytes.map_err(|_| ApiError::body_too_large(BODY_BYTES_MAX))?;
+    let bytes = collect(body, BODY_BYTES_MAX).await?;
     let fields = match json(if bytes.is_empty() { b"{}" } else { &bytes })? {
         Value::Object(fields) => fields,
         _ => return Err(ApiError::bad_request("invalid_json", "Send a JSON object.")),
@@ -187,6 +193,17 @@ fn command(
     match operator.command(&worker, command) {
         Ok(view) => Ok((StatusCode::ACCEPTED, axum::Json(card(&view))).into_response()),
         Err(CommandError::Unknown) => Err(ApiError::worker_not_found(&worker)),
+        Err(CommandError::SameProcess) => Err(ApiError::conflict(
+            "same_process",
+            format!(
+                "`{worker}` runs inside this process and could not be started again. Stop the \
+                 process to drain it (SIGTERM), or change the worker's role."
+            ),
+        )),
+        Err(CommandError::Busy) => Err(ApiError::unavailable(
+            "worker_busy",
+            format!("`{worker}` has not answered earlier commands yet; try again."),
+        )),
         Err(CommandError::Stopped) => Err(ApiError::unavailable(
             "draining",
             "The server is shutting down.",

@@ -7,6 +7,7 @@
 use crate::admin::Operator;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, Progress, Readiness};
+use crate::gate::{AdminKey, is_json};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
 use axum::body::Body;
@@ -36,6 +37,8 @@ pub struct ApiOptions {
     pub body_bytes_max: usize,
     /// After so long without an event a stream gets a comment; `None` never.
     pub keep_alive: Option<Duration>,
+    /// What `/admin` asks for; `None` admits requests of this machine alone.
+    pub admin_key: Option<AdminKey>,
 }
 
 impl Default for ApiOptions {
@@ -44,6 +47,7 @@ impl Default for ApiOptions {
             startup_grace: Duration::from_secs(10),
             body_bytes_max: 8 * 1024 * 1024,
             keep_alive: Some(Duration::from_secs(15)),
+            admin_key: None,
         }
     }
 }
@@ -166,13 +170,7 @@ impl App {
     ) -> Result<Bytes, ApiError> {
         if let Some(kind) = headers.get(header::CONTENT_TYPE) {
             let kind = String::from_utf8_lossy(kind.as_bytes());
-            let essence = kind
-                .split(';')
-                .next()
-                .unwrap_or_default()
-                .trim()
-                .to_ascii_lowercase();
-            if essence != "application/json" && !essence.ends_with("+json") {
+            if !is_json(&kind) {
                 return Err(ApiError::not_json(&kind));
             }
         }
@@ -215,7 +213,7 @@ impl App {
 }
 
 /// The body's bytes, `bytes_max` at most.
-async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
+pub(crate) async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
     let mut kept = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame =

@@ -83,6 +83,21 @@ impl ApiError {
         }
     }
 
+    /// Nobody who may ask this.
+    pub(crate) fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, message).coded("invalid_api_key")
+    }
+
+    /// Nobody may ask this from there.
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message).coded("forbidden")
+    }
+
+    /// It makes sense, and not here.
+    pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, message).coded(code)
+    }
+
     pub(crate) fn worker_not_found(asked: &str) -> Self {
         let message =
             format!("No worker `{asked}` is connected; GET /admin/workers lists those that are.");
@@ -249,6 +264,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.object())).into_response();
         let headers = response.headers_mut();
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
         if let Some(span) = self.retry_after {
             let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));

@@ -13,6 +13,7 @@ mod error;
 mod field;
 mod flights;
 mod frontend;
+mod gate;
 mod generate;
 mod metrics;
 mod model;
@@ -24,6 +25,7 @@ pub use admin::{
 };
 pub use app::{ApiOptions, App};
 pub use error::RETRY_AFTER;
+pub use gate::AdminKey;
 pub use frontend::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
 pub use model::{ModelError, ModelFiles, ModelText, Special};
 pub use text::{Start, TextStream};

@@ -44,7 +44,7 @@ impl App {
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .route("/version", get(version))
-            .merge(admin_routes(self.operator()))
+            .merge(admin_routes(self.operator(), self.options().admin_key))
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             // Innermost: a panic is that request's answer, and is counted as one.

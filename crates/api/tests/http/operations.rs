@@ -1,9 +1,12 @@
 //! Routes for operators, and what every answer carries.
 
-use crate::stage::{post, set};
-use axum::body::Body;
+use crate::stage::{files, options, post, set, set_with};
+use axum::body::{Body, Bytes};
+use axum::extract::ConnectInfo;
 use axum::http::Request;
+use cleave_api::{AdminKey, ApiOptions};
 use serde_json::json;
+use std::net::SocketAddr;
 
 #[tokio::test]
 async fn tokenize_and_detokenize_did_not_agree() {
@@ -179,6 +182,20 @@ async fn a_command_that_makes_no_sense_was_taken() {
             None,
         ),
         (
+            "/admin/drain",
+            json!({"worker": "near"}),
+            409,
+            "same_process",
+            None,
+        ),
+        (
+            "/admin/drain",
+            json!({"worker": "busy"}),
+            503,
+            "worker_busy",
+            None,
+        ),
+        (
             "/admin/role",
             json!({"worker": "d0"}),
             400,
@@ -206,4 +223,104 @@ async fn a_command_that_makes_no_sense_was_taken() {
     set.get("/admin/drain")
         .await
         .is_error(405, "method_not_allowed", None);
+}
+
+/// A drain, as a peer at this address would ask for it.
+fn drain_from(peer: &str) -> Request<Body> {
+    let mut request = post("/admin/drain", json!({"worker": "d0"}).to_string());
+    let peer: SocketAddr = peer.parse().unwrap();
+    request.extensions_mut().insert(ConnectInfo(peer));
+    request
+}
+
+#[tokio::test]
+async fn strangers_commanded_workers() {
+    let set = set("llama3");
+    for near in ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
+        assert_eq!(set.send(drain_from(near)).await.status, 202, "{near}");
+    }
+    for far in ["10.0.0.7:5", "[2001:db8::1]:5"] {
+        let refused = set.send(drain_from(far)).await;
+        refused.is_error(403, "forbidden", None);
+        assert!(refused.body.contains("--admin-key"), "{}", refused.body);
+    }
+    // A proxy of this machine hands it on, or a page in a browser sends it.
+    for header in ["forwarded", "x-forwarded-for", "origin"] {
+        let mut request = drain_from("127.0.0.1:5");
+        let value = "for=10.0.0.7".parse().unwrap();
+        request.headers_mut().insert(header, value);
+        set.send(request).await.is_error(403, "forbidden", None);
+    }
+    let mut seen = Request::get("/admin/workers").body(Body::empty()).unwrap();
+    let far: SocketAddr = "10.0.0.7:5".parse().unwrap();
+    seen.extensions_mut().insert(ConnectInfo(far));
+    set.send(seen).await.is_error(403, "forbidden", None);
+}
+
+#[tokio::test]
+async fn a_page_in_a_browser_commanded_workers_without_being_asked_about() {
+    let set = set("llama3");
+    let body = json!({"worker": "d0"}).to_string();
+    for kind in [None, Some("text/plain"), Some("application/x-www-form-urlencoded")] {
+        let mut request = post("/admin/drain", body.clone());
+        request.headers_mut().remove("content-type");
+        if let Some(kind) = kind {
+            let kind = kind.parse().unwrap();
+            request.headers_mut().insert("content-type", kind);
+        }
+        let refused = set.send(request).await;
+        refused.is_error(415, "unsupported_media_type", None);
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_admin_key_was_taken() {
+    let options = ApiOptions {
+        admin_key: Some(AdminKey::new("s3cret").unwrap()),
+        ..options()
+    };
+    let set = set_with(files("llama3"), options);
+    let shows = |shown: Option<&str>| {
+        let mut request = drain_from("10.0.0.7:5");
+        if let Some(shown) = shown {
+            let shown = shown.parse().unwrap();
+            request.headers_mut().insert("authorization", shown);
+        }
+        request
+    };
+    for right in ["Bearer s3cret", "bearer  s3cret"] {
+        let told = set.send(shows(Some(right))).await;
+        assert_eq!(told.status, 202, "{right}: {}", told.body);
+    }
+    let wrong = ["s3cret", "Bearer", "Bearer ", "Bearer s3cre", "Basic s3cret"];
+    for wrong in wrong.into_iter().map(Some).chain([None]) {
+        let refused = set.send(shows(wrong)).await;
+        refused.is_error(401, "invalid_api_key", None);
+        assert_eq!(refused.header("www-authenticate"), "Bearer");
+    }
+    // Being here is not enough where there is a key.
+    let near = set.send(drain_from("127.0.0.1:5")).await;
+    near.is_error(401, "invalid_api_key", None);
+    // Clients need none.
+    assert_eq!(set.get("/v1/models").await.status, 200);
+    for bad in ["", "two words", "schlüssel", "line\n"] {
+        assert!(AdminKey::new(bad).is_err(), "{bad:?}");
+    }
+    let shown = format!("{:?}", AdminKey::new("s3cret"));
+    assert!(!shown.contains("s3cret"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_command_that_broke_off_was_too_large() {
+    let set = set("llama3");
+    let pieces = [
+        Ok(Bytes::from_static(b"{\"worker\":")),
+        Err(std::io::Error::other("reset")),
+    ];
+    let body = Body::from_stream(futures::stream::iter(pieces));
+    let broken = set.send(post("/admin/drain", body)).await;
+    broken.is_error(400, "body_broken", None);
+    let large = vec![b' '; 70_000];
+    let large = set.send(post("/admin/drain", large)).await;
+    large.is_error(413, "body_too_large", None);
 }

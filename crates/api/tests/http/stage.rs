@@ -2,6 +2,7 @@
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
 use cleave_api::{
     ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, LinkView, ModelFiles,
@@ -16,6 +17,7 @@ use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -49,6 +51,8 @@ impl Operator for Stage {
         match (worker, command) {
             ("d0", WorkerCommand::Drain) => view.state = WorkerState::Draining,
             ("d0", WorkerCommand::Serve(role)) => view.role = role,
+            ("near", WorkerCommand::Drain) => return Err(CommandError::SameProcess),
+            ("busy", _) => return Err(CommandError::Busy),
             ("gone", _) => return Err(CommandError::Stopped),
             _ => return Err(CommandError::Unknown),
         }
@@ -275,7 +279,13 @@ impl Set {
     }
 }
 
+/// Through a router, as a connection from this machine would be.
 pub(crate) async fn send(router: Router, request: HttpRequest<Body>) -> Answer {
+    let mut request = request;
+    let here = ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 40_000)));
+    if request.extensions().get::<ConnectInfo<SocketAddr>>().is_none() {
+        request.extensions_mut().insert(here);
+    }
     let response = router.oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let bytes = body.collect().await.unwrap().to_bytes();

@@ -1,0 +1,116 @@
+//! Who may use the routes for operators.
+//!
+//! Owns: the key to `/admin`, and what stands in for one where none is set: being on this machine.
+//! Never: reads a command. Invariant: without the key, or from another machine where there is none,
+//! nothing is shown, read or passed on.
+//!
+//! These routes share a port with clients. Without a key a request must come from this machine
+//! itself: a proxy here that hands on strangers' requests says so in a header, and a page in a
+//! browser here says where it is from.
+
+use crate::error::ApiError;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderMap, HeaderName, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::fmt;
+use std::net::SocketAddr;
+
+/// Headers of a request that is handed on for somebody else, or is a web page's.
+const FOREIGN: [HeaderName; 3] = [
+    header::FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+    header::ORIGIN,
+];
+
+/// What an operator must show. Two are compared in constant time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AdminKey(blake3::Hash);
+
+impl AdminKey {
+    /// The key of these letters.
+    ///
+    /// # Errors
+    /// What is wrong with them, if no header could carry them.
+    pub fn new(letters: &str) -> Result<Self, String> {
+        match !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(Self(blake3::hash(letters.as_bytes()))),
+            false => Err("a key is visible ASCII without spaces, at least one letter".to_owned()),
+        }
+    }
+}
+
+impl fmt::Debug for AdminKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdminKey(…)")
+    }
+}
+
+/// Lets a request of an operator through, and nothing else.
+pub(crate) async fn guard(
+    State(key): State<Option<AdminKey>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let admitted = match key {
+        Some(key) => shows(request.headers(), key),
+        None => is_of_here(&request),
+    };
+    let admitted = admitted.and_then(|()| match *request.method() {
+        Method::POST => says_json(request.headers()),
+        _ => Ok(()),
+    });
+    match admitted {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+fn shows(headers: &HeaderMap, key: AdminKey) -> Result<(), ApiError> {
+    let Some(shown) = headers.get(header::AUTHORIZATION) else {
+        return Err(ApiError::unauthorized(
+            "This route needs the admin key: send `Authorization: Bearer KEY`.",
+        ));
+    };
+    let shown = shown.to_str().ok().and_then(|shown| shown.split_once(' '));
+    let right = shown.is_some_and(|(scheme, letters)| {
+        scheme.eq_ignore_ascii_case("bearer") && AdminKey::new(letters.trim()) == Ok(key)
+    });
+    match right {
+        true => Ok(()),
+        false => Err(ApiError::unauthorized("This is not the admin key.")),
+    }
+}
+
+fn is_of_here(request: &Request) -> Result<(), ApiError> {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    let near = peer.is_some_and(|ConnectInfo(peer)| peer.ip().to_canonical().is_loopback());
+    let headers = request.headers();
+    let foreign = FOREIGN.into_iter().find(|name| headers.contains_key(name));
+    let reason = match (near, foreign) {
+        (true, None) => return Ok(()),
+        (true, Some(name)) => format!("this request has the header `{name}`"),
+        (false, _) => "this request comes from another one".to_owned(),
+    };
+    Err(ApiError::forbidden(format!(
+        "Without a key /admin answers only requests of this machine itself, and {reason}. Start the \
+         server with --admin-key (or CLEAVE_ADMIN_KEY) and send `Authorization: Bearer KEY`."
+    )))
+}
+
+/// Browsers let a page send anything else to other sites without asking them.
+fn says_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let kind = headers.get(header::CONTENT_TYPE);
+    let kind = String::from_utf8_lossy(kind.map_or(&[], |kind| kind.as_bytes()));
+    match is_json(&kind) {
+        true => Ok(()),
+        false => Err(ApiError::not_json(&kind)),
+    }
+}
+
+/// Whether a content type is JSON's.
+pub(crate) fn is_json(kind: &str) -> bool {
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    let essence = essence.to_ascii_lowercase();
+    essence == "application/json" || essence.ends_with("+json")
+}
