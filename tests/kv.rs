@@ -21,7 +21,17 @@ fn lesson_18_every_transport_is_measured_beside_its_floor() {
         assert!(transport["link_bytes_per_second"].as_u64().unwrap() > 0);
         for (row, blocks) in transport["rows"].as_array().unwrap().iter().zip([1, 9]) {
             assert_eq!(row["blocks"], blocks);
-            assert!(row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+            let number = |name: &str| row[name].as_f64().unwrap();
+            let bytes = f64::from(blocks * 300 * 1024);
+            for (rate, seconds) in [
+                ("bytes_per_second", "seconds"),
+                ("floor_bytes_per_second", "floor_seconds"),
+            ] {
+                let off = number(rate) * number(seconds) / bytes - 1.0;
+                assert!(off.abs() < 0.01, "{rate}: {row}");
+            }
+            let ratio = number("bytes_per_second") / number("floor_bytes_per_second");
+            assert!((number("ratio") / ratio - 1.0).abs() < 0.01, "{row}");
         }
     }
 }
@@ -35,4 +45,21 @@ fn a_size_that_is_none_is_told() {
     assert!(!output.status.success());
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(errors.contains("at most 1GiB"), "{errors}");
+}
+
+#[test]
+fn sizes_that_could_never_be_measured_are_refused_at_once() {
+    for (block_bytes, blocks, says) in [
+        ("1", "1", "at least 4KiB"),
+        ("1GiB", "65536", "at most 8 GiB"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_cleave"))
+            .args(["kv", "bench", "--rounds", "1"])
+            .args(["--block-bytes", block_bytes, "--blocks", blocks])
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains(says), "{errors}");
+    }
 }

@@ -261,10 +261,7 @@ fn table(struck: &BTreeMap<Kind, u64>, ledger: &Ledger, fleet: &Fleet) -> String
             "clients that left in mid-stream",
             seen(&ledger.left).to_string(),
         ),
-        (
-            "answers compared, all equal",
-            seen(&ledger.answered).to_string(),
-        ),
+        ("answers compared", seen(&ledger.answered).to_string()),
         ("tokens compared", seen(&ledger.tokens).to_string()),
         (
             "attempts that failed and were retried",
@@ -288,7 +285,7 @@ fn table(struck: &BTreeMap<Kind, u64>, ledger: &Ledger, fleet: &Fleet) -> String
         ),
         ("longest pause in a stream", format!("{pause:.2?}")),
         ("blocks leaked", leaked.to_string()),
-        ("failures", failures.to_string()),
+        ("answers that differed or broke off", failures.to_string()),
     ] {
         rows.push((name.to_owned(), value));
     }

@@ -2,7 +2,6 @@
 //! what passes it.
 //!
 //! Owns: the connections through it. Never: changes a byte. Invariant: in clear weather it is a wire.
-#![allow(dead_code)] // each test binary uses its part
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -350,7 +350,7 @@ pub(crate) enum SimCommand {
 A violation prints its seed and makes the exit status 1.")]
     Chaos {
         /// How many worlds.
-        #[arg(long, value_name = "N", default_value_t = 100)]
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
         seeds: u64,
         /// The first seed.
         #[arg(long, value_name = "K", default_value_t = 0)]
@@ -461,7 +461,7 @@ pub(crate) struct KvBenchArgs {
 #[derive(Args, Debug)]
 pub(crate) struct KvFarArgs {
     #[arg(long, value_enum)]
-    pub(crate) transport: TransportArg,
+    pub(crate) transport: FarTransport,
     #[arg(long)]
     pub(crate) block_bytes: u32,
     #[arg(long)]
@@ -476,6 +476,13 @@ pub(crate) struct KvFarArgs {
 pub(crate) enum TransportArg {
     All,
     Local,
+    Shm,
+    Tcp,
+}
+
+/// See [`KvFarArgs::transport`]: those between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FarTransport {
     Shm,
     Tcp,
 }
@@ -613,8 +620,10 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 /// As [`parse_bytes`], within what a pool is made of.
 fn parse_block_bytes(text: &str) -> Result<u32, String> {
     let bytes = u32::try_from(parse_bytes(text)?);
-    let fits = bytes.ok().filter(|bytes| *bytes <= 1 << 30);
-    fits.ok_or_else(|| "expected at most 1GiB".to_owned())
+    let fits = bytes
+        .ok()
+        .filter(|bytes| (4 << 10..=1 << 30).contains(bytes));
+    fits.ok_or_else(|| "expected at least 4KiB and at most 1GiB".to_owned())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! Invariant: a transport's samples and its floor's are taken by turns, so that whatever else the
 //! machine does falls on both.
 
-use crate::args::{KvBenchArgs, KvFarArgs, TransportArg};
+use crate::args::{FarTransport, KvBenchArgs, KvFarArgs, TransportArg};
 use crate::bench::Form;
 use anyhow::Context;
 use cleave_transfer::bench::{Far, MemoryFloor, Near, PoolShape, SocketFloor};
@@ -46,8 +46,19 @@ struct Row {
     ratio: f64,
 }
 
+/// Of one pool; there are up to four of them.
+const POOL_BYTES_MAX: u64 = 8 << 30;
+
 /// Runs the measurement and prints it.
 pub(crate) fn bench(args: &KvBenchArgs) -> anyhow::Result<()> {
+    let blocks_max = args.blocks.iter().copied().max().unwrap_or(1);
+    let pool_bytes = u64::from(blocks_max) * u64::from(args.block_bytes);
+    anyhow::ensure!(
+        pool_bytes <= POOL_BYTES_MAX,
+        "--blocks {blocks_max} of --block-bytes {} are pools of {pool_bytes} bytes: at most {} GiB",
+        args.block_bytes,
+        POOL_BYTES_MAX >> 30
+    );
     let runtime = Runtime::new()?;
     let transports = match args.transport {
         TransportArg::All => vec![Transport::Local, Transport::SharedMemory, Transport::Tcp],
@@ -84,8 +95,8 @@ pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
     });
     Runtime::new()?.block_on(async {
         let transport = match args.transport {
-            TransportArg::Shm => Transport::SharedMemory,
-            _ => Transport::Tcp,
+            FarTransport::Shm => Transport::SharedMemory,
+            FarTransport::Tcp => Transport::Tcp,
         };
         let (listeners, addresses) = listen(transport).await?;
         let near = (listeners, Route::parse(&args.near)?);
@@ -194,7 +205,9 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Mea
             let (process, data, socket) = FarProcess::start(transport, shape, &addresses)?;
             let floor = match transport {
                 Transport::Tcp => Floor::Socket(SocketFloor::connect(shape, &socket)?),
-                _ => Floor::Memory(Box::new(MemoryFloor::new(shape))),
+                Transport::Local | Transport::SharedMemory => {
+                    Floor::Memory(Box::new(MemoryFloor::new(shape)))
+                }
             };
             (Some(process), Route::parse(&data)?, floor)
         }
@@ -253,7 +266,9 @@ fn print(table: &Table, form: Form) -> anyhow::Result<()> {
     }
     writeln!(
         out,
-        "blocks of {} KiB, medians of {}\n\n| transport | blocks | GB/s | latency, us | floor | GB/s | ratio |\n|---|---|---|---|---|---|---|",
+        "blocks of {} KiB, medians of {}\n\n\
+         | transport | blocks | GB/s | latency, us | floor | GB/s | ratio |\n\
+         |---|---|---|---|---|---|---|",
         f64::from(table.block_bytes) / 1024.0,
         table.rounds
     )?;

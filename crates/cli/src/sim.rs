@@ -12,7 +12,13 @@ use std::io::Write;
 pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let (mut events, mut tokens) = (0u64, 0u64);
-    for seed in from..from.saturating_add(seeds) {
+    let Some(last) = from.checked_add(seeds - 1) else {
+        bail!(
+            "--from {from} --seeds {seeds} goes past the greatest seed, {}",
+            u64::MAX
+        );
+    };
+    for seed in from..=last {
         let report = match run_world(seed, options) {
             Ok(report) => report,
             Err(violation) => {
@@ -41,9 +47,12 @@ pub(crate) fn chaos(seeds: u64, from: u64, options: &Options) -> anyhow::Result<
 /// At the first broken promise; the way to it has been printed by then.
 pub(crate) fn explore(world: Option<&str>, scope: &Scope) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    let worlds = world.map_or_else(worlds, |world| vec![world]);
+    let chosen: Vec<&str> = match world {
+        Some(world) => vec![world],
+        None => worlds(),
+    };
     let mut states = 0u64;
-    for world in worlds {
+    for world in chosen {
         match explore_world(world, scope) {
             Ok(explored) => {
                 for explored in explored {

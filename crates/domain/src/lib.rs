@@ -23,6 +23,6 @@ pub use message::{
     Report, Reserve, Target, Usage,
 };
 pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepResult};
-pub use request::{Request, Sampling, Slo, StopRules};
+pub use request::{Request, Sampling, SamplingError, Slo, StopRules};
 pub use tape::{Tape, TapeLine};
 pub use time::Time;

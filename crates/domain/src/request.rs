@@ -2,6 +2,9 @@
 
 use crate::{FinishReason, TokenId};
 use serde::{Deserialize, Serialize};
+use std::error::Error;
+use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +26,26 @@ pub struct Request {
     pub cache_salt: u64,
     /// What the client was promised.
     pub slo: Slo,
+}
+
+impl Request {
+    /// Why the request is over, if it is, once it has produced `output` where a sequence may have
+    /// `context_tokens_max` tokens. A request that has produced nothing is never over. Schedulers and
+    /// routers ask here, so that a stream that is resumed after its last token ends as it would have.
+    pub fn over(&self, output: &[TokenId], context_tokens_max: u32) -> Option<FinishReason> {
+        let last = output.last()?;
+        let StopRules {
+            max_tokens,
+            min_tokens,
+            stop_tokens,
+        } = &self.stop;
+        if output.len() >= *min_tokens as usize && stop_tokens.contains(last) {
+            return Some(FinishReason::Stop);
+        }
+        let tokens = self.prompt.len() + output.len();
+        let full = output.len() >= *max_tokens as usize || tokens >= context_tokens_max as usize;
+        full.then_some(FinishReason::Length)
+    }
 }
 
 /// How the next token is drawn from the logits. Applied in this order: bias, penalties,
@@ -71,7 +94,89 @@ impl Sampling {
             prompt_logprobs: None,
         }
     }
+
+    /// Whether every number is one that can be drawn with, and every biased token is of a vocabulary
+    /// of `vocab_size`. Engines and schedulers ask here: what a scheduler takes, its engine runs.
+    ///
+    /// # Errors
+    /// Which number is out of which range.
+    pub fn check(&self, vocab_size: u32) -> Result<(), SamplingError> {
+        let Self {
+            temperature,
+            top_k: _,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            logit_bias,
+            seed: _,
+            logprobs: _,
+            prompt_logprobs: _,
+        } = self;
+        in_range("temperature", *temperature, 0.0..=1e4)?;
+        in_range("top_p", *top_p, f32::MIN_POSITIVE..=1.0)?;
+        in_range("min_p", *min_p, 0.0..=1.0)?;
+        in_range("repetition_penalty", *repetition_penalty, 1e-4..=1e4)?;
+        in_range("presence_penalty", *presence_penalty, -1e4..=1e4)?;
+        in_range("frequency_penalty", *frequency_penalty, -1e4..=1e4)?;
+        for (token, bias) in logit_bias {
+            if *token >= vocab_size {
+                let token = *token;
+                return Err(SamplingError::UnknownToken { token, vocab_size });
+            }
+            in_range("logit_bias", *bias, -1e6..=1e6)?;
+        }
+        Ok(())
+    }
 }
+
+/// What no token can be drawn with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SamplingError {
+    /// A number is out of its range; NaN is in none.
+    OutOfRange {
+        /// Which, as its field is called.
+        name: &'static str,
+        /// What it is.
+        value: f32,
+        /// What it may be.
+        range: RangeInclusive<f32>,
+    },
+    /// A bias for a token that there is not.
+    UnknownToken {
+        /// Which.
+        token: TokenId,
+        /// Tokens below this one there are.
+        vocab_size: u32,
+    },
+}
+
+fn in_range(
+    name: &'static str,
+    value: f32,
+    range: RangeInclusive<f32>,
+) -> Result<(), SamplingError> {
+    match range.contains(&value) {
+        true => Ok(()),
+        false => Err(SamplingError::OutOfRange { name, value, range }),
+    }
+}
+
+impl fmt::Display for SamplingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfRange { name, value, range } => {
+                write!(f, "{name} {value} is not in {range:?}")
+            }
+            Self::UnknownToken { token, vocab_size } => {
+                write!(f, "logit_bias of token {token} in {vocab_size}")
+            }
+        }
+    }
+}
+
+impl Error for SamplingError {}
 
 /// When a sequence ends. Stop strings are the API's: it cancels what it has heard enough of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,19 +190,6 @@ pub struct StopRules {
     pub stop_tokens: Arc<[TokenId]>,
 }
 
-impl StopRules {
-    /// Why a request that has produced `output` so far is over, if it is. Schedulers and routers ask
-    /// here, so that a stream that is resumed after its last token ends as it would have.
-    pub fn reached(&self, output: &[TokenId]) -> Option<FinishReason> {
-        let last = output.last()?;
-        if output.len() >= self.min_tokens as usize && self.stop_tokens.contains(last) {
-            return Some(FinishReason::Stop);
-        }
-        let full = output.len() >= self.max_tokens as usize;
-        full.then_some(FinishReason::Length)
-    }
-}
-
 /// What the client was promised. `None` is no promise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slo {
@@ -107,4 +199,66 @@ pub struct Slo {
     pub ttft: Option<Duration>,
     /// Mean gap between output tokens after the first.
     pub tpot: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(stop: StopRules) -> Request {
+        Request {
+            prompt: Arc::new([1, 2, 3]),
+            generated: Arc::new([]),
+            sampling: Sampling::greedy(),
+            stop,
+            priority: 0,
+            cache_salt: 0,
+            slo: Slo::default(),
+        }
+    }
+
+    #[test]
+    fn a_request_is_over_at_its_stop_its_limit_or_the_end_of_the_context() {
+        let request = request(StopRules {
+            max_tokens: 4,
+            min_tokens: 2,
+            stop_tokens: Arc::new([9]),
+        });
+        let over = |output: &[TokenId], context| request.over(output, context);
+        assert_eq!(over(&[], 3), None, "nothing was produced");
+        assert_eq!(over(&[9], 100), None, "too early to stop");
+        assert_eq!(over(&[5, 9], 100), Some(FinishReason::Stop));
+        assert_eq!(over(&[5, 9], 5), Some(FinishReason::Stop));
+        assert_eq!(over(&[5, 6], 6), None);
+        assert_eq!(over(&[5, 6], 5), Some(FinishReason::Length));
+        assert_eq!(over(&[5, 6, 7, 8], 100), Some(FinishReason::Length));
+    }
+
+    #[test]
+    fn every_number_has_a_range_and_nan_is_in_none() {
+        type Spoil = fn(&mut Sampling);
+        let spoils: [(&str, Spoil); 8] = [
+            ("temperature -1 is not in 0.0..=10000.0", |s| {
+                s.temperature = -1.0;
+            }),
+            ("temperature NaN", |s| s.temperature = f32::NAN),
+            ("top_p 0 ", |s| s.top_p = 0.0),
+            ("min_p 2 ", |s| s.min_p = 2.0),
+            ("repetition_penalty 0 ", |s| s.repetition_penalty = 0.0),
+            ("presence_penalty inf", |s| {
+                s.presence_penalty = f32::INFINITY
+            }),
+            ("frequency_penalty 20000 ", |s| s.frequency_penalty = 2e4),
+            ("logit_bias of token 10 in 10", |s| {
+                s.logit_bias.push((10, 0.0));
+            }),
+        ];
+        assert_eq!(Sampling::greedy().check(10), Ok(()));
+        for (says, spoil) in spoils {
+            let mut sampling = Sampling::greedy();
+            spoil(&mut sampling);
+            let said = sampling.check(10).unwrap_err().to_string();
+            assert!(said.starts_with(says), "{said}");
+        }
+    }
 }

@@ -14,6 +14,6 @@ mod prefix;
 
 pub use handoff::Writer;
 pub use hash::{block_hash, block_hashes, extend_hashes};
-pub use packet::{BlockPart, Packet, Seal};
+pub use packet::{BlockPart, Condition, Packet, Seal};
 pub use pool::{Changes, Hits, Pool, Promise};
 pub use prefix::FleetIndex;

@@ -90,3 +90,12 @@ pub struct Seal {
     /// last of them has no KV yet: the KV covers everything before it.
     pub output: Vec<TokenId>,
 }
+
+/// How the payload of a packet arrived, as whoever received it found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Condition {
+    /// As it was sent; packets without a payload always are.
+    Intact,
+    /// The payload is not what the sender checksummed.
+    Damaged,
+}

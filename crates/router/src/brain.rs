@@ -22,7 +22,7 @@ use crate::ledger::Promise;
 use crate::legs::Leaving;
 use crate::line::Line;
 use crate::place::Pace;
-use cleave_domain::{Ending, FlightId, HandoffId, Order, Time, WorkerId, WorkerRef};
+use cleave_domain::{Ending, Failure, FlightId, HandoffId, Order, Time, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Decides for a fleet; see the module's first lines for how to drive it.
@@ -338,7 +338,7 @@ impl Brain {
 
     /// Every token was produced.
     pub(crate) fn done(&mut self, id: FlightId, finish: Finish) {
-        self.drop_legs(id);
+        self.drop_legs(id, Failure::Rejected);
         let Finish {
             reason,
             output_tokens,

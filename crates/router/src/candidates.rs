@@ -153,17 +153,22 @@ impl Fleet {
     }
 
     /// A worker's last report with what was promised since on top. What this router promised and
-    /// still counts is a lower bound, whatever the report says.
+    /// still counts is a lower bound, whatever the report says; and whatever numbers it says, sums
+    /// stop at the largest: a worker that claims too much looks full, never empty.
     fn candidate(&self, worker: &Worker, query: &Query, cached_blocks: u32) -> Candidate {
         let about = &worker.description;
         let load = &worker.load;
         let totals = worker.ledger.totals();
-        let busy = load.sequences_running + load.sequences_waiting + totals.sequences_fresh;
+        let busy = load
+            .sequences_running
+            .saturating_add(load.sequences_waiting)
+            .saturating_add(totals.sequences_fresh);
+        let queue_tokens = load.queue_tokens.saturating_add(totals.tokens_fresh);
         Candidate {
             worker: worker.me,
             role: about.role,
             crowded: self.wishes.contains_key(&worker.me.worker),
-            shut: worker.stuck
+            shut: worker.stuck()
                 || worker.shut_until > query.now
                 || query.excluded.contains(&worker.me.worker),
             capacity: about.capacity,
@@ -171,7 +176,7 @@ impl Fleet {
             sequences: busy.max(totals.sequences),
             queue_max: about.queue_max,
             prompts_open: totals.prompts,
-            queue_tokens: (load.queue_tokens + totals.tokens_fresh).max(totals.tokens),
+            queue_tokens: queue_tokens.max(totals.tokens),
             cached_blocks,
             chosen: worker.chosen,
         }

@@ -1,4 +1,8 @@
 //! Everything that can happen to the fleet, and everything the router can ask of its body.
+//!
+//! Owns: the whole contract between brain and body, its limits, and what is noted for people. Never:
+//! text, an address or a moment of a clock; a body adds those.
+//! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use cleave_domain::{
     Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, Role, TokenId,
@@ -261,7 +265,7 @@ pub enum Note {
         /// Output tokens that the client has; if any, the stream is resumed.
         generated_tokens: u32,
     },
-    /// A running sequence is to move.
+    /// A running sequence is to move. One `Moved` or `Stayed` follows, before its flight ends.
     Moving {
         /// The new attempt.
         handoff: HandoffId,
@@ -279,11 +283,11 @@ pub enum Note {
         /// From the first order on.
         took: Duration,
     },
-    /// It did not, and goes on where it was.
+    /// It did not: it goes on where it was, or from its client's tokens, or is over.
     Stayed {
         /// The new attempt.
         handoff: HandoffId,
-        /// Why.
+        /// Why; `Rejected` where the flight ended meanwhile and nothing had broken.
         failure: Failure,
     },
     /// From the client's leaving to the last release.

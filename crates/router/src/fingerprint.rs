@@ -86,7 +86,7 @@ impl Brain {
         (load.queue_tokens, load.blocks_free).hash(hasher);
         // Placing sees their sum only.
         (load.sequences_waiting + load.sequences_running).hash(hasher);
-        (worker.draining, worker.stuck).hash(hasher);
+        (worker.draining, worker.progress).hash(hasher);
         self.ahead(Some(worker.shut_until)).hash(hasher);
         let promises: BTreeMap<_, _> = worker.ledger.handoffs().collect();
         promises.hash(hasher);

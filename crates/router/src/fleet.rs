@@ -8,8 +8,8 @@ use crate::event::{Census, MoveReason};
 use crate::ledger::{Ledger, Promise};
 use crate::policy::{Ask, Choice};
 use cleave_domain::{
-    Fingerprint, FlightId, HandoffId, Load, Report, Role, Time, WorkerDescription, WorkerId,
-    WorkerRef,
+    Fingerprint, FlightId, HandoffId, Load, Progress, Report, Role, Time, WorkerDescription,
+    WorkerId, WorkerRef,
 };
 use cleave_kv::FleetIndex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,8 +23,8 @@ pub(crate) struct Worker {
     pub(crate) ledger: Ledger,
     /// It said that it accepts nothing new.
     pub(crate) draining: bool,
-    /// It said that it makes no progress.
-    pub(crate) stuck: bool,
+    /// What it said of its steps.
+    pub(crate) progress: Progress,
     /// It refused; not asked again before this.
     pub(crate) shut_until: Time,
     /// The count of placements when it was last chosen.
@@ -59,7 +59,11 @@ pub(crate) struct Fleet {
 impl Worker {
     /// Whether it is there for new requests.
     pub(crate) fn accepts(&self) -> bool {
-        !self.draining && !self.stuck
+        !self.draining && !self.stuck()
+    }
+
+    pub(crate) fn stuck(&self) -> bool {
+        self.progress == Progress::Stuck
     }
 
     /// Why its running sequences are to move, if they are.
@@ -120,7 +124,7 @@ impl Fleet {
             load,
             ledger: Ledger::default(),
             draining: false,
-            stuck: false,
+            progress: Progress::Moving,
             shut_until: Time::ZERO,
             chosen: 0,
         };
@@ -215,17 +219,16 @@ impl Fleet {
     }
 
     /// Says whether that is new.
-    pub(crate) fn set_stuck(&mut self, who: WorkerRef, stuck: bool) -> bool {
-        let Some(worker) = self.get_mut(who).filter(|w| w.stuck != stuck) else {
+    pub(crate) fn progresses(&mut self, who: WorkerRef, progress: Progress) -> bool {
+        let Some(worker) = self.get_mut(who).filter(|w| w.progress != progress) else {
             return false;
         };
-        worker.stuck = stuck;
+        worker.progress = progress;
         self.turns += 1;
-        if stuck {
-            self.stuck.insert(who.worker);
-        } else {
-            self.stuck.remove(&who.worker);
-        }
+        match progress {
+            Progress::Stuck => self.stuck.insert(who.worker),
+            Progress::Moving => self.stuck.remove(&who.worker),
+        };
         true
     }
 
@@ -250,7 +253,7 @@ impl Fleet {
     }
 
     pub(crate) fn is_stuck(&self, who: WorkerRef) -> bool {
-        self.get(who).is_some_and(|worker| worker.stuck)
+        self.get(who).is_some_and(Worker::stuck)
     }
 
     pub(crate) fn wish(&mut self, who: WorkerRef, handoff: HandoffId) {
@@ -325,51 +328,36 @@ impl Fleet {
             legs.push(choice.prefill);
         }
         for who in legs {
-            let placements = self.placements;
-            let Some(worker) = self.get_mut(who) else {
-                continue;
-            };
             let decodes = who == choice.decode;
-            let blocks = ask
-                .tokens_expected
-                .div_ceil(worker.description.capacity.block_tokens);
-            worker.chosen = placements;
-            worker.ledger.open(
-                handoff,
-                Promise {
-                    tokens: if who == choice.prefill { tokens } else { 0 },
-                    blocks: if decodes { blocks } else { 0 },
-                    told: decodes,
-                    answered: false,
-                    fresh: true,
-                    live: true,
-                },
-            );
-            *self.legs.entry(handoff.flight).or_default() += 1;
+            let blocks = self.blocks(who, ask.tokens_expected).unwrap_or(0);
+            let part = Promise {
+                tokens: if who == choice.prefill { tokens } else { 0 },
+                blocks: if decodes { blocks } else { 0 },
+                told: decodes,
+                ..Promise::NEW
+            };
+            self.promise_to(who, handoff, part);
         }
     }
 
     /// The same for a sequence that moves: its sender has it already.
     pub(crate) fn promise_move(&mut self, handoff: HandoffId, target: WorkerRef, ask: &Ask) {
         self.placements += 1;
-        let placements = self.placements;
-        let Some(worker) = self.get_mut(target) else {
-            return;
+        let part = Promise {
+            blocks: self.blocks(target, ask.tokens_expected).unwrap_or(0),
+            told: true,
+            ..Promise::NEW
         };
-        let block_tokens = worker.description.capacity.block_tokens;
-        worker.chosen = placements;
-        worker.ledger.open(
-            handoff,
-            Promise {
-                tokens: 0,
-                blocks: ask.tokens_expected.div_ceil(block_tokens),
-                told: true,
-                answered: false,
-                fresh: true,
-                live: true,
-            },
-        );
-        *self.legs.entry(handoff.flight).or_default() += 1;
+        self.promise_to(target, handoff, part);
+    }
+
+    fn promise_to(&mut self, who: WorkerRef, handoff: HandoffId, promise: Promise) {
+        let placements = self.placements;
+        if let Some(worker) = self.get_mut(who) {
+            worker.chosen = placements;
+            worker.ledger.open(handoff, promise);
+            *self.legs.entry(handoff.flight).or_default() += 1;
+        }
     }
 
     pub(crate) fn promised(&self, who: WorkerRef, handoff: HandoffId) -> Option<&Promise> {
@@ -443,7 +431,7 @@ impl Fleet {
         }
         for (id, worker) in &self.workers {
             assert_eq!(
-                worker.stuck,
+                worker.stuck(),
                 self.stuck.contains(id),
                 "{id} is or is not stuck"
             );

@@ -204,14 +204,10 @@ impl Flight {
     /// worker that knew it may be gone.
     pub(crate) fn over(&self, context_tokens_max: u32) -> Option<Finish> {
         let output = &self.request.generated;
-        let output_tokens = output.len() as u32;
-        let len = self.request.prompt.len() as u32 + output_tokens;
-        let full = output_tokens > 0 && len >= context_tokens_max;
-        let reached = self.request.stop.reached(output);
-        let reason = reached.or(full.then_some(FinishReason::Length))?;
+        let reason = self.request.over(output, context_tokens_max)?;
         Some(Finish {
             reason,
-            output_tokens,
+            output_tokens: output.len() as u32,
         })
     }
 }

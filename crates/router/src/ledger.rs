@@ -28,6 +28,16 @@ pub(crate) struct Promise {
 }
 
 impl Promise {
+    /// One that the worker has yet to hear of.
+    pub(crate) const NEW: Self = Self {
+        tokens: 0,
+        blocks: 0,
+        told: false,
+        answered: false,
+        fresh: true,
+        live: true,
+    };
+
     fn is_heard(&self) -> bool {
         self.answered || (self.told && self.blocks == 0)
     }

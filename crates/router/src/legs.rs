@@ -34,7 +34,7 @@ impl Brain {
             return;
         };
         let stage = flight.cancel_stage();
-        self.drop_legs(id);
+        self.drop_legs(id, Failure::Rejected);
         if self.fleet.legs_open(id) > 0 {
             let since = self.now;
             self.leaving.insert(id, Leaving { since, stage });
@@ -50,7 +50,7 @@ impl Brain {
 
     /// The client is there, and takes nothing.
     pub(crate) fn reader_stayed_away(&mut self, id: FlightId) {
-        self.drop_legs(id);
+        self.drop_legs(id, Failure::SlowReader);
         self.end(id, Ending::Failed(Failure::SlowReader));
     }
 
@@ -72,8 +72,8 @@ impl Brain {
         (waits && attempt.prefill.worker == worker.worker).then_some(attempt.handoff)
     }
 
-    /// Lets go of every leg of the attempts under way.
-    pub(crate) fn drop_legs(&mut self, id: FlightId) {
+    /// Lets go of every leg of the attempts under way; `why` is what a move among them is cut short by.
+    pub(crate) fn drop_legs(&mut self, id: FlightId, why: Failure) {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
@@ -86,6 +86,10 @@ impl Brain {
         }
         if let Some(leg) = leg {
             self.part(leg.decode, leg.handoff, Parting::Cancel);
+            self.note(Note::Stayed {
+                handoff: leg.handoff,
+                failure: why,
+            });
         }
     }
 

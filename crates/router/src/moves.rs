@@ -371,7 +371,7 @@ impl Brain {
         };
         flight.avoided.insert(leg.decode.worker);
         let (shortest, longest) = REST;
-        let rest = shortest * (1 << flight.stays.min(10));
+        let rest = shortest * (1_u32 << flight.stays.min(10));
         let until = self.now + rest.min(longest);
         flight.stays += 1;
         let doubt = flight.attempt().and_then(|a| a.trouble.clone());
@@ -379,13 +379,11 @@ impl Brain {
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, Some(until));
         self.part(leg.decode, leg.handoff, Parting::Cancel);
-        match (doubt, current) {
-            (Some(doubt), Some(current)) => self.fail(current, doubt, leg.decode),
-            _ => {
-                let handoff = leg.handoff;
-                self.note(Note::Stayed { handoff, failure });
-                self.next_from(leg.prefill);
-            }
+        let handoff = leg.handoff;
+        self.note(Note::Stayed { handoff, failure });
+        match doubt.zip(current) {
+            Some((doubt, current)) => self.fail(current, doubt, leg.decode),
+            None => self.next_from(leg.prefill),
         }
     }
 

@@ -216,7 +216,8 @@ impl Candidate {
 
     /// Seats are overbooked by a quarter: a sequence is promised one while its prompt still runs.
     fn seats(&self) -> u32 {
-        self.capacity.slots_count + self.capacity.slots_count.div_ceil(4)
+        let slots = self.capacity.slots_count;
+        slots.saturating_add(slots.div_ceil(4))
     }
 }
 
@@ -225,14 +226,14 @@ impl Candidate {
 fn prefill_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
     let able = c.role.prefills() && !c.shut && ask.prompt_tokens < c.tokens_max();
     let room = c.prompts_open < c.queue_max;
-    (able && room)
-        .then(|| c.queue_tokens + u64::from(ask.prompt_tokens) - u64::from(c.cached_tokens(ask)))
+    let tokens = ask.prompt_tokens - c.cached_tokens(ask);
+    (able && room).then(|| c.queue_tokens.saturating_add(u64::from(tokens)))
 }
 
 fn decode_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
     let able = c.role.decodes() && !c.shut && !c.crowded && c.holds_whole(ask);
-    let room =
-        c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= c.blocks_free + c.cached_blocks;
+    let blocks_room = c.blocks_free.saturating_add(c.cached_blocks);
+    let room = c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= blocks_room;
     (able && room).then(|| {
         let held = u64::from(c.capacity.blocks_count.saturating_sub(c.blocks_free));
         let fill_blocks = held * 1000 / u64::from(c.capacity.blocks_count.max(1));
@@ -245,7 +246,8 @@ fn decode_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
 
 fn whole_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
     decode_cost(c, ask)?;
-    Some(prefill_cost(c, ask)? + u64::from(c.sequences) * SEQUENCE_AS_TOKENS)
+    let sequences = u64::from(c.sequences) * SEQUENCE_AS_TOKENS;
+    Some(prefill_cost(c, ask)?.saturating_add(sequences))
 }
 
 // === pick ===

@@ -9,12 +9,12 @@ use crate::brain::Brain;
 use crate::event::Note;
 use crate::flight::Attempt;
 use crate::legs::Parting;
-use cleave_domain::{Failure, HandoffId, WorkerId, WorkerRef};
+use cleave_domain::{Failure, HandoffId, Progress, WorkerId, WorkerRef};
 
 impl Brain {
     /// The worker says that its step takes too long.
     pub(crate) fn stuck(&mut self, worker: WorkerRef) {
-        if !self.fleet.set_stuck(worker, true) {
+        if !self.fleet.progresses(worker, Progress::Stuck) {
             return;
         }
         self.note(Note::WorkerStuck { worker });
@@ -33,7 +33,7 @@ impl Brain {
 
     /// It takes that back.
     pub(crate) fn moves_again(&mut self, worker: WorkerRef) {
-        if self.fleet.set_stuck(worker, false) {
+        if self.fleet.progresses(worker, Progress::Moving) {
             self.stop_waiting_for(worker);
         }
     }

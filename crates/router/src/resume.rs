@@ -36,7 +36,7 @@ impl Brain {
             Some(Refusal::TooLong { tokens_max }) => Some(*tokens_max),
             _ => None,
         };
-        self.drop_legs(id);
+        self.drop_legs(id, Failure::Rejected);
         self.note(Note::PassedOver {
             handoff,
             worker,
@@ -119,7 +119,7 @@ impl Brain {
         {
             flight.name_attempt();
         }
-        self.drop_legs(id);
+        self.drop_legs(id, failure.clone());
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, None);
         self.rescued.remove(&id);
@@ -239,7 +239,8 @@ impl Brain {
         }
     }
 
-    /// There is no place for the flight: refused if it is untouched, failed if it was tried.
+    /// There is no place for the flight: refused if it is untouched, failed if it was tried. One that
+    /// only waited too long after a failure had retries left: its last failure is the reason.
     pub(crate) fn give_up(&mut self, id: FlightId) {
         let retry_after = self.retry_after();
         let exists = !matches!(self.find(id), Err(NoPlace::NoWorker));
@@ -247,7 +248,10 @@ impl Brain {
             return;
         };
         let ending = match &flight.failure {
-            Some(last) => Ending::Failed(Failure::RetriesSpent(Box::new(last.clone()))),
+            Some(last) if flight.failures > self.limits.failures_max => {
+                Ending::Failed(Failure::RetriesSpent(Box::new(last.clone())))
+            }
+            Some(last) => Ending::Failed(last.clone()),
             None if exists => Ending::Refused(Refusal::QueueFull { retry_after }),
             None => Ending::Refused(Refusal::NoWorker),
         };

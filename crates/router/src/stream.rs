@@ -34,7 +34,7 @@ impl<T> TokenStream<T> {
     /// Takes output token `index` as an attempt emitted it; a repeat is dropped, and so is anything of
     /// a fenced attempt.
     pub fn accept(&mut self, attempt: u32, index: u32, token: T) {
-        if attempt >= self.unfenced && index >= self.next {
+        if !self.is_fenced(attempt) && index >= self.next {
             self.ahead.entry(index).or_insert(token);
         }
     }
@@ -44,6 +44,11 @@ impl<T> TokenStream<T> {
     pub fn fence(&mut self, attempt: u32) {
         self.unfenced = self.unfenced.max(attempt.saturating_add(1));
         self.ahead.clear();
+    }
+
+    /// Whether an attempt is over for this stream: nothing it emitted comes out any more.
+    pub fn is_fenced(&self, attempt: u32) -> bool {
+        attempt < self.unfenced
     }
 
     /// The next token that may go to the client, with its index.
@@ -103,6 +108,7 @@ mod tests {
         stream.accept(1, 2, 'x');
         stream.fence(1);
         assert!(!stream.has_gap());
+        assert!(stream.is_fenced(0) && stream.is_fenced(1) && !stream.is_fenced(2));
         stream.accept(1, 1, 'x');
         stream.accept(0, 1, 'x');
         assert_eq!(stream.poll(), None);

@@ -65,6 +65,10 @@ impl Brain {
             Command::Serve(role) => Order::Serve { role },
         };
         self.tell(worker, order);
+        // What it will answer is known; whoever comes meanwhile is not sent there.
+        if command == Command::Drain {
+            self.drains(worker);
+        }
     }
 
     // === reports ===

@@ -12,7 +12,7 @@ use cleave_domain::{
 };
 use cleave_kv::block_hashes;
 use cleave_router::{Brain, Command, Input, Limits, Note, Output};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +23,7 @@ const BLOCK_TOKENS: u32 = 4;
 fn play(script: &str) -> String {
     let mut brain = Brain::new(limits(script));
     let mut requests = BTreeMap::new();
+    let mut moving = BTreeSet::new();
     let mut text = String::new();
     for line in script.lines() {
         if line.starts_with('#') || line.is_empty() {
@@ -39,6 +40,7 @@ fn play(script: &str) -> String {
         let now = Time::from_nanos(millis.parse::<u64>().unwrap() * 1_000_000);
         brain.handle(now, input(&words[1..], &mut requests));
         while let Some(output) = brain.poll() {
+            check_moves(&mut moving, &output);
             if let Some(words) = output_words(&output) {
                 text.push_str(&format!("    {words}\n"));
             }
@@ -46,6 +48,21 @@ fn play(script: &str) -> String {
         brain.check();
     }
     text
+}
+
+/// Each move that began came to an end, one way or the other, before its flight did.
+fn check_moves(moving: &mut BTreeSet<HandoffId>, output: &Output) {
+    match output {
+        Output::Note(Note::Moving { handoff, .. }) => assert!(moving.insert(*handoff)),
+        Output::Note(Note::Moved { handoff, .. } | Note::Stayed { handoff, .. }) => {
+            assert!(moving.remove(handoff), "{handoff} ended its move twice");
+        }
+        Output::End { flight, .. } => {
+            let open = moving.iter().find(|handoff| handoff.flight == *flight);
+            assert_eq!(open, None, "a move that neither came nor stayed");
+        }
+        _ => {}
+    }
 }
 
 fn check(name: &str) {
@@ -476,4 +493,5 @@ scenarios! {
     lesson_12_a_stuck_target_is_given_up
     lesson_15_late_words_of_a_move_are_stale
     a_resumed_stream_finds_its_own_prefix
+    a_load_beyond_all_bounds_is_a_full_worker
 }

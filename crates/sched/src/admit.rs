@@ -49,8 +49,7 @@ impl Brain {
         // Serving both halves of one request is any worker's business; the role is what it does for
         // others. A sender that is an earlier life of this worker, or is severed, will never write.
         let served = self.limits.role.decodes() && order.sender.worker != me.worker;
-        let severed = self.severed.get(&order.sender.worker);
-        let severed = severed.is_some_and(|life| order.sender.incarnation <= *life);
+        let severed = self.severed.covers(order.sender);
         if order.sender != me && (!served || severed) {
             return Err(Refusal::WrongWorker);
         }
@@ -287,8 +286,11 @@ impl Brain {
     pub(crate) fn secure(&mut self, sequence: &mut Sequence, reach: Reach, growth: u32) -> bool {
         let size = self.limits.capacity.block_tokens;
         let blocks = sequence.len().div_ceil(size) + growth;
+        let reach = match self.limits.prefix_cache {
+            true => reach,
+            false => Reach::Nothing,
+        };
         let hashes = match reach {
-            _ if !self.limits.prefix_cache => &[],
             Reach::Nothing => &[],
             Reach::Reusable => sequence.reusable(size),
             Reach::Everything => {

@@ -10,10 +10,10 @@ use crate::moves::Move;
 use crate::past::Past;
 use crate::policy::{Prices, Rank};
 use crate::sequence::{Phase, Sequence, Stage};
+use crate::severed::Severed;
 use crate::{Input, Limits, Note, Output};
 use cleave_domain::{
-    HandoffId, Incarnation, Load, Order, Progress, Report, Role, RouterId, SlotIndex, StepId, Time,
-    WorkerId,
+    HandoffId, Load, Order, Progress, Report, Role, RouterId, SlotIndex, StepId, Time,
 };
 use cleave_kv::{Packet, Pool};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -45,8 +45,8 @@ pub struct Brain {
     pub(crate) stalls: Deadlines,
     pub(crate) under_way: Option<Step>,
     pub(crate) routers: BTreeSet<RouterId>,
-    /// The last life of each worker that can reach nothing here any more; nor can earlier ones.
-    pub(crate) severed: BTreeMap<WorkerId, Incarnation>,
+    /// Who can reach nothing here any more.
+    pub(crate) severed: Severed,
     /// Steps so far; names the next one.
     pub(crate) steps: u64,
     /// Orders accepted so far.
@@ -113,7 +113,7 @@ impl Brain {
             stalls: Deadlines::default(),
             under_way: None,
             routers: BTreeSet::new(),
-            severed: BTreeMap::new(),
+            severed: Severed::default(),
             steps: 0,
             arrivals: 0,
             step_mean: Duration::ZERO,

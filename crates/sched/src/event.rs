@@ -1,10 +1,14 @@
 //! Everything that can happen to a worker, and everything it can ask of its body.
+//!
+//! Owns: the whole contract between brain and body, and what is noted for people. Never: an address, a
+//! byte of KV or a moment of a clock; a body adds those.
+//! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use cleave_domain::{
     BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, Order, Report, Role, RouterId,
     StepId, StepPlan, StepResult, WorkerRef,
 };
-use cleave_kv::{BlockPart, Packet, Writer};
+use cleave_kv::{BlockPart, Condition, Packet, Writer};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -24,7 +28,8 @@ pub struct Limits {
     /// How long a hand-off lives without its router renewing it.
     pub lease: Duration,
     /// How long a hand-off may stand still once nothing is left to compute for it: a frame or seal
-    /// that got lost without its link breaking.
+    /// that got lost without its link breaking. While blocks of a sequence that stands still are yet to
+    /// be read, `step_max` comes on top: they may queue behind a step.
     pub stall_max: Duration,
     /// How long a step may take before the worker says that it is stuck.
     pub step_max: Duration,
@@ -243,15 +248,6 @@ impl Export {
             outcome,
         }
     }
-}
-
-/// See [`Input::Arrived`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Condition {
-    /// As it was sent; packets without a payload always are.
-    Intact,
-    /// The payload is not what the sender checksummed.
-    Damaged,
 }
 
 /// See [`Input::Exported`].

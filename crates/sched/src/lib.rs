@@ -28,10 +28,9 @@ mod plan;
 mod policy;
 mod sequence;
 mod settle;
+mod severed;
 mod swap;
 
 pub use brain::Brain;
-pub use cleave_kv::Writer;
-pub use event::{
-    Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome,
-};
+pub use cleave_kv::{Condition, Writer};
+pub use event::{Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome};

@@ -7,12 +7,14 @@
 //! `Abandoned` from a receiver means that nothing has landed, nor will.
 
 use crate::close::Close;
+use crate::moves::Move;
 use crate::past::Trace;
 use crate::sequence::{Phase, Stage};
 use crate::{Brain, Condition, Export, ExportOutcome, ImportOutcome, Note, Output};
 use cleave_domain::{Cause, Failure, HandoffId, Report, Time, TokenId, WorkerRef};
 use cleave_kv::handoff::{receiver, sender};
 use cleave_kv::{BlockPart, Packet};
+use std::time::Duration;
 
 impl Brain {
     // === facts ===
@@ -80,8 +82,7 @@ impl Brain {
     /// What is under way with it will not come, and it can write to nothing any more.
     pub(crate) fn cut_off(&mut self, peer: WorkerRef) {
         self.link_lost(peer);
-        let known = self.severed.entry(peer.worker).or_default();
-        *known = (*known).max(peer.incarnation);
+        self.severed.add(peer);
         let from_peer = self.sequences.iter().filter(|(_, s)| {
             let receiver = s.incoming.as_ref();
             receiver.is_some_and(|receiver| receiver.sender() == peer && receiver.quarantined())
@@ -308,11 +309,18 @@ impl Brain {
 
     /// Something moved: a hand-off that only waits for its peer has its full patience again.
     pub(crate) fn watch(&mut self, handoff: HandoffId) {
-        if self.waits_for_peer(handoff) {
-            self.stalls.set(handoff, self.now + self.limits.stall_max);
-        } else {
-            self.stalls.end(handoff);
+        if !self.waits_for_peer(handoff) {
+            return self.stalls.end(handoff);
         }
+        // The reads of a sequence that stands still may queue behind a step, and the longest legal one
+        // is no reason to take its move back; but they may also wait for credit that never comes.
+        let unread = |leaving: &Move| !leaving.sender.settled();
+        let own = match self.moves.get(&handoff).is_some_and(unread) {
+            true => self.limits.step_max,
+            false => Duration::ZERO,
+        };
+        self.stalls
+            .set(handoff, self.now + self.limits.stall_max + own);
     }
 
     pub(crate) fn waits_for_peer(&self, handoff: HandoffId) -> bool {

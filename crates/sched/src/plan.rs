@@ -1,7 +1,7 @@
 //! The next step: which sequences run how many tokens.
 //!
-//! Owns: slots, growth, the choice of who gives way, and the joint batch: decode tokens first, prompt chunks in the
-//! room that is left. Never: waits for anything; what cannot run now is tried again next time.
+//! Owns: slots, growth, the choice of who gives way, and the joint batch: decode tokens first, prompt
+//! chunks in the room that is left. Never: waits for anything; what cannot run now is tried again next time.
 //! Invariant: whoever is most important among the active runs in every step, unless every slot or
 //! every block is with sequences that will go on without it.
 

@@ -4,7 +4,7 @@
 //! its blocks and how, when to come back. Never: changes anything, or sees the brain.
 //! Invariant: the most important sequence is never a victim of another, so it always goes on.
 
-use cleave_domain::{HandoffId, Request, Time, TokenId};
+use cleave_domain::{HandoffId, Request, Time};
 use std::time::Duration;
 
 /// A sequence's place among all others: by priority, then by age. Smaller is served first and
@@ -134,30 +134,10 @@ pub(crate) fn chunk(computed: u32, rest: u32, room: u32, block_tokens: u32) -> C
     }
 }
 
-/// Whether an engine of this vocabulary would run the request at all; the same rules as the engine's
-/// own.
+/// Whether an engine of this vocabulary would run the request at all.
 pub(crate) fn runnable(request: &Request, vocab_size: u32) -> bool {
-    let Request {
-        prompt,
-        generated,
-        sampling,
-        stop: _,
-        priority: _,
-        cache_salt: _,
-        slo: _,
-    } = request;
-    let known = |token: &TokenId| *token < vocab_size;
-    let penalties = [sampling.presence_penalty, sampling.frequency_penalty];
-    prompt.iter().chain(generated.iter()).all(known)
-        && (0.0..=1e4).contains(&sampling.temperature)
-        && (f32::MIN_POSITIVE..=1.0).contains(&sampling.top_p)
-        && (0.0..=1.0).contains(&sampling.min_p)
-        && (1e-4..=1e4).contains(&sampling.repetition_penalty)
-        && penalties.iter().all(|p| (-1e4..=1e4).contains(p))
-        && sampling
-            .logit_bias
-            .iter()
-            .all(|(token, bias)| known(token) && (-1e6..=1e6).contains(bias))
+    let mut tokens = request.prompt.iter().chain(request.generated.iter());
+    tokens.all(|token| *token < vocab_size) && request.sampling.check(vocab_size).is_ok()
 }
 
 /// When to try again after `steps` steps of the length of late. Not below 10 ms, so that nobody

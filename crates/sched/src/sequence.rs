@@ -286,8 +286,7 @@ impl Sequence {
     /// Why it is over, if its last token was the last.
     pub(crate) fn ended(&self, context_tokens_max: u32) -> Option<FinishReason> {
         let output = &self.tokens[self.request.prompt.len()..];
-        let full = (self.len() >= context_tokens_max).then_some(FinishReason::Length);
-        self.request.stop.reached(output).or(full)
+        self.request.over(output, context_tokens_max)
     }
 
     /// Hashes of the leading blocks it could take from the cache if it is to run here: never the

@@ -3,7 +3,8 @@
 //! Owns: the way out of the pool and back, and how each of its stages ends.
 //! Never: frees a block that is being copied; keeps more in host memory than `swap_blocks`.
 //! Invariant: a sequence that is swapped is active and in no step; what `SwapOut` kept is dropped
-//! exactly once, by `SwapIn` or by `SwapDrop`.
+//! at least once, by `SwapIn` or by `SwapDrop`. After a copy that broke, `SwapDrop` may name what the
+//! body has dropped itself.
 
 use crate::admit::Reach;
 use crate::policy::{self, Way};

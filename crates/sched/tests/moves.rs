@@ -141,7 +141,7 @@ scenarios! {
         migrate 2 on a to e
         run 300
         empty"
-    lesson_14_a_sequence_does_not_stand_still_for_ever: "
+    a_long_step_takes_no_move_back: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=8 max=9
@@ -153,6 +153,21 @@ scenarios! {
         step a
         step a
         wait 310
+        copies a
+        run 400
+        empty"
+    lesson_14_a_sequence_does_not_stand_still_for_ever: "
+        worker a both late=100
+        worker e decode
+        reserve 1 on a from a prompt=8 max=9
+        prefill 1 on a to a
+        run 20
+        reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
+        migrate 1 on a to e
+        step a
+        step a
+        step a
+        wait 410
         copies a
         run 400
         cancel 1 on e attempt=1

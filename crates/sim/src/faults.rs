@@ -210,7 +210,9 @@ impl Run<'_> {
         seat.workers = 0;
         seat.tape = (self.taping == Taping::On)
             .then(|| vec![tape::write(&Tape::Router(TapeLine::Born { limits }))]);
-        Ok(format!("r{:x} starts      {}", router + 1, seat.id))
+        let words = format!("r{:x} starts      {}", router + 1, seat.id);
+        self.count("routers restarted");
+        Ok(words)
     }
 
     /// Once nothing that a dead life had under way can reach the other's pool, that is told.

@@ -291,6 +291,7 @@ impl Run<'_> {
         if let Some(body) = receiver.filter(|body| body.me == to) {
             body.written_into(export.handoff, export.block, content)?;
         }
+        self.count("one-sided writes");
         let words = format!("-> landed      {to} {} {}", export.handoff, export.ordinal);
         if self.body(from).is_none() {
             return Ok(Some(words));

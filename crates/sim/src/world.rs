@@ -540,9 +540,8 @@ impl fmt::Display for World {
                 ", priority {}, salt {}",
                 request.priority, request.cache_salt
             )?;
-            match arrival.leaves {
-                Some(at) => write!(f, ", leaves {}", millis(at))?,
-                None => {}
+            if let Some(at) = arrival.leaves {
+                write!(f, ", leaves {}", millis(at))?;
             }
             match arrival.stalls {
                 Some((at, span)) => writeln!(f, ", stalls {} for {span:?}", millis(at))?,

@@ -41,6 +41,31 @@ fn worlds_by_seed_break_nothing() {
         }
     }
     println!("{sums:#?}");
+    // Without this, nothing might break because nothing happened.
+    for corner in [
+        "moved",
+        "stayed",
+        "fenced",
+        "retried",
+        "preempted",
+        "swapped out",
+        "swapped in",
+        "stuck",
+        "workers stuck",
+        "silent",
+        "stalled",
+        "wishes",
+        "drained",
+        "engines lost",
+        "routers restarted",
+        "one-sided writes",
+        "frames astray",
+        "frames damaged",
+        "packets lost",
+    ] {
+        let reached = sums.get(corner).is_some_and(|times| *times > 0);
+        assert!(reached || count < 400, "no world had {corner:?}");
+    }
     if let Some(first) = broken.first() {
         panic!("{first}\n{} of {count} seeds broke something", broken.len());
     }

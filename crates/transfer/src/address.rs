@@ -1,5 +1,8 @@
 //! Where a worker can be reached, as one text that routers pass on without reading it.
 //!
+//! Owns: that text, both ways. Never: resolves a name, or tries whether anybody is there.
+//! Invariant: what is written is read back as it was.
+//!
 //! `tcp://HOST:PORT` and `shm://HOST_ID/NAME`, with commas; a bare `HOST:PORT` is TCP. Parts of other
 //! schemes belong to other releases and are passed over.
 

@@ -14,7 +14,7 @@ use crate::{LocalNet, Route};
 use cleave_domain::{
     BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,
 };
-use cleave_kv::{BlockPart, Packet, Seal};
+use cleave_kv::{BlockPart, Condition, Packet, Seal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc as threads;
@@ -174,7 +174,7 @@ impl Near {
                     permit,
                     handoff,
                     ordinal: asked_count,
-                    block: (first + asked_count) % self.shape.blocks_count,
+                    block: first.wrapping_add(asked_count) % self.shape.blocks_count,
                 };
                 self.reads.send(read).map_err(|_| BenchError::Thread)?;
                 asked_count += 1;
@@ -298,8 +298,9 @@ impl Far {
                         flights.entry(seal.handoff).or_default().1 = Some(bytes);
                         seal.handoff
                     }
-                    Some(LinkEvent::Arrived { packet, intact, payload, .. }) => {
-                        self.import(&packet, intact.then_some(payload).flatten())?;
+                    Some(LinkEvent::Arrived { packet, condition, payload, .. }) => {
+                        let intact = payload.filter(|_| condition == Condition::Intact);
+                        self.import(&packet, intact)?;
                         continue;
                     }
                     Some(_) => continue,
@@ -358,7 +359,7 @@ impl MemoryFloor {
     pub fn copy(&mut self, first: u32, count: u32) -> Duration {
         let start = Instant::now();
         for index in 0..count {
-            let block = (first + index) % self.shape.blocks_count;
+            let block = first.wrapping_add(index) % self.shape.blocks_count;
             let range = self.shape.range(block, whole(self.shape));
             self.to[range.clone()].copy_from_slice(&self.from[range]);
             std::hint::black_box(&self.to);
@@ -410,7 +411,7 @@ impl SocketFloor {
         self.stream.write_all(&first.to_le_bytes())?;
         self.stream.write_all(&count.to_le_bytes())?;
         for index in 0..count {
-            let block = (first + index) % self.shape.blocks_count;
+            let block = first.wrapping_add(index) % self.shape.blocks_count;
             self.stream
                 .write_all(&self.pool[self.shape.range(block, whole(self.shape))])?;
         }

@@ -1,9 +1,13 @@
 //! How links are set up, and what a worker hears from them.
+//!
+//! Owns: every size and time of links, with its default, and the closed list of their events. Never:
+//! opens anything.
+//! Invariant: whatever a config says, a window holds two blocks, and a frame is no longer than a block.
 
 use crate::payload::Payload;
 use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerRef};
-use cleave_kv::Packet;
+use cleave_kv::{Condition, Packet};
 use std::time::Duration;
 
 /// How often an idle connection, of whatever kind, says that it is there.
@@ -15,6 +19,8 @@ pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 pub const CREDIT_BYTES: u32 = 32 << 20;
 /// The usual longest frame: waking the next stage, once per frame, does not show at this length.
 pub const FRAME_BYTES_MAX: u32 = 1 << 20;
+/// The shortest limit on frames: below it a block would be crumbs, each with a head and a wake-up.
+const FRAME_BYTES_MIN: u32 = 4 << 10;
 /// The longest frame over TCP, so that a block of a MiB is spread over all streams.
 const STREAM_FRAME_BYTES_MAX: u32 = 256 << 10;
 /// The usual number of TCP connections of one link: one core can neither send nor receive as much
@@ -30,7 +36,7 @@ pub struct LinksConfig {
     pub fingerprint: Fingerprint,
     /// Bytes of one block; no frame is longer, at either end.
     pub block_bytes: u32,
-    /// The longest frame taken, at least 1; the size of a slot where memory is shared.
+    /// The longest frame taken, at least 4 KiB or a block; the size of a slot where memory is shared.
     pub frame_bytes_max: u32,
     /// TCP connections of a link that this worker dials, 1 to 16.
     pub streams_count: u16,
@@ -69,7 +75,13 @@ impl LinksConfig {
 
     /// The longest frame.
     pub(crate) fn frame_bytes(&self) -> u32 {
-        self.frame_bytes_max.min(self.block_bytes).max(1)
+        let most = self.block_bytes.max(1);
+        self.frame_bytes_max.max(FRAME_BYTES_MIN).min(most)
+    }
+
+    /// The least that a peer's longest frame may be.
+    pub(crate) fn frame_bytes_min(&self) -> u32 {
+        FRAME_BYTES_MIN.min(self.block_bytes)
     }
 
     /// The longest frame over TCP.
@@ -87,9 +99,9 @@ pub enum LinkEvent {
         from: WorkerRef,
         /// What.
         packet: Packet,
-        /// Whether a frame's payload has the checksum that its sender gave it, as far as that was
-        /// looked at on arrival; `Payload::land` has the last word.
-        intact: bool,
+        /// Of a frame's payload, as far as its checksum was looked at on arrival; `Payload::land` has
+        /// the last word.
+        condition: Condition,
         /// A frame's bytes.
         payload: Option<Payload>,
     },

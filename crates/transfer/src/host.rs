@@ -5,7 +5,10 @@
 //! processes of the same network namespace can connect. That they can is the proof that the ring can
 //! be shared; the host's identity in an address only saves the attempt between hosts.
 //!
-//! Never: talks to a process of another user.
+//! Owns: the listener, the identity of this host, what is asked of a peer of it, and the size of a ring.
+//! Never: talks to a process of another user; makes or maps a ring on a thread that drives tasks.
+//! Invariant: a ring is no larger than its receiver's window warrants, and none larger than this end
+//! would make, or 1 GiB, is mapped.
 
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
@@ -17,6 +20,7 @@ use crate::socket::{Reader, SocketError, write};
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::Interest;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -26,6 +30,9 @@ use tokio::time::timeout;
 
 /// Names are tried until one is free: process ids are unique only within their namespace.
 const NAMES_TRIED_MAX: u32 = 16;
+
+/// What is mapped of a peer whose credit is set higher than this worker's own.
+const RING_BYTES_MAX: u64 = 1 << 30;
 
 /// A connection from a process of this host.
 pub(crate) type HostStream = UnixStream;
@@ -77,9 +84,14 @@ pub(crate) fn is_here(address: &HostAddress) -> bool {
     host_id().is_ok_and(|host_id| host_id == address.host_id)
 }
 
+/// Read once: it stays as long as the process can live.
 fn host_id() -> io::Result<String> {
+    static HOST_ID: OnceLock<String> = OnceLock::new();
+    if let Some(id) = HOST_ID.get() {
+        return Ok(id.clone());
+    }
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(id.trim().to_owned())
+    Ok(HOST_ID.get_or_init(|| id.trim().to_owned()).clone())
 }
 
 /// Under another user, memory is not shared.
@@ -135,14 +147,37 @@ pub(crate) async fn receive(
     incoming::receive_beside_ring(stream, hearing, seat).await
 }
 
-/// Slots for the usual window, and never for less than two blocks.
+/// Slots for the usual window, and never for less than two blocks. Slots much shorter than a page would
+/// take many times the window in memory: then there are fewer.
 fn shape(config: &LinksConfig) -> Shape {
     let slot_bytes = config.frame_bytes();
     let block_slots = config.block_bytes.div_ceil(slot_bytes);
-    Shape {
+    let one = Shape {
         slot_bytes,
-        slots_count: (config.window() / slot_bytes).max(2 * block_slots),
+        slots_count: 1,
+    };
+    let slots_max = 2 * u64::from(config.window()) / one.bytes();
+    let slots_max = u32::try_from(slots_max).unwrap_or(u32::MAX);
+    let slots_count = (config.window() / slot_bytes).min(slots_max);
+    Shape {
+        slots_count: slots_count.max(2 * block_slots),
+        ..one
     }
+}
+
+/// Memory that the ring of an incoming link takes.
+#[cfg(test)]
+pub(crate) fn ring_bytes(config: &LinksConfig) -> u64 {
+    shape(config).bytes()
+}
+
+/// Making and mapping memory fills it: too long for a thread that others wait for.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, SocketError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| SocketError::Closing)?
+        .map_err(SocketError::SharedMemory)
 }
 
 /// Welcomes the peer and gives it the ring's descriptor, when it asks: nothing else may be on the
@@ -152,7 +187,7 @@ async fn open(
     (config, shape): (&LinksConfig, Shape),
     key: u64,
 ) -> Result<Mirror, SocketError> {
-    let (mirror, fd) = Mirror::create(shape).map_err(SocketError::SharedMemory)?;
+    let (mirror, fd) = aside(move || Mirror::create(shape)).await?;
     let welcome = Message::Welcome {
         me: config.me,
         credit: shape.window(),
@@ -189,11 +224,18 @@ pub(crate) async fn dial(
     if shape.slots_count == 0 || shape.window() != u64::from(terms.window) {
         return Err(SocketError::Unexpected("credit that is no number of slots"));
     }
+    let bytes_max = RING_BYTES_MAX.max(self::shape(config).bytes());
+    if shape.bytes() > bytes_max {
+        let bytes = shape.bytes();
+        return Err(SocketError::SharedMemory(io::Error::other(format!(
+            "the peer's ring has {bytes} bytes, and {bytes_max} is the most that is mapped"
+        ))));
+    }
     write(&mut stream.writer, &Message::Ping(0), &[]).await?;
     let socket: &UnixStream = stream.reader.stream().as_ref();
     let received = socket.async_io(Interest::READABLE, || receive_descriptor(socket));
     let fd = received.await.map_err(SocketError::SharedMemory)?;
-    let ring = Ring::open(&fd, shape).map_err(SocketError::SharedMemory)?;
+    let ring = aside(move || Ring::open(&fd, shape)).await?;
     let dialled = Dialled {
         streams: vec![stream],
         terms,

@@ -12,7 +12,7 @@ use crate::socket::{Reader, write};
 use crate::wire::{FrameHead, Hello, Message};
 use crate::{HostListener, LocalNet, Route, checksum, host};
 use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
-use cleave_kv::BlockPart;
+use cleave_kv::{BlockPart, Condition};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -160,7 +160,8 @@ async fn lesson_02_a_slot_sent_while_it_is_held_or_that_is_none_cuts_the_peer_of
         let sent = Message::SlotFrame(frame, number);
         write(&mut stream.writer, &sent, &[]).await.unwrap();
         let held = victim.next().await;
-        assert!(matches!(held, LinkEvent::Arrived { intact: true, .. }));
+        let condition = Condition::Intact;
+        assert!(matches!(held, LinkEvent::Arrived { condition: found, .. } if found == condition));
         let number = if slot == 0 { number } else { slot };
         let again = Message::SlotFrame(frame, number);
         write(&mut stream.writer, &again, &[]).await.unwrap();
@@ -307,5 +308,70 @@ async fn grants_of_what_was_never_lent_end_the_link() {
         write(&mut stream.writer, &grant, &[]).await.unwrap();
         let reason = victim.lost().await;
         assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn terms_under_which_no_block_could_travel_make_no_link() {
+    for (credit, frame_bytes, expected) in [
+        (
+            BLOCK - 1,
+            BLOCK,
+            "4095 bytes of credit, and a block has 4096",
+        ),
+        (4 * BLOCK, 1, "frames of 1 bytes, and 4096 is the least"),
+    ] {
+        let mut victim = Victim::start().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        victim.links.know(worker(1), Route::tcp(address));
+        let mut stream = stream(listener.accept().await.unwrap().0);
+        let hello = stream.reader.message().await.unwrap();
+        assert!(matches!(hello, Message::Hello(_)));
+        let welcome = Message::Welcome {
+            me: worker(1),
+            credit: u64::from(credit),
+            key: 1,
+            frame_bytes,
+        };
+        write(&mut stream.writer, &welcome, &[]).await.unwrap();
+        let reason = victim.lost().await;
+        assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_ring_beyond_all_windows_is_not_mapped() {
+    let host = HostListener::bind().unwrap();
+    let address = host.address().clone();
+    let giant = tokio::spawn(async move {
+        let (reader, mut writer) = host.accept().await.unwrap().into_split();
+        let mut reader = Reader::new(reader, Duration::from_secs(20), BLOCK);
+        let hello = reader.message().await.unwrap();
+        assert!(matches!(hello, Message::Hello(_)));
+        let welcome = Message::Welcome {
+            me: worker(1),
+            credit: u64::from(BLOCK) << 19,
+            key: 1,
+            frame_bytes: BLOCK,
+        };
+        write(&mut writer, &welcome, &[]).await.unwrap();
+        // Until the other end hangs up.
+        let _ = reader.message().await;
+    });
+    let Err(refused) = host::dial(&config(2), worker(1), &address).await else {
+        panic!("2 GiB were to be mapped");
+    };
+    let said = refused.to_string();
+    assert!(said.contains("1073741824 is the most"), "{said}");
+    giant.await.unwrap();
+}
+
+#[test]
+fn a_ring_of_tiny_slots_takes_no_more_memory_than_two_windows() {
+    for block_bytes in [1, 100, 4096, 5000, 1 << 20] {
+        let config = LinksConfig::new(worker(1), Fingerprint("f".into()), block_bytes);
+        let (mirror_bytes, window) = (host::ring_bytes(&config), u64::from(config.window()));
+        assert!(mirror_bytes <= 2 * window, "{block_bytes}: {mirror_bytes}");
     }
 }

@@ -1,6 +1,8 @@
 //! The receiving end over sockets: check who knocks, then verify and hand on what arrives.
 //!
-//! Invariant: when [`Visitor::receive`] has returned, nothing more of the link arrives.
+//! Owns: the check of a hello, the streams of an incoming link, and the account of what its peer was
+//! granted. Never: writes to a pool, or dials.
+//! Invariant: when [`receive`] or [`receive_beside_ring`] has returned, nothing more of the link arrives.
 
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinksConfig};
@@ -10,7 +12,7 @@ use crate::shared_memory::Mirror;
 use crate::socket::{Reader, Received, SocketError, write};
 use crate::wire::{FrameHead, Hello, Message, SLOTS_PER_GRANT_MAX};
 use cleave_domain::WorkerRef;
-use cleave_kv::Packet;
+use cleave_kv::{Condition, Packet};
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -260,7 +262,7 @@ async fn answer<W: AsyncWrite + Unpin>(
 
 struct Arrival {
     packet: Packet,
-    intact: bool,
+    condition: Condition,
     payload: Option<Payload>,
 }
 
@@ -273,7 +275,7 @@ async fn hear<R: AsyncRead + Unpin>(
     loop {
         let Arrival {
             packet,
-            intact,
+            condition,
             payload,
         } = match hear_one(reader, hearing, &pongs).await {
             Ok(Some(arrival)) => arrival,
@@ -283,7 +285,7 @@ async fn hear<R: AsyncRead + Unpin>(
         let event = LinkEvent::Arrived {
             from,
             packet,
-            intact,
+            condition,
             payload,
         };
         if hearing.events.send(event).await.is_err() {
@@ -324,7 +326,7 @@ async fn hear_one<R: AsyncRead + Unpin>(
     };
     Ok(Some(Arrival {
         packet,
-        intact: true,
+        condition: Condition::Intact,
         payload: None,
     }))
 }
@@ -346,9 +348,12 @@ impl Hearing {
         let hold = hold.ok_or(SocketError::Overdrawn)?;
         let mut buffer = buffers.take(head.part.len);
         reader.payload(&mut buffer).await?;
-        let intact = crate::checksum::checksum(&buffer) == head.checksum;
+        let condition = match crate::checksum::checksum(&buffer) == head.checksum {
+            true => Condition::Intact,
+            false => Condition::Damaged,
+        };
         let payload = Payload::new(Place::Buffer(buffer), hold);
-        Ok(arrival(head, payload, intact))
+        Ok(arrival(head, payload, condition))
     }
 
     fn slot_frame(&self, head: FrameHead, slot: u32) -> Result<Arrival, SocketError> {
@@ -360,7 +365,8 @@ impl Hearing {
         let view = mirror.view(slot, head.part.len);
         let view = view.ok_or(SocketError::Unexpected("frame longer than a slot"))?;
         let payload = Payload::new(Place::Slot(view, head.checksum), hold);
-        Ok(arrival(head, payload, true))
+        // Not looked at here: `Payload::land` verifies it where it is written to.
+        Ok(arrival(head, payload, Condition::Intact))
     }
 
     /// Reads a slot as a frame's verification would. It is credit again at once.
@@ -378,7 +384,7 @@ impl Hearing {
     }
 }
 
-fn arrival(head: FrameHead, payload: Payload, intact: bool) -> Arrival {
+fn arrival(head: FrameHead, payload: Payload, condition: Condition) -> Arrival {
     let FrameHead {
         handoff,
         block,
@@ -392,7 +398,7 @@ fn arrival(head: FrameHead, payload: Payload, intact: bool) -> Arrival {
             part,
             checksum,
         },
-        intact,
+        condition,
         payload: Some(payload),
     }
 }

@@ -1,5 +1,9 @@
 //! The sending end of a link, whatever carries it.
 //!
+//! Owns: the credit that the receiver gave, and the queue of what is to be carried. Never: waits, or
+//! touches a socket: the carrying task does.
+//! Invariant: no payload byte is queued that the receiver did not grant; what is not sent is credit again.
+//!
 //! Credit is taken before a block is even read ([`Link::reserve`]), so blocks that wait for credit
 //! stand in nobody's queue: a seal or a loss sent meanwhile is behind nothing that is stuck. The
 //! block is then read straight into what will carry it ([`Permit::buffer`]).

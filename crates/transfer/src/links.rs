@@ -1,6 +1,8 @@
 //! All links of one worker: where peers are, the outgoing links made on demand, the incoming ones
 //! accepted.
 //!
+//! Owns: the table of routes and links, and the tasks that carry them. Never: reads or verifies a payload.
+//!
 //! Each life of a peer is a peer of its own: which lives there are the routers know, and nothing
 //! here compares them. Invariant: at most one outgoing and one incoming link per life; a link that
 //! ends is reported lost, once, and the next use of it dials anew; nothing is kept of a life that

@@ -1,4 +1,8 @@
 //! Links between workers of one process: buffers change hands, bytes are not copied.
+//!
+//! Owns: who is in this process. Never: checksums what cannot have changed.
+//! Invariant: a link leads to the life of the worker that was asked for, of the same fingerprint, and
+//! keeps the same credit as any other.
 
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinkSpeed};
@@ -8,6 +12,7 @@ use crate::payload::{Payload, Place};
 use crate::socket::SocketError;
 use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
+use cleave_kv::Condition;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -138,7 +143,7 @@ fn arrival(from: WorkerRef, account: &Arc<Account>, parcel: Parcel) -> Option<Li
     Some(LinkEvent::Arrived {
         from,
         packet,
-        intact: true,
+        condition: Condition::Intact,
         payload,
     })
 }

@@ -1,6 +1,8 @@
 //! The sending end over sockets: dial the best address that works, shake hands, measure, then carry
 //! parcels until it breaks.
 //!
+//! Owns: the order of transports, the terms on which a link is made, and its measurement. Never: decides
+//! what is sent, or keeps anything of a link that ended.
 //! Invariant: a transport that both ends announced and that does not work is told
 //! ([`LinkEvent::FellBack`]) before the next one is tried.
 
@@ -40,6 +42,26 @@ pub(crate) struct Terms {
     pub(crate) window: u32,
     pub(crate) frame_bytes: u32,
     key: u64,
+}
+
+impl Terms {
+    /// On terms under which no block could ever be sent, or only in crumbs, no link is made: hand-offs
+    /// would wait on it for ever, and nobody would know why.
+    fn check(self, config: &LinksConfig, peer: WorkerRef) -> Result<Self, SocketError> {
+        let (block_bytes, frame_bytes_min) = (config.block_bytes, config.frame_bytes_min());
+        let (window, frame_bytes) = (self.window, self.frame_bytes);
+        if window < block_bytes {
+            return Err(SocketError::Refused(format!(
+                "worker {peer} gives {window} bytes of credit, and a block has {block_bytes}"
+            )));
+        }
+        if frame_bytes < frame_bytes_min {
+            return Err(SocketError::Refused(format!(
+                "worker {peer} takes frames of {frame_bytes} bytes, and {frame_bytes_min} is the least"
+            )));
+        }
+        Ok(self)
+    }
 }
 
 /// Who carries to whom, and who is told.
@@ -236,11 +258,14 @@ where
             credit,
             key,
             frame_bytes,
-        } => Ok(Terms {
-            window: u32::try_from(credit).unwrap_or(u32::MAX),
-            frame_bytes: frame_bytes.clamp(1, config.block_bytes),
-            key,
-        }),
+        } => {
+            let terms = Terms {
+                window: u32::try_from(credit).unwrap_or(u32::MAX),
+                frame_bytes: frame_bytes.min(config.block_bytes),
+                key,
+            };
+            terms.check(config, peer)
+        }
         Message::Reject(reason) => Err(SocketError::Rejected(reason)),
         _ => Err(SocketError::Unexpected("in place of a welcome")),
     }
@@ -283,7 +308,10 @@ where
     for stream in streams.iter_mut() {
         lent -= pong(stream, PINGS_COUNT + 1, store).await?;
     }
-    let took = start.elapsed().saturating_sub(latency);
+    let elapsed = start.elapsed();
+    // The answer's way is no part of it. But a latency that was measured in a bad moment would leave
+    // almost nothing, and the link would pass for one of any speed.
+    let took = elapsed.saturating_sub(latency).max(elapsed / 2);
     Ok((LinkSpeed::of(transport, latency, (bytes, took)), lent))
 }
 

@@ -1,5 +1,7 @@
 //! Payloads that arrived and are held until they are in the pool or dropped.
 //!
+//! Owns: the bytes of a frame, the credit they hold, and the last verification. Never: knows which frame
+//! it is, or where in the pool it goes.
 //! Invariant: dropping a [`Payload`], for whatever reason, gives its credit back; so no path of a
 //! payload can strand a peer's credit.
 
@@ -32,9 +34,12 @@ impl Payload {
 
     /// Writes it to where it goes, and says whether what is there now is what was sent.
     ///
-    /// What came out of a socket was verified when it arrived. What lies in shared memory is verified
-    /// here and only here, where it was written: it is read once less, and what was verified is what is
-    /// used, whatever the peer does to the slot meanwhile.
+    /// What came out of a socket was verified when it arrived. What lies in shared memory, which the peer
+    /// can still write to, is verified here and only here. Where the host can read the destination, it
+    /// is verified *there*: what was verified is what is used, whatever happens to the slot. Where it
+    /// cannot (memory of a device), the slot is verified after it was written from: a late write by
+    /// a defect is found if it is still there, and a peer that means harm could change the slot for the
+    /// copy and back for the check; under the same user it could as well write into this process.
     ///
     /// # Errors
     /// Those of the destination.

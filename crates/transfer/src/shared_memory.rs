@@ -9,9 +9,8 @@
 //! not.
 //!
 //! What is trusted: the peer runs under the same user (`host` checks it) and is meant to be this
-//! program. A defect that writes into a slot before it is verified is found by the checksum, and one
-//! that sends a slot twice by the account. A peer that is *malicious* can change a slot between its
-//! verification and its use; under the same user it could as well write into this process.
+//! program. A defect that writes into a slot before it is verified is found by the checksum (`payload`
+//! says when, and what a peer that means harm could do), and one that sends a slot twice by the account.
 //!
 //! Invariant: a slot is written by whoever holds its [`Slot`], read by whoever holds its [`SlotView`],
 //! and never both at once; the memory is unmapped when link, slots and views are gone.
@@ -32,7 +31,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a slot is rounded up to, so that none shares a page with another.
-const PAGE_BYTES: usize = 4096;
+const PAGE_BYTES: u64 = 4096;
 /// Of a processor's cache.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
@@ -93,12 +92,24 @@ pub(crate) struct Slot {
 }
 
 impl Shape {
-    fn stride(self) -> usize {
-        (self.slot_bytes as usize).next_multiple_of(PAGE_BYTES)
+    fn stride(self) -> u64 {
+        u64::from(self.slot_bytes).next_multiple_of(PAGE_BYTES)
     }
 
-    fn bytes(self) -> usize {
-        self.stride() * self.slots_count as usize
+    /// Memory that a ring takes; both factors are of 32 bits, or one more.
+    pub(crate) fn bytes(self) -> u64 {
+        self.stride() * u64::from(self.slots_count)
+    }
+
+    /// The same, where it can be mapped at all.
+    fn len(self) -> io::Result<usize> {
+        let too_long = |_| io::Error::other("the ring is longer than memory can be");
+        usize::try_from(self.bytes()).map_err(too_long)
+    }
+
+    /// Where a slot of a ring that is mapped begins.
+    fn start(self, slot: u32) -> usize {
+        usize::try_from(self.stride() * u64::from(slot)).expect("inside a mapping")
     }
 
     /// Credit that a whole ring stands for.
@@ -114,11 +125,10 @@ impl Mirror {
     pub(crate) fn create(shape: Shape) -> io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("cleave-ring", flags)?;
-        let bytes = shape.bytes() as u64;
         // Memory that is short is an error now, and no signal later.
-        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes)?;
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, shape.bytes())?;
         rustix::fs::fcntl_add_seals(&fd, SEALS | SealFlags::SEAL)?;
-        let map = Map::new(fd.as_fd(), shape.bytes(), ProtFlags::READ)?;
+        let map = Map::new(fd.as_fd(), shape.len()?, ProtFlags::READ)?;
         let map = Arc::new(map);
         Ok((Self { map, shape }, fd))
     }
@@ -133,7 +143,7 @@ impl Mirror {
         let inside = slot < self.shape.slots_count && len <= self.shape.slot_bytes;
         inside.then(|| SlotView {
             map: Arc::clone(&self.map),
-            start: slot as usize * self.shape.stride(),
+            start: self.shape.start(slot),
             len: len as usize,
         })
     }
@@ -159,7 +169,7 @@ impl Ring {
             return Err(io::Error::other("the peer's ring is not sealed"));
         }
         let size = rustix::fs::fstat(fd)?.st_size;
-        if usize::try_from(size).is_ok_and(|size| size < shape.bytes()) {
+        if !u64::try_from(size).is_ok_and(|size| size >= shape.bytes()) {
             return Err(io::Error::other("the peer's ring is shorter than it said"));
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -168,7 +178,7 @@ impl Ring {
             owners: vec![Owner::Free; shape.slots_count as usize],
         };
         Ok(Arc::new(Self {
-            map: Map::new(fd.as_fd(), shape.bytes(), protection)?,
+            map: Map::new(fd.as_fd(), shape.len()?, protection)?,
             shape,
             book: Mutex::new(book),
         }))
@@ -230,7 +240,7 @@ impl Deref for Slot {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let start = self.slot as usize * self.ring.shape.stride();
+        let start = self.ring.shape.start(self.slot);
         // SAFETY: the slot's number and `len` were checked by `take`; the ring keeps the mapping,
         // whose memory cannot shrink. This slot has one owner, and the receiver reads it only once
         // it was lent, which consumes this.
@@ -240,7 +250,7 @@ impl Deref for Slot {
 
 impl DerefMut for Slot {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let start = self.slot as usize * self.ring.shape.stride();
+        let start = self.ring.shape.start(self.slot);
         // SAFETY: as for `deref`; `&mut self` is the only way to this slot in this process, and the
         // mapping is writable.
         unsafe { std::slice::from_raw_parts_mut(self.ring.map.start.as_ptr().add(start), self.len) }

@@ -1,6 +1,11 @@
 //! Messages on a byte stream: read with a limit on silence, written with head and payload in one
 //! vectored call.
 //!
+//! Owns: the buffers of one connection, and every way in which one ends. Never: knows what a message is
+//! for.
+//! Invariant: nothing longer than the limits of its kind is read into memory, and no read waits longer
+//! than the limit on silence.
+//!
 //! A payload is read from the socket straight into the buffer that is handed on, and written from the
 //! one it was put into: the one copy on either side is the kernel's.
 

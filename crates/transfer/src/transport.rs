@@ -1,5 +1,7 @@
 //! What carries a link's bytes, from the best to the one that always works.
 //!
+//! Owns: their names and their order. Never: carries anything.
+//!
 //! All of them are *two-sided*: the receiver's own engine writes every byte into its pool, so a late
 //! frame is dropped by its generation and harms nobody (`Writer::Receiver` in the worker's limits).
 //!

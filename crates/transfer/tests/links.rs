@@ -4,7 +4,7 @@
 mod pair;
 
 use cleave_domain::{Cause, Failure, Generation};
-use cleave_kv::Packet;
+use cleave_kv::{Condition, Packet};
 use cleave_transfer::{LinkDown, LinkEvent, LocalNet, Transport, checksum};
 use pair::*;
 use std::collections::BTreeSet;
@@ -42,7 +42,8 @@ async fn frames_and_packets_arrive_whole_over_every_transport() {
                     assert_eq!(&*payload, block_bytes(flight, part.ordinal));
                     assert_eq!(sum, checksum(&payload));
                     let mut pool = vec![0; BLOCK as usize];
-                    assert!(arrived.intact && payload.land(&mut pool[..]) == Ok(true));
+                    assert_eq!(arrived.condition, Condition::Intact);
+                    assert_eq!(payload.land(&mut pool[..]), Ok(true));
                     assert_eq!(pool, *payload);
                     Some(part.ordinal)
                 }

@@ -102,26 +102,7 @@ pub(crate) fn check(open: &OpenSlot, vocab_size: usize) -> Result<(), String> {
     if let Some(token) = history.find(|token| !is_token(token)) {
         return Err(format!("token {token} in a vocabulary of {vocab_size}"));
     }
-    let sampling = &*open.sampling;
-    let in_range = |name: &str, value: f32, range: std::ops::RangeInclusive<f32>| {
-        let text = || format!("{name} {value} is not in {range:?}");
-        range.contains(&value).then_some(()).ok_or_else(text)
-    };
-    in_range("temperature", sampling.temperature, 0.0..=1e4)?;
-    in_range("top_p", sampling.top_p, f32::MIN_POSITIVE..=1.0)?;
-    in_range("min_p", sampling.min_p, 0.0..=1.0)?;
-    in_range(
-        "repetition_penalty",
-        sampling.repetition_penalty,
-        1e-4..=1e4,
-    )?;
-    in_range("presence_penalty", sampling.presence_penalty, -1e4..=1e4)?;
-    in_range("frequency_penalty", sampling.frequency_penalty, -1e4..=1e4)?;
-    for (token, bias) in &sampling.logit_bias {
-        if !is_token(token) {
-            return Err(format!("logit_bias of token {token} in {vocab_size}"));
-        }
-        in_range("logit_bias", *bias, -1e6..=1e6)?;
-    }
-    Ok(())
+    let vocab_size = u32::try_from(vocab_size).unwrap_or(u32::MAX);
+    let checked = open.sampling.check(vocab_size);
+    checked.map_err(|error| error.to_string())
 }

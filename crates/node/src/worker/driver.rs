@@ -16,7 +16,7 @@ use crate::telemetry::WorkerMeters;
 use cleave_api::WorkerCommand;
 use cleave_domain::{BlockIndex, HandoffId, Load, Order, Role, RouterId, TapeLine, WorkerRef};
 use cleave_kv::Packet;
-use cleave_sched::{Brain, Condition, Input, Limits, Output, Writer};
+use cleave_sched::{Brain, Input, Limits, Output, Writer};
 use cleave_transfer::{LinkEvent, Links, Payload, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -296,14 +296,10 @@ impl Driver {
             LinkEvent::Arrived {
                 from,
                 packet,
-                intact,
+                condition,
                 payload,
             } => {
                 self.arriving = payload;
-                let condition = match intact {
-                    true => Condition::Intact,
-                    false => Condition::Damaged,
-                };
                 self.hear(Input::Arrived {
                     from,
                     packet,

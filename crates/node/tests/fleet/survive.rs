@@ -74,16 +74,26 @@ impl Stage {
 
     /// Lets one worker draw token by token, and the other as it likes, until a sequence has moved:
     /// unhindered it would be through before the order to move could reach it.
-    async fn until_moved(&self, from: usize) {
+    async fn until_moved(&self, from: usize, stream: &mut FlightStream) -> Vec<TokenId> {
         self.decoders[1 - from].gate.open();
-        let moved = async {
-            let mut pace = tokio::time::interval(Duration::from_millis(20));
-            while self.counted("cleave_moves_done_total", "") == 0.0 {
-                self.decoders[from].gate.allow_one();
-                pace.tick().await;
-            }
-        };
-        timeout(PATIENCE, moved).await.expect("it moves");
+        // The order to move tells where to, and that link is measured before it is used.
+        let (source, target) = (format!("d{from}"), format!("d{}", 1 - from));
+        until(|| {
+            let views = self.router.frontend().workers();
+            let view = views.iter().find(|view| view.name == source);
+            view.is_some_and(|view| view.links.iter().any(|link| link.peer == target))
+        })
+        .await;
+        let mut tokens = Vec::new();
+        while self.counted("cleave_moves_done_total", "") == 0.0 {
+            self.decoders[from].gate.allow_one();
+            let event = timeout(PATIENCE, stream.next()).await.unwrap();
+            let Some(FlightEvent::Token(emission)) = event else {
+                panic!("it moves before it ends: {event:?}");
+            };
+            tokens.push(emission.sampled.token);
+        }
+        tokens
     }
 
     fn open(&self) {
@@ -179,14 +189,14 @@ async fn a_prefill_worker_may_die_before_any_of_its_steps() {
 async fn lesson_27_a_drained_workers_streams_move_and_it_leaves() {
     let mut stage = Stage::new(RouterOptions::default()).await;
     let prompt = prompt(3, 21);
-    let (stream, tokens, at) = stage.flight(&prompt, 7).await;
+    let (mut stream, mut tokens, at) = stage.flight(&prompt, 7).await;
     let name = format!("d{at}");
     let frontend = stage.router.frontend();
     let view = frontend.command(&name, WorkerCommand::Drain).unwrap();
     assert_eq!(view.state, WorkerState::Draining);
     let leaves = stage.decoders[at].worker.asked_to_leave();
     timeout(PATIENCE, leaves).await.unwrap();
-    stage.until_moved(at).await;
+    tokens.extend(stage.until_moved(at, &mut stream).await);
     stage.open();
     let leaving = stage.decoders.remove(at);
     timeout(PATIENCE, leaving.worker.drain(PATIENCE))
@@ -205,7 +215,7 @@ async fn lesson_27_a_drained_workers_streams_move_and_it_leaves() {
 async fn a_worker_with_another_role_serves_it_and_its_streams_move() {
     let stage = Stage::new(RouterOptions::default()).await;
     let prompt = prompt(4, 21);
-    let (stream, tokens, at) = stage.flight(&prompt, 7).await;
+    let (mut stream, mut tokens, at) = stage.flight(&prompt, 7).await;
     let name = format!("d{at}");
     let frontend = stage.router.frontend();
     let role = || {
@@ -215,7 +225,7 @@ async fn a_worker_with_another_role_serves_it_and_its_streams_move() {
     let told = WorkerCommand::Serve(Role::Prefill);
     assert_eq!(frontend.command(&name, told).unwrap().role, Role::Prefill);
     until(|| role() == Role::Prefill).await;
-    stage.until_moved(at).await;
+    tokens.extend(stage.until_moved(at, &mut stream).await);
     stage.open();
     whole(stream, tokens, &prompt).await;
     assert_eq!(stage.counted("cleave_moves_total", "role"), 1.0);
@@ -340,6 +350,35 @@ async fn a_silent_workers_streams_go_on_and_it_comes_back_by_itself() {
         check(&stage.router.frontend(), &crate::prompt(salt, 21), 9).await;
     }
     stage.end().await;
+}
+
+#[tokio::test]
+async fn bad_weather_between_two_workers_changes_no_token() {
+    let router = router("127.0.0.1:0").await;
+    let address = router.address().to_string();
+    let data = Proxy::start().await;
+    let mut node = worker_node("d0", Role::Decode, &address, &Gate::new());
+    node.data_address = Some(data.address.clone());
+    let decode = node.start().await.unwrap();
+    data.aim(Some(decode.data_address().to_string()));
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let weathers = [
+        Weather::Clear,
+        Weather::Late(Duration::from_millis(5)),
+        Weather::Slow(4_000_000),
+    ];
+    for (salt, weather) in (40..).zip(weathers) {
+        data.turn(weather);
+        check(&router.frontend(), &prompt(salt, 40), 9).await;
+        data.cut();
+        check(&router.frontend(), &prompt(salt + 10, 40), 9).await;
+        data.half_close();
+        check(&router.frontend(), &prompt(salt + 20, 40), 9).await;
+    }
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
 }
 
 #[tokio::test]
@@ -490,7 +529,7 @@ async fn post(address: &str, path: &str, body: &str) -> String {
     crate::exchange(
         address,
         format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         ),
     )
     .await

@@ -12,8 +12,8 @@ use super::small::{FAILURES_MAX, ROUTER, Small};
 use super::state::{Notice, State, Word};
 use crate::body::Luck;
 use crate::run::index;
+use cleave_domain::{Ending, FlightId, Order, Report, WorkerRef};
 use cleave_kv::Packet;
-use cleave_domain::{Ending, FlightId, Order, Refusal, Report, WorkerRef};
 use cleave_sched::{Condition, Input};
 use std::rc::Rc;
 
@@ -49,6 +49,9 @@ impl State {
                 self.harm += match what {
                     // Its two ends notice it at two times, and the second may hit the next attempt.
                     Move::Cut(..) => 2,
+                    // Then a flight may also have waited for longer than it may.
+                    Move::Slow => 2,
+                    Move::Expire(who) if who == self.seats.len() => 2,
                     _ => 1,
                 };
             }
@@ -253,7 +256,9 @@ impl State {
                 "S6: {flight} is done with {told:?} tokens, and {count} came"
             ));
         }
-        let calm = self.faults == 0;
+        if self.faults == 0 && !matches!(ending, Ending::Done { .. }) {
+            return Err(format!("S8: {flight} ended {ending:?} without a fault"));
+        }
         let survives = u32::from(self.harm) <= FAILURES_MAX;
         if survives && matches!(ending, Ending::Failed(_)) {
             return Err(format!(
@@ -261,8 +266,7 @@ impl State {
                 self.harm
             ));
         }
-        let nobody = matches!(ending, Ending::Refused(Refusal::NoWorker));
-        self.reader(at).end(ending, calm && !nobody)
+        self.reader(at).end(ending)
     }
 
     // === streams ===

@@ -153,7 +153,9 @@ impl State {
         Self {
             now: Time::ZERO,
             desk: Rc::new(desk),
-            seats: vec![Rc::new(seat); small.roles.len()],
+            seats: (small.roles.iter())
+                .map(|_| Rc::new(seat.clone()))
+                .collect(),
             parcels: Vec::new(),
             late: Vec::new(),
             notices: BTreeSet::new(),

@@ -5,7 +5,7 @@ use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Fingerprint, FlightId, Generation, HandoffId, Incarnation,
     WorkerId, WorkerRef,
 };
-use cleave_kv::{BlockPart, Packet, Seal};
+use cleave_kv::{BlockPart, Condition, Packet, Seal};
 use cleave_transfer::{
     Addresses, Frame, HostAddress, HostListener, LinkEvent, LinkSpeed, Links, LinksConfig,
     Listeners, LocalNet, Payload, Route, Transport, checksum,
@@ -24,7 +24,7 @@ pub const REMOTE: [Transport; 2] = [Transport::SharedMemory, Transport::Tcp];
 pub struct Arrived {
     pub from: WorkerRef,
     pub packet: Packet,
-    pub intact: bool,
+    pub condition: Condition,
     pub payload: Option<Payload>,
 }
 
@@ -124,13 +124,13 @@ impl Worker {
                 LinkEvent::Arrived {
                     from,
                     packet,
-                    intact,
+                    condition,
                     payload,
                 } => {
                     return Arrived {
                         from,
                         packet,
-                        intact,
+                        condition,
                         payload,
                     };
                 }
