@@ -35,8 +35,6 @@ struct Flight {
     client: Backlog,
     /// It may have so many tokens; whatever a worker says, more do not wait or go out.
     tokens_max: u32,
-    /// Attempts up to this one are over.
-    fenced: Option<u32>,
     /// What came, each with the attempt that emitted it.
     tokens: TokenStream<(u32, Emission)>,
     /// All output tokens that the client was given.
@@ -73,7 +71,6 @@ impl Flights {
         let opened = Flight {
             client,
             tokens_max: request.stop.max_tokens,
-            fenced: None,
             tokens: TokenStream::default(),
             generated: Vec::new(),
             last: None,
@@ -113,7 +110,6 @@ impl Flights {
     /// was not.
     pub(crate) fn fence(&self, handoff: HandoffId) -> Option<Arc<[TokenId]>> {
         let mut open = self.open.get_mut(&handoff.flight)?;
-        open.fenced = open.fenced.max(Some(handoff.attempt));
         open.tokens.fence(handoff.attempt);
         Some(open.generated.as_slice().into())
     }
@@ -173,9 +169,9 @@ impl Flight {
             return;
         };
         if before != attempt {
-            let turn = match self.fenced {
-                Some(fenced) if before <= fenced => Turn::Resumed,
-                _ => Turn::Migrated,
+            let turn = match self.tokens.is_fenced(before) {
+                true => Turn::Resumed,
+                false => Turn::Migrated,
             };
             let pause = now - at;
             meters.paused(turn, pause);
