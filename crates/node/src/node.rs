@@ -227,8 +227,8 @@ impl RunningWorker {
         self.body.pulse.broken().await
     }
 
-    /// Returns once a router or an operator has asked this worker to leave: [`RunningWorker::drain`]
-    /// is to be called then.
+    /// Returns once a router or an operator has asked this worker to leave:
+    /// [`RunningWorker::drain`] is to be called then.
     pub async fn asked_to_leave(&self) {
         self.body.desk.asked_to_leave().await;
     }

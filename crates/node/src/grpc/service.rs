@@ -9,7 +9,9 @@ use crate::door::{RouterDoor, Visit};
 use crate::line::{Downward, Introduction, Upward};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
 use crate::wire::{PROTOCOL, WireError, nanos, proto};
+use axum::extract::ConnectInfo;
 use cleave_api::{App, ModelFiles, ModelText};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
@@ -138,15 +140,17 @@ impl Fleet for FleetService {
         request: Request<Streaming<proto::Upward>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
         let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
-        let from = request.remote_addr();
-        let end = RouterEnd {
+        let from = request.extensions().get::<ConnectInfo<SocketAddr>>();
+        let from = from.map(|ConnectInfo(from)| *from);
+        let mut end = RouterEnd {
             service: self.clone(),
+            name: String::new(),
             words: request.into_inner(),
             out,
         };
         tokio::spawn(async move {
             if let Err(error) = end.converse().await {
-                warn!(?from, %error, "a worker's stream ended");
+                warn!(name = end.name, ?from, %error, "a worker's stream ended");
             }
         });
         Ok(Response::new(ReceiverStream::new(words)))
@@ -189,12 +193,14 @@ impl From<crate::door::Stopped> for StreamError {
 /// One worker's stream.
 struct RouterEnd {
     service: FleetService,
+    /// As it calls itself; empty until it has said hello.
+    name: String,
     words: Streaming<proto::Upward>,
     out: mpsc::Sender<Result<proto::Downward, Status>>,
 }
 
 impl RouterEnd {
-    async fn converse(mut self) -> Result<(), StreamError> {
+    async fn converse(&mut self) -> Result<(), StreamError> {
         use proto::downward::Kind;
         let silence = self.service.door.silence;
         let greeting = proto::Greeting {
@@ -241,6 +247,7 @@ impl RouterEnd {
                 env!("CARGO_PKG_VERSION"),
             )));
         }
+        self.name.clone_from(&hello.name);
         info!(
             name = hello.name,
             version = hello.version,
@@ -250,7 +257,7 @@ impl RouterEnd {
         introduction.map_err(|error: WireError| StreamError::Rejected(error.to_string()))
     }
 
-    async fn reject(self, reason: String) -> Result<(), StreamError> {
+    async fn reject(&self, reason: String) -> Result<(), StreamError> {
         let rejection = proto::Rejection {
             reason: reason.clone(),
         };

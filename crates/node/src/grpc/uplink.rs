@@ -365,7 +365,7 @@ mod tests {
         let (router, beat) = greeted(&sound).unwrap();
         assert_eq!(router, RouterId(ROUTERS_MAX - 1));
         assert_eq!(beat, Duration::from_millis(25));
-        let mut foreign = sound.clone();
+        let mut foreign = sound;
         foreign.router = u64::MAX;
         let error = greeted(&foreign).unwrap_err().to_string();
         assert!(error.contains("greeting.router") && error.contains("18446744073709551615"));

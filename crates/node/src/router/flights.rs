@@ -5,8 +5,9 @@
 //! two workers emit; so early ones wait here.
 //! Never: decides how a flight ends, or which attempts are over; the brain's words do.
 //! Invariant: a client sees every index once, in order, and then one ending. What the brain is told
-//! the client was given is exactly that, for nothing of an attempt below the fence goes out after it.
-//! A flight that is said to be done while a token is missing ends as failed, never as a shorter text.
+//! the client was given is exactly that, for nothing of an attempt below the fence goes out after
+//! it. A flight that is said to be done while a token is missing ends as failed, never as a shorter
+//! text.
 
 use super::backlog::{Backlog, Receiver};
 use crate::telemetry::RouterMeters;

@@ -1,9 +1,9 @@
 //! The workers as an operator sees them.
 //!
 //! Owns: one view per connected worker, kept up by the driver from what it hears, and read by the
-//! HTTP face. Never: decides anything: what a worker is fit for the brain knows, from the same words.
-//! Invariant: a view is there exactly as long as the worker is connected, and shows links to workers
-//! that are.
+//! HTTP face. Never: decides anything: what a worker is fit for the brain knows, from the same
+//! words. Invariant: a view is there exactly as long as the worker is connected, and shows links to
+//! workers that are.
 
 use crate::line::{Introduction, LinkState};
 use crate::views::{self, Commands, Novelty};
