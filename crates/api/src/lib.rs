@@ -25,7 +25,7 @@ pub use admin::{
 };
 pub use app::{ApiOptions, App};
 pub use error::RETRY_AFTER;
-pub use gate::AdminKey;
 pub use frontend::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
+pub use gate::AdminKey;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
 pub use text::{Start, TextStream};

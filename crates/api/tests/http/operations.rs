@@ -261,7 +261,11 @@ async fn strangers_commanded_workers() {
 async fn a_page_in_a_browser_commanded_workers_without_being_asked_about() {
     let set = set("llama3");
     let body = json!({"worker": "d0"}).to_string();
-    for kind in [None, Some("text/plain"), Some("application/x-www-form-urlencoded")] {
+    for kind in [
+        None,
+        Some("text/plain"),
+        Some("application/x-www-form-urlencoded"),
+    ] {
         let mut request = post("/admin/drain", body.clone());
         request.headers_mut().remove("content-type");
         if let Some(kind) = kind {
@@ -292,7 +296,13 @@ async fn a_wrong_admin_key_was_taken() {
         let told = set.send(shows(Some(right))).await;
         assert_eq!(told.status, 202, "{right}: {}", told.body);
     }
-    let wrong = ["s3cret", "Bearer", "Bearer ", "Bearer s3cre", "Basic s3cret"];
+    let wrong = [
+        "s3cret",
+        "Bearer",
+        "Bearer ",
+        "Bearer s3cre",
+        "Basic s3cret",
+    ];
     for wrong in wrong.into_iter().map(Some).chain([None]) {
         let refused = set.send(shows(wrong)).await;
         refused.is_error(401, "invalid_api_key", None);

@@ -283,7 +283,11 @@ impl Set {
 pub(crate) async fn send(router: Router, request: HttpRequest<Body>) -> Answer {
     let mut request = request;
     let here = ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 40_000)));
-    if request.extensions().get::<ConnectInfo<SocketAddr>>().is_none() {
+    if request
+        .extensions()
+        .get::<ConnectInfo<SocketAddr>>()
+        .is_none()
+    {
         request.extensions_mut().insert(here);
     }
     let response = router.oneshot(request).await.unwrap();

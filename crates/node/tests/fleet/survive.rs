@@ -75,10 +75,15 @@ impl Stage {
     /// Lets one worker draw token by token, and the other as it likes, until a sequence has moved:
     /// unhindered it would be through before the order to move could reach it.
     async fn until_moved(&self, from: usize, stream: &mut FlightStream) -> Vec<TokenId> {
-        let Decoder { worker, gate } = &self.decoders[1 - from];
-        gate.open();
-        // The other one has set blocks aside, so the order is on its way.
-        until(|| metric(&worker.metrics(), "cleave_pool_blocks", "reserved") > 0.0).await;
+        self.decoders[1 - from].gate.open();
+        // The order to move tells where to, and that link is measured before it is used.
+        let (source, target) = (format!("d{from}"), format!("d{}", 1 - from));
+        until(|| {
+            let views = self.router.frontend().workers();
+            let view = views.iter().find(|view| view.name == source);
+            view.is_some_and(|view| view.links.iter().any(|link| link.peer == target))
+        })
+        .await;
         let mut tokens = Vec::new();
         while self.counted("cleave_moves_done_total", "") == 0.0 {
             self.decoders[from].gate.allow_one();
@@ -524,7 +529,7 @@ async fn post(address: &str, path: &str, body: &str) -> String {
     crate::exchange(
         address,
         format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         ),
     )
     .await
