@@ -242,3 +242,17 @@ pub(crate) async fn dial(
     };
     Ok((dialled, ring))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::aside;
+
+    /// Drivers of workers run on the runtime's threads, and a ring takes tens of MiB to fill.
+    #[tokio::test]
+    async fn memory_is_filled_on_no_thread_that_drives_tasks() {
+        let this = std::thread::current().id();
+        let other = aside(|| Ok(std::thread::current().id())).await;
+        assert_ne!(other.unwrap(), this);
+    }
+}
