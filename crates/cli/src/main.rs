@@ -15,6 +15,7 @@ mod serve;
 mod sim;
 mod solo;
 mod synth;
+mod values;
 
 use args::{BenchCommand, Cli, Command, KvCommand, SimCommand};
 use bench::Form;
