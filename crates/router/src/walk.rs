@@ -147,8 +147,13 @@ impl Brain {
         let Some(attempt) = flight.attempt_mut(handoff).filter(asked) else {
             return self.note(Note::Stale { worker });
         };
-        attempt.reserved = true;
         let sender = attempt.prefill;
+        // It began to leave while the other leg answered: it would refuse, and may be gone before.
+        let drains = self.fleet.get(sender).is_some_and(|w| w.draining);
+        if sender != worker && drains {
+            return self.pass_over(handoff, sender, Some(Refusal::Draining));
+        }
+        attempt.reserved = true;
         flight.wait_until = None;
         flight.refusals = 0;
         flight.excluded.clear();

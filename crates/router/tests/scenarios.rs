@@ -474,6 +474,7 @@ scenarios! {
     a_flight_that_lands_on_a_draining_worker_moves_then
     roles_change_at_run_time
     an_operators_words_are_passed_on
+    a_prefill_worker_that_began_to_leave_gets_no_prompt
     lesson_16_a_stream_resumed_at_its_end_is_done
     lesson_16_a_spent_budget_is_an_error
     a_stream_too_long_for_anybody_holds_nobody_up

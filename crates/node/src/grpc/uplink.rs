@@ -105,6 +105,9 @@ async fn stay_connected(
                 error.to_string()
             }
         };
+        if shared.door.inbox.is_closed() {
+            return;
+        }
         // A router that stays away is worth one line, not one every five seconds.
         if told != error {
             warn!(%address, error, "not connected to the router; trying again");
@@ -141,7 +144,10 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     };
     shared.connected.send_modify(|count| *count -= 1);
     call.leave().await;
-    warn!(%address, %router, error = %ended, "connection to a router ended");
+    match ended {
+        StreamError::Stopped => info!(%address, %router, "left a router: this process is stopping"),
+        _ => warn!(%address, %router, error = %ended, "connection to a router ended"),
+    }
     match ended {
         StreamError::NameTaken => Err(ended.into()),
         _ => Ok(()),
