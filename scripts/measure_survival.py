@@ -24,40 +24,28 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+
+from measure import process, wait_for
 
 CONTEXT_TOKENS = 4000
 
 
-@contextmanager
-def process(*command: str):
-    """A child whose output lines can be waited for; ended on leaving."""
-    quiet = os.environ | {"RUST_LOG": "warn,cleave=info"}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=quiet)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-
-
-def wait_for(child: subprocess.Popen, pattern: str) -> str:
-    for line in child.stdout:
-        if found := re.search(pattern, line):
-            # Nobody else reads on, and the pipe must not fill.
-            threading.Thread(target=child.stdout.read, daemon=True).start()
-            return found.group(1)
-    sys.exit(f"ended before it said {pattern}")
+def read_on(child: subprocess.Popen) -> None:
+    """Nobody else does after the last line that was waited for, and the pipe must not fill."""
+    threading.Thread(target=child.stdout.read, daemon=True).start()
 
 
 def fleet(stack: ExitStack, cleave: str, legs: list[str], more: list[str]) -> str:
     router = stack.enter_context(process(cleave, "router", "--listen", "127.0.0.1:0"))
     address = wait_for(router, r"listening on http://(\S+)")
+    read_on(router)
     for number, leg in enumerate(legs):
         worker = stack.enter_context(
             process(cleave, "worker", "--leg", leg, "--name", f"{leg}-{number}", "--router", address, *more)
         )
         wait_for(worker, r"(joined a router)")
+        read_on(worker)
     return address
 
 
