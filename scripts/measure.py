@@ -58,7 +58,7 @@ def complete(address: str, prompt: list[int], max_tokens: int) -> None:
 def handoffs(args: argparse.Namespace, model: str) -> dict[str, float]:
     """Means over the prompts."""
     with ExitStack() as stack:
-        router = stack.enter_context(process(args.cleave, "router", "--listen", "127.0.0.1:0"))
+        router = stack.enter_context(process(args.cleave, "router", "--listen", "127.0.0.1:0", "--placement", "split"))
         address = wait_for(router, r"listening on http://(\S+)")
         pages = {}
         for leg in ("prefill", "decode"):

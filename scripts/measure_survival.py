@@ -37,7 +37,7 @@ def read_on(child: subprocess.Popen) -> None:
 
 
 def fleet(stack: ExitStack, cleave: str, legs: list[str], more: list[str]) -> str:
-    router = stack.enter_context(process(cleave, "router", "--listen", "127.0.0.1:0"))
+    router = stack.enter_context(process(cleave, "router", "--listen", "127.0.0.1:0", "--placement", "split"))
     address = wait_for(router, r"listening on http://(\S+)")
     read_on(router)
     for number, leg in enumerate(legs):

@@ -200,7 +200,7 @@ fn a_damaged_checkpoint_is_one_clear_error() {
 
 #[test]
 fn each_command_explains_itself_with_an_example() {
-    let commands: [&[&str]; 11] = [
+    let commands: [&[&str]; 13] = [
         &[],
         &["serve"],
         &["router"],
@@ -212,6 +212,8 @@ fn each_command_explains_itself_with_an_example() {
         &["replay"],
         &["bench"],
         &["bench", "engine"],
+        &["bench", "run"],
+        &["bench", "goodput"],
     ];
     for command in commands {
         let (status, out, err) = harness::run(&[command, &["--help"]].concat());

@@ -32,7 +32,8 @@ struct Fleet {
 }
 
 fn fleet() -> Fleet {
-    let mut router = Process::start(&["router", "--listen", "127.0.0.1:0"]);
+    // Every request is handed over, whatever would serve it best.
+    let mut router = Process::start(&["router", "--listen", "127.0.0.1:0", "--placement", "split"]);
     let address = router.address();
     let worker = |leg: &str| {
         Process::start(&[
@@ -151,7 +152,7 @@ fn the_start_says_what_runs_where() {
 
 #[test]
 fn each_request_goes_through_prefill_hand_off_and_decode() {
-    let (_process, client) = serve(&[]);
+    let (_process, client) = serve(&["--placement", "split"]);
     let before = client.metric("cleave_handoffs_total", &["landed"]);
     let text = client.complete(&json!({"prompt": "A trait describes behaviour that types share, so", "max_tokens": 12, "temperature": 0, "ignore_eos": true}));
     assert!(!text.is_empty());
@@ -182,7 +183,7 @@ fn each_request_goes_through_prefill_hand_off_and_decode() {
 
 #[test]
 fn lesson_01_a_client_that_leaves_strands_no_block() {
-    let (_process, client) = serve(&[]);
+    let (_process, client) = serve(&["--placement", "split"]);
     let idle = || client.metric("cleave_pool_blocks", &["kind=\"held\""]) == 0.0;
     for _ in 0..4 {
         let body = json!({"prompt": "A loop that never ends", "max_tokens": 900, "ignore_eos": true, "stream": true});

@@ -1,9 +1,9 @@
-"""Writes a Llama-architecture Hugging Face folder as a bf16 GGUF file for llama-bench.
+"""Writes a Llama-architecture Hugging Face folder as a bf16 GGUF file for llama-bench and llama-server.
 
 usage: to_gguf.py HF_FOLDER OUT.gguf
 
-Only what speed needs: shapes, weights and rope; the vocabulary is left out (llama-bench draws token
-ids). Query and key rows are reordered from the half-split rotary layout of Hugging Face checkpoints
+Only what speed needs: shapes, weights, rope (without its scaling) and the vocabulary, by which
+llama-server turns token ids into text. Query and key rows are reordered from the half-split rotary layout of Hugging Face checkpoints
 to the interleaved one that GGUF's `llama` architecture expects.
 """
 
@@ -55,6 +55,31 @@ def tensors(path: Path):
         yield name, raw[begin:end].view(np.uint16).reshape(entry["shape"])
 
 
+def vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict) -> None:
+    """The byte-level BPE of tokenizer.json, or none where the folder has another kind."""
+    path = folder / "tokenizer.json"
+    model = json.loads(path.read_text()) if path.exists() else {}
+    bpe = model.get("model", {})
+    if bpe.get("type") != "BPE" or (model.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
+        writer.add_tokenizer_model("none")
+        return
+    size = config["vocab_size"]
+    tokens, kinds = [f"[PAD{i}]" for i in range(size)], [gguf.TokenType.UNUSED] * size
+    for token, number in bpe["vocab"].items():
+        tokens[number], kinds[number] = token, gguf.TokenType.NORMAL
+    for added in model["added_tokens"]:
+        tokens[added["id"]], kinds[added["id"]] = added["content"], gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    eos = config["eos_token_id"]
+    writer.add_eos_token_id(eos if isinstance(eos, int) else eos[0])
+    writer.add_add_bos_token(False)
+
+
 def main() -> None:
     folder, out = Path(sys.argv[1]), sys.argv[2]
     config = json.loads((folder / "config.json").read_text())
@@ -62,7 +87,7 @@ def main() -> None:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(out, "llama")
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    vocabulary(writer, folder, config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

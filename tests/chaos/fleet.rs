@@ -46,6 +46,9 @@ impl Fleet {
             "127.0.0.1:0",
             "--worker-silence",
             SILENCE,
+            // Every stream has a hand-off that may break.
+            "--placement",
+            "split",
         ];
         let mut router = Process::start(&arguments);
         let address = router.address();

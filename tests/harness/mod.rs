@@ -42,6 +42,7 @@ pub(crate) fn cleave(arguments: &[&str]) -> Command {
     command
         .args(arguments)
         .env_remove("CLEAVE_MODEL")
+        .env_remove("CLEAVE_POLICY")
         .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
     command
 }
@@ -207,6 +208,24 @@ impl Client {
             status,
             serde_json::from_str(&text).unwrap_or(Value::String(text)),
         )
+    }
+
+    /// Status, headers and body of a POST of JSON with these headers.
+    pub(crate) fn post_with(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> (u16, reqwest::header::HeaderMap, Value) {
+        let request = self.http.post(format!("{}{path}", self.base)).json(body);
+        let request = headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, *value)
+        });
+        let answer = request.send().expect("server answers");
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let text = answer.text().expect("body is text");
+        let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        (status, headers, body)
     }
 
     /// Starts a streamed POST; read events from what comes back.

@@ -78,6 +78,9 @@ pub struct WorkerView {
     pub fingerprint: String,
     /// How busy it is.
     pub load: Load,
+    /// How far its predictions of steps are off of late, in thousandths; none before it has said what
+    /// its work costs.
+    pub price_error_permille: Option<u32>,
     /// Blocks in its pool.
     pub blocks_count: u32,
     /// Its links to other workers, as far as they have been measured.
@@ -219,6 +222,7 @@ fn card(view: &WorkerView) -> Value {
         state,
         fingerprint,
         load,
+        price_error_permille,
         blocks_count,
         links,
         counters,
@@ -250,7 +254,11 @@ fn card(view: &WorkerView) -> Value {
             "queue_tokens": load.queue_tokens,
             "sequences_waiting": load.sequences_waiting,
             "sequences_running": load.sequences_running,
+            "context_tokens": load.context_tokens,
+            "backlog_seconds": load.backlog.ahead(i32::MAX, None).as_secs_f64(),
+            "tpot_least_seconds": load.tpot_least.map(|gap| gap.as_secs_f64()),
         },
+        "price_error": price_error_permille.map(|error| f64::from(error) / 1e3),
         "blocks": {
             "count": blocks_count,
             "free": load.blocks_free,

@@ -5,7 +5,7 @@
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use cleave_domain::{Ending, Failure, Refusal};
+use cleave_domain::{Aim, Ending, Failure, Refusal};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -14,6 +14,12 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Names why a request was not taken on; the same word is the error object's `code`.
 pub(crate) const REFUSED_REASON: HeaderName = HeaderName::from_static("x-cleave-refused-reason");
+
+/// As `Retry-After`, to the millisecond; OpenAI's clients prefer it.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
+/// llm-d's word for the same.
+const DROPPED_REASON: HeaderName = HeaderName::from_static("x-llm-d-request-dropped-reason");
 
 /// What went wrong, for the client.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,6 +153,21 @@ impl ApiError {
         }
     }
 
+    /// A promise that cannot be kept, as it looks now.
+    fn unmet(aim: Aim, predicted: Duration, retry_after: Duration) -> Self {
+        let (code, what) = match aim {
+            Aim::Ttft => ("slo_ttft_unreachable", "Time to first token"),
+            Aim::Tpot => ("slo_tpot_unreachable", "Time per output token"),
+            Aim::EndToEnd => ("slo_e2e_unreachable", "End-to-end time"),
+        };
+        let millis = predicted.as_secs_f64() * 1e3;
+        let message = format!(
+            "{what} is predicted to be {millis:.1} ms, which misses this request's target; try again \
+             later, or ask for less."
+        );
+        Self::busy(code, &message, retry_after)
+    }
+
     /// What a flight's ending means to the client; `None` for the good ending.
     pub(crate) fn of_ending(ending: &Ending) -> Option<Self> {
         match ending {
@@ -202,6 +223,11 @@ impl From<&Refusal> for ApiError {
                 "There is no room for this sequence now.",
                 *retry_after,
             ),
+            Refusal::Late {
+                aim,
+                predicted,
+                retry_after,
+            } => Self::unmet(*aim, *predicted, *retry_after),
             Refusal::TooLong { tokens_max } => Self::bad_request(
                 "context_length_exceeded",
                 format!(
@@ -271,6 +297,15 @@ impl IntoResponse for ApiError {
         if let Some(span) = self.retry_after {
             let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            if self.status == StatusCode::TOO_MANY_REQUESTS {
+                let millis = span.as_nanos().div_ceil(1_000_000);
+                let millis = u64::try_from(millis).unwrap_or(u64::MAX).max(1);
+                headers.insert(RETRY_AFTER_MS, HeaderValue::from(millis));
+                headers.insert(
+                    DROPPED_REASON,
+                    HeaderValue::from_static("rejected-saturated"),
+                );
+            }
         }
         if let (true, Some(code)) = (self.refused, self.code) {
             headers.insert(REFUSED_REASON, HeaderValue::from_static(code));

@@ -6,24 +6,43 @@
 use crate::ask::Ask;
 use crate::choice::{Choice, Delta};
 use crate::error::ApiError;
-use crate::frontend::{FlightEvent, Frontend};
+use crate::frontend::{Enough, FlightEvent, FlightStream, Frontend};
 use crate::metrics::Meter;
 use crate::model::ModelText;
+use crate::timing::Known;
 use cleave_domain::{Ending, Slo};
 use futures::StreamExt;
-use futures::stream::{self, AbortHandle, BoxStream, SelectAll};
+use futures::stream::{self, AbortHandle, Abortable, BoxStream, SelectAll};
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// All sequences of an answer.
 pub(crate) struct Flights {
-    /// `None` is the stream's end.
-    events: SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>>,
-    aborts: Vec<AbortHandle>,
+    events: Events,
+    aborts: Vec<(Enough, AbortHandle)>,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
     prompt_tokens: u64,
     open: usize,
     meter: Meter,
+    submitted: Instant,
+    timings: Vec<Known>,
+}
+
+/// Where events come from. Most answers are one sequence, which is asked without a detour.
+enum Events {
+    One(Abortable<FlightStream>),
+    /// With the number of the sequence; `None` is its stream's end.
+    Many(SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>>),
+}
+
+impl Events {
+    async fn next(&mut self) -> Option<(usize, Option<FlightEvent>)> {
+        match self {
+            Self::One(events) => events.next().await.map(|event| (0, Some(event))),
+            Self::Many(events) => events.next().await,
+        }
+    }
 }
 
 /// Token counts of an answer.
@@ -41,16 +60,20 @@ impl Flights {
         frontend: &dyn Frontend,
         ask: &Ask,
         model: &Arc<ModelText>,
-        (slo, mut meter): (&Slo, Meter),
+        (promises, mut meter): (&[Slo], Meter),
     ) -> Self {
-        let mut events = SelectAll::new();
-        let mut aborts = Vec::new();
-        for (index, request) in ask.requests(slo).into_iter().enumerate() {
-            let (flight, abort) = stream::abortable(frontend.submit(request));
-            let events_then_end = flight.map(Some).chain(stream::iter([None]));
-            events.push(events_then_end.map(move |event| (index, event)).boxed());
-            aborts.push(abort);
+        let submitted = Instant::now();
+        let (mut flights, mut aborts) = (Vec::new(), Vec::new());
+        for request in ask.requests(promises) {
+            let enough = Enough::default();
+            let (flight, abort) = stream::abortable(frontend.submit_until(request, enough.clone()));
+            flights.push(flight);
+            aborts.push((enough, abort));
         }
+        let events = match flights.len() {
+            1 => Events::One(flights.remove(0)),
+            _ => Events::Many(together(flights)),
+        };
         let choices_per_prompt = ask.choices as usize;
         let prompts = ask.prompts.iter();
         let prompts = prompts.flat_map(|prompt| std::iter::repeat_n(prompt, choices_per_prompt));
@@ -59,6 +82,7 @@ impl Flights {
             .collect();
         let prompt_tokens = ask.prompt_tokens();
         meter.submitted(prompt_tokens, choices.len());
+        let timings = vec![Known::default(); choices.len()];
         Self {
             events,
             aborts,
@@ -67,6 +91,8 @@ impl Flights {
             choices_per_prompt,
             prompt_tokens,
             meter,
+            submitted,
+            timings,
         }
     }
 
@@ -108,7 +134,7 @@ impl Flights {
 
     /// The answer is over: cancels what still flies.
     pub(crate) fn fail(&mut self, error: &ApiError) {
-        self.events = SelectAll::new();
+        self.events = Events::Many(SelectAll::new());
         self.meter.failed(error);
     }
 
@@ -117,21 +143,39 @@ impl Flights {
         match event {
             FlightEvent::Token(token) => {
                 self.meter.token(index);
+                if let Some(facts) = &token.prompt {
+                    self.timings[index].first(self.submitted.elapsed(), facts.timing);
+                }
                 let delta = choice.token(token)?;
                 if choice.finish().is_some() {
-                    self.aborts[index].abort();
+                    let (enough, abort) = &self.aborts[index];
+                    enough.say();
+                    abort.abort();
                 }
                 Ok(delta)
             }
             FlightEvent::Ended {
                 ending: Ending::Done { reason },
                 usage,
-            } => Ok(choice.done(reason, usage)),
-            FlightEvent::Ended { ending, usage: _ } => {
+                timing,
+            } => {
+                self.timings[index].ended(timing, usage.output_tokens);
+                Ok(choice.done(reason, usage))
+            }
+            FlightEvent::Ended {
+                ending,
+                usage: _,
+                timing: _,
+            } => {
                 let lost = || ApiError::internal("stream_broken", "A flight ended without reason.");
                 Err(ApiError::of_ending(&ending).unwrap_or_else(lost))
             }
         }
+    }
+
+    /// Where the time of the slowest sequence went, as far as is known.
+    pub(crate) fn timing(&self) -> Known {
+        Known::slowest(&self.timings)
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -151,4 +195,14 @@ impl Flights {
             cached_tokens: cached.map(|tokens| tokens.map(u64::from)).sum(),
         }
     }
+}
+
+fn together(
+    flights: Vec<Abortable<FlightStream>>,
+) -> SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>> {
+    let flights = flights.into_iter().enumerate().map(|(index, flight)| {
+        let events_then_end = flight.map(Some).chain(stream::iter([None]));
+        events_then_end.map(move |event| (index, event)).boxed()
+    });
+    stream::select_all(flights)
 }

@@ -1,13 +1,27 @@
 //! What the HTTP face needs of whatever serves behind it.
 
 use crate::admin::Operator;
-use cleave_domain::{Emission, Ending, Request, Usage};
+use cleave_domain::{Emission, Ending, Request, SloPolicy, Timing, Usage};
 use futures::stream::BoxStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The serving side, as the HTTP face sees it.
 pub trait Frontend: Operator {
     /// Starts one sequence. Dropping the stream before its end cancels the sequence.
     fn submit(&self, request: Request) -> FlightStream;
+
+    /// As [`Self::submit`]; a stream dropped after `enough` was said has not been left by its client,
+    /// who has all that it wanted. A frontend that makes no difference need not say.
+    fn submit_until(&self, request: Request, enough: Enough) -> FlightStream {
+        drop(enough);
+        self.submit(request)
+    }
+
+    /// What is promised to whom, as it stands. A frontend without promises need not say.
+    fn policy(&self) -> Arc<SloPolicy> {
+        Arc::default()
+    }
 
     /// Whether a request sent now would find a worker.
     fn readiness(&self) -> Readiness;
@@ -19,6 +33,23 @@ pub trait Frontend: Operator {
 
     /// Metrics of the serving side in the OpenMetrics text format, without the closing `# EOF`.
     fn metrics(&self) -> String;
+}
+
+/// Said when a sequence's text has met its end before its tokens did: at a stop string. Clones are the
+/// same word.
+#[derive(Clone, Debug, Default)]
+pub struct Enough(Arc<AtomicBool>);
+
+impl Enough {
+    /// Says it.
+    pub fn say(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it was said.
+    pub fn is_said(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// Tokens in order, then exactly one [`FlightEvent::Ended`].
@@ -35,6 +66,8 @@ pub enum FlightEvent {
         ending: Ending,
         /// What it took so far.
         usage: Usage,
+        /// Where its time went.
+        timing: Timing,
     },
 }
 

@@ -8,9 +8,11 @@ use crate::error::ApiError;
 use crate::flights::Flights;
 use crate::metrics::Meter;
 use crate::model::ModelText;
+use crate::timing::{TIMING, TimingShown};
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use cleave_domain::Slo;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -24,12 +26,12 @@ pub(crate) async fn generate(
 ) -> Result<Response, ApiError> {
     let mut meter = Meter::start(app.metrics());
     let prepared = prepare(app, kind, (headers, body)).await;
-    let (ask, model, slo) = prepared.inspect_err(|error| meter.failed(error))?;
+    let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
         .inspect_err(|error| meter.failed(error))?;
     let frame = Frame::new(kind, request_id, model.clone());
-    let mut flights = Flights::start(app.frontend(), &ask, &model, (&slo, meter));
+    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter));
     // Headers wait for the first event: until then an error can be a status.
     let first = match flights.next().await {
         Some(first) => first?,
@@ -41,7 +43,7 @@ pub(crate) async fn generate(
         }
     };
     match ask.delivery {
-        Delivery::Whole => whole(&frame, flights, first).await,
+        Delivery::Whole => whole(&frame, flights, (first, timing)).await,
         Delivery::Stream(usage) => {
             let keep_alive = app.options().keep_alive;
             Ok(stream(
@@ -49,6 +51,7 @@ pub(crate) async fn generate(
                     frame,
                     flights,
                     usage,
+                    timing,
                     keep_alive,
                 },
                 first,
@@ -57,12 +60,18 @@ pub(crate) async fn generate(
     }
 }
 
+/// A request that can be served.
+type Prepared = (Ask, Arc<ModelText>, Vec<Slo>, TimingShown);
+
 async fn prepare(
     app: &App,
     kind: Kind,
     (headers, body): (&HeaderMap, Body),
-) -> Result<(Ask, Arc<ModelText>, cleave_domain::Slo), ApiError> {
-    let slo = ask::slo(headers)?;
+) -> Result<Prepared, ApiError> {
+    // One look at the policy, which may change meanwhile.
+    let policy = app.frontend().policy();
+    let origin = ask::origin(headers, &policy)?;
+    let timing = ask::timing(headers)?;
     let bytes = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
     let read: fn(&Value, &ModelText) -> Result<Ask, ApiError> = match kind {
@@ -70,13 +79,14 @@ async fn prepare(
         Kind::Completion => ask::completion,
     };
     let ask = app.parse(bytes, model.clone(), read).await?;
-    Ok((ask, model, slo))
+    let promises = ask::promises(&policy, &origin, &ask, &model)?;
+    Ok((ask, model, promises, timing))
 }
 
 async fn whole(
     frame: &Frame,
     mut flights: Flights,
-    first: (usize, Delta),
+    (first, timing): ((usize, Delta), TimingShown),
 ) -> Result<Response, ApiError> {
     let mut answers = vec![Delta::default(); flights.count()];
     let mut next = Some(Ok(first));
@@ -96,5 +106,14 @@ async fn whole(
         next = flights.next().await;
     }
     let counts = flights.counts();
-    Ok(axum::Json(frame.whole(answers, counts)).into_response())
+    let mut answer = frame.whole(answers, counts);
+    if timing == TimingShown::Never {
+        return Ok(axum::Json(answer).into_response());
+    }
+    let known = flights.timing();
+    answer["timing"] = known.object();
+    let mut response = axum::Json(answer).into_response();
+    let headers = response.headers_mut();
+    headers.extend(known.header().map(|value| (TIMING, value)));
+    Ok(response)
 }

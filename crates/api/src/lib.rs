@@ -19,13 +19,14 @@ mod metrics;
 mod model;
 mod routes;
 mod text;
+mod timing;
 
 pub use admin::{
     CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App};
 pub use error::RETRY_AFTER;
-pub use frontend::{FlightEvent, FlightStream, Frontend, Progress, Readiness};
+pub use frontend::{Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness};
 pub use gate::AdminKey;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
 pub use text::{Start, TextStream};

@@ -123,16 +123,16 @@ pub(crate) fn engine(
         .filter(|shape| shape.sequence_tokens() <= context)
         .collect();
     let blocks =
-        |shape: &Shape| shape.sequences() * shape.sequence_tokens().div_ceil(args.block_size);
+        |shape: &Shape| shape.sequences() * shape.sequence_tokens().div_ceil(args.block_tokens());
     let limits = EngineLimits {
-        block_tokens: args.block_size,
+        block_tokens: args.block_tokens(),
         blocks_count: shapes
             .iter()
             .map(blocks)
             .max()
             .context("the model's context is too short to measure")?,
         slots_count: 32,
-        step_tokens_max: args.max_num_batched_tokens,
+        step_tokens_max: args.step_tokens_max(),
     };
     let mut engine = loaded.engine(limits, threads)?;
     let mut samples = vec![Vec::new(); shapes.len()];

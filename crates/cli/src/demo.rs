@@ -4,6 +4,7 @@
 //! comparing it. Invariant: what is loaded is what was built in.
 
 use anyhow::{Context, bail};
+use cleave_api::ModelFiles;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -32,6 +33,22 @@ const FILES: [(&str, &[u8]); 5] = [
         include_bytes!("../../../assets/demo/model.safetensors"),
     ),
 ];
+
+/// The text side of the bundled checkpoint; nothing is unpacked.
+pub(crate) fn files() -> ModelFiles {
+    let text = |name: &str| {
+        let (_, bytes) = FILES.iter().find(|(file, _)| *file == name)?;
+        Some(String::from_utf8_lossy(bytes).into_owned())
+    };
+    ModelFiles {
+        name: NAME.to_owned(),
+        config: text("config.json").unwrap_or_default(),
+        tokenizer: text("tokenizer.json").unwrap_or_default(),
+        tokenizer_config: text("tokenizer_config.json"),
+        generation_config: text("generation_config.json"),
+        ..ModelFiles::default()
+    }
+}
 
 /// The folder with the bundled checkpoint, unpacked if need be.
 ///

@@ -6,18 +6,25 @@
 
 mod args;
 mod bench;
+mod check;
 mod demo;
 mod generate;
+mod goodput;
 mod kv;
+mod load;
+mod mock;
 mod model;
+mod plan;
 mod replay;
+mod router_cost;
 mod serve;
 mod sim;
 mod solo;
+mod source;
 mod synth;
 mod values;
 
-use args::{BenchCommand, Cli, Command, KvCommand, SimCommand};
+use args::{BenchCommand, Cli, Command, KvCommand, PlanCommand, SimCommand};
 use bench::Form;
 use clap::Parser;
 use std::io::IsTerminal;
@@ -59,11 +66,16 @@ fn main() -> ExitCode {
                 };
                 sim::explore(world.as_deref(), &scope)
             }
+            SimCommand::Goodput(args) => goodput::run_goodput(&args),
         },
+        Command::Check(args) => check::check(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Kv(args) => match args.command {
             KvCommand::Bench(args) => kv::bench(&args),
             KvCommand::FarEnd(args) => kv::far_end(&args),
+        },
+        Command::Plan(args) => match args.command {
+            PlanCommand::Calibrate(args) => plan::run(&args),
         },
         Command::Bench(args) => match args.command {
             BenchCommand::Engine {
@@ -77,6 +89,8 @@ fn main() -> ExitCode {
                 rounds,
                 if json { Form::Json } else { Form::Table },
             ),
+            BenchCommand::Run(args) => load::run(*args),
+            BenchCommand::Goodput(args) => load::goodput(*args),
         },
     };
     match done {

@@ -15,6 +15,7 @@ use cleave_domain::{
 use cleave_engine::checkpoint::{Checkpoint, StoredType};
 use cleave_engine::ops::{PoolShape, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Progress, Weights};
+use cleave_planner::Shape;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::Arc;
 
@@ -112,10 +113,10 @@ impl Loaded {
         args: &EngineArgs,
         count: usize,
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
-        let block_bytes = self.block_bytes(args.block_size);
+        let block_bytes = self.block_bytes(args.block_tokens());
         let bytes = args.kv_cache.unwrap_or_else(|| kv_bytes_default(count));
-        let wanted = u64::from(args.max_num_seqs)
-            * u64::from(self.context_tokens_max().div_ceil(args.block_size));
+        let wanted = u64::from(args.slots_count())
+            * u64::from(self.context_tokens_max().div_ceil(args.block_tokens()));
         let most = if args.kv_cache.is_some() {
             u64::from(u32::MAX)
         } else {
@@ -126,14 +127,14 @@ impl Loaded {
             bail!(
                 "a KV cache of {bytes} bytes does not hold one block of {} tokens ({block_bytes} bytes); \
                  raise --kv-cache",
-                args.block_size
+                args.block_tokens()
             );
         }
         let limits = EngineLimits {
-            block_tokens: args.block_size,
+            block_tokens: args.block_tokens(),
             blocks_count,
-            slots_count: args.max_num_seqs,
-            step_tokens_max: args.max_num_batched_tokens,
+            slots_count: args.slots_count(),
+            step_tokens_max: args.step_tokens_max(),
         };
         let threads = args.threads();
         let mut engines = (0..count)
@@ -155,10 +156,10 @@ impl Loaded {
         tokens: u32,
     ) -> anyhow::Result<Box<dyn Engine>> {
         let limits = EngineLimits {
-            block_tokens: args.block_size,
-            blocks_count: tokens.div_ceil(args.block_size) + 1,
+            block_tokens: args.block_tokens(),
+            blocks_count: tokens.div_ceil(args.block_tokens()) + 1,
             slots_count: 1,
-            step_tokens_max: args.max_num_batched_tokens,
+            step_tokens_max: args.step_tokens_max(),
         };
         self.engine(limits, args.threads())
     }
@@ -183,6 +184,25 @@ impl Loaded {
             self.weights.clone(),
             limits,
         )?))
+    }
+
+    /// The sizes that its cost depends on.
+    pub(crate) fn shape(&self) -> Shape {
+        let config = self.weights.config();
+        let count = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        Shape {
+            layers: count(config.layers_count()),
+            hidden: count(config.hidden_size),
+            intermediate: count(config.intermediate_size),
+            query_heads: count(config.heads.query_heads),
+            kv_heads: count(config.heads.kv_heads),
+            head_dim: count(config.heads.head_dim),
+            vocab: count(config.vocab_size),
+            element_bytes: match self.precision {
+                Precision::F32 => 4,
+                Precision::Bf16 => 2,
+            },
+        }
     }
 
     fn block_bytes(&self, block_tokens: u32) -> u64 {

@@ -6,14 +6,14 @@
 use crate::args::{
     EngineArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerLimitArgs,
 };
-use crate::model::{self, Loaded};
+use crate::source::Source;
 use anyhow::{Context, anyhow, bail};
 use cleave_api::ApiOptions;
 use cleave_domain::Role;
 use cleave_engine::Engine;
 use cleave_node::{
-    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, WorkerNode,
-    WorkerOptions,
+    Calibration, PolicyFile, RouterNode, RouterOptions, Running, RunningRouter, RunningWorker,
+    Serve, WorkerNode, WorkerOptions,
 };
 use std::io::Write;
 use std::net::SocketAddr;
@@ -30,29 +30,34 @@ const IMPATIENT: i32 = 130;
 /// Everything in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let roles = roles(args)?;
+    let router = router_options(&args.router, &args.process)?;
     make_tape_folder(&args.process)?;
-    let loaded = model::load(&args.model, &args.engine)?;
-    let engines = loaded.engines(&args.engine, roles.len())?;
+    let source = Source::open((&args.model, &args.mock), &args.engine)?;
+    let engines = source.engines(&args.engine, roles.len())?;
     let workers: Vec<_> = names(&roles)
         .zip(engines)
-        .map(|((name, role), engine)| {
-            (
-                worker_options(name, role, (&args.engine, &args.worker, &args.process)),
-                engine,
-            )
+        .map(|((name, role), mut engine)| {
+            let measured = source.measure(engine.as_mut(), args.worker.calibrate.0)?;
+            let options = WorkerOptions {
+                step_time: source.step_time(role),
+                prices: measured.as_ref().map(Calibration::prices),
+                ceilings: measured.map(|measured| measured.ceilings),
+                ..worker_options(name, role, (&args.engine, &args.worker, &args.process))
+            };
+            Ok((options, engine))
         })
-        .collect();
+        .collect::<anyhow::Result<_>>()?;
     announce(
-        &loaded,
+        &source,
         workers
             .iter()
             .map(|(options, engine)| (options, engine.as_ref())),
     );
     let serve = Serve {
         listen: SocketAddr::new(args.host, args.port).to_string(),
-        router: router_options(&args.router, &args.process),
+        router,
         workers,
-        files: loaded.files.clone(),
+        files: source.files().clone(),
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -69,7 +74,7 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
     let node = RouterNode {
         listen: args.listen.to_string(),
-        options: router_options(&args.limits, &args.process),
+        options: router_options(&args.limits, &args.process)?,
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -84,19 +89,25 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
 /// One worker.
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
-    let loaded = model::load(&args.model, &args.engine)?;
-    let engine = loaded
+    let source = Source::open((&args.model, &args.mock), &args.engine)?;
+    let mut engine = source
         .engines(&args.engine, 1)?
         .pop()
         .context("one engine was asked for")?;
     let role = Role::from(args.leg);
     let name = args.name.clone().unwrap_or_else(|| name_default(role));
-    let options = worker_options(name, role, (&args.engine, &args.limits, &args.process));
-    announce(&loaded, std::iter::once((&options, engine.as_ref())));
+    let measured = source.measure(engine.as_mut(), args.limits.calibrate.0)?;
+    let options = WorkerOptions {
+        step_time: source.step_time(role),
+        prices: measured.as_ref().map(Calibration::prices),
+        ceilings: measured.map(|measured| measured.ceilings),
+        ..worker_options(name, role, (&args.engine, &args.limits, &args.process))
+    };
+    announce(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
         options,
         engine,
-        files: loaded.files,
+        files: source.files().clone(),
         routers: args.router.clone(),
         data_listen: args.data_listen.to_string(),
         data_address: args.data_advertise.clone(),
@@ -168,14 +179,21 @@ fn worker_options(
     }
 }
 
-fn router_options(limits: &RouterLimitArgs, process: &ProcessArgs) -> RouterOptions {
+fn router_options(
+    limits: &RouterLimitArgs,
+    process: &ProcessArgs,
+) -> anyhow::Result<RouterOptions> {
     let defaults = RouterOptions::default();
     let mut brain = defaults.limits;
     brain.failures_max = limits.migration_limit;
     brain.moves_max = limits.max_moves;
     brain.reader_wait_max = limits.reader_wait.0;
-    RouterOptions {
+    brain.mode = limits.router_mode.into();
+    brain.placement = limits.placement.into();
+    let policy = limits.policy.as_deref().map(PolicyFile::open);
+    Ok(RouterOptions {
         limits: brain,
+        policy: policy.transpose()?,
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
         tape: tape(process, "router"),
@@ -184,7 +202,7 @@ fn router_options(limits: &RouterLimitArgs, process: &ProcessArgs) -> RouterOpti
             admin_key: process.admin_key,
             ..defaults.api
         },
-    }
+    })
 }
 
 fn make_tape_folder(process: &ProcessArgs) -> anyhow::Result<()> {
@@ -203,11 +221,11 @@ fn tape(process: &ProcessArgs, name: &str) -> Option<PathBuf> {
 
 /// What runs where, for people.
 fn announce<'a>(
-    loaded: &Loaded,
+    source: &Source,
     workers: impl Iterator<Item = (&'a WorkerOptions, &'a dyn Engine)>,
 ) {
-    let context = loaded.context_tokens_max();
-    info!("model {}, context {context} tokens", loaded.title());
+    let context = source.context_tokens_max();
+    info!("model {}, context {context} tokens", source.title());
     for (options, engine) in workers {
         let description = engine.describe();
         let capacity = description.capacity;

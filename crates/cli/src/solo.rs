@@ -78,6 +78,7 @@ impl Solo<'_> {
             expected_output_tokens: self.request.stop.max_tokens,
             ahead_tokens: 0,
             waited: Duration::ZERO,
+            due: None,
         }));
     }
 
@@ -123,6 +124,7 @@ impl Solo<'_> {
                     blocks,
                 },
                 waited: Duration::ZERO,
+                due: None,
             })),
             Report::Finished { reason, .. } => return Ok(Some(reason)),
             Report::Refused { refusal, .. } => bail!("the prompt was refused: {refusal:?}"),
@@ -147,5 +149,6 @@ fn limits(engine: &dyn Engine) -> Limits {
         step_max: FOREVER,
         swap_blocks: 0,
         writer: Writer::Receiver,
+        prices: cleave_domain::Prices::default(),
     }
 }

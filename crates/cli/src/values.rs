@@ -117,6 +117,13 @@ pub(crate) fn parse_block_bytes(text: &str) -> Result<u32, String> {
     fits.ok_or_else(|| "expected at least 4KiB and at most 1GiB".to_owned())
 }
 
+/// As [`parse_bytes`], for a block that nobody computes with.
+pub(crate) fn parse_mock_block_bytes(text: &str) -> Result<u32, String> {
+    let bytes = u32::try_from(parse_bytes(text)?);
+    let fits = bytes.ok().filter(|bytes| (1..=1 << 30).contains(bytes));
+    fits.ok_or_else(|| "expected at least 1B and at most 1GiB".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::Duration;
 
 /// Which legs a worker serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -86,6 +87,74 @@ pub struct Load {
     pub blocks_free: u32,
     /// Whether its steps come to an end.
     pub progress: Progress,
+    /// Tokens, prompt and output, of the sequences that run or will run here: those in the batch, those
+    /// that it has reserved for, and prompts that it runs for itself.
+    pub context_tokens: u64,
+    /// How long its prompts will take, by how soon they must begin.
+    pub backlog: Backlog,
+    /// The tightest mean gap between tokens that can still be kept, of what is left of each running or
+    /// reserved sequence's promise; one that is lost anyway binds nobody.
+    pub tpot_least: Option<Duration>,
+    /// How long the step under way is still predicted to take; nothing new begins before.
+    pub step_left: Duration,
+    /// Orders that this router has sent over this connection and that are counted in all of this.
+    pub orders_heard: u64,
+}
+
+/// How long the prompts that a worker was given will take it, by the class's priority and by slack: the
+/// time that is left until a prompt must begin to be in time. A prompt waits for what is of smaller
+/// priority, and among its own for what has less slack. Prompts share steps, so work is what a prompt
+/// adds to steps that are full, not what it would take alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Backlog {
+    /// Microseconds of work: `[band][i]` is of prompts whose slack is at most [`Self::BOUNDS`]`[i]` and
+    /// more than the bound before; the last of each band is all that has more, or is due at no time,
+    /// or cannot be in time any more.
+    pub micros: [[u32; 9]; 3],
+}
+
+impl Backlog {
+    /// Upper bounds of slack, ascending.
+    pub const BOUNDS: [Duration; 8] = [
+        Duration::from_millis(50),
+        Duration::from_millis(100),
+        Duration::from_millis(250),
+        Duration::from_millis(500),
+        Duration::from_millis(1_000),
+        Duration::from_millis(2_500),
+        Duration::from_millis(5_000),
+        Duration::from_millis(10_000),
+    ];
+
+    /// Priorities below 0, 0, and above it; also the first key of the order in which prompts run.
+    pub fn band(priority: i32) -> usize {
+        match priority {
+            ..0 => 0,
+            0 => 1,
+            1.. => 2,
+        }
+    }
+
+    /// Which entry of a band a prompt with so much slack is part of.
+    pub fn place(slack: Option<Duration>) -> usize {
+        let fits = |slack: Duration| Self::BOUNDS.iter().position(|bound| slack <= *bound);
+        slack.and_then(fits).unwrap_or(Self::BOUNDS.len())
+    }
+
+    /// Adds a prompt that takes `work` and must begin within `slack`; `None` if it is due at no time.
+    pub fn add(&mut self, priority: i32, slack: Option<Duration>, work: Duration) {
+        let micros = u32::try_from(work.as_micros()).unwrap_or(u32::MAX);
+        let sum = &mut self.micros[Self::band(priority)][Self::place(slack)];
+        *sum = sum.saturating_add(micros);
+    }
+
+    /// All that goes before a prompt with so much slack, those with about as much included.
+    pub fn ahead(&self, priority: i32, slack: Option<Duration>) -> Duration {
+        let (bands, own) = self.micros.split_at(Self::band(priority));
+        let more_urgent = bands.iter().flatten();
+        let before = own[0][..=Self::place(slack)].iter();
+        Duration::from_micros(more_urgent.chain(before).map(|m| u64::from(*m)).sum())
+    }
 }
 
 /// Whether a worker gets anywhere.

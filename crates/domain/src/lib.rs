@@ -9,20 +9,28 @@ mod fleet;
 mod id;
 mod message;
 mod plan;
+mod price;
 mod request;
+mod resolve;
+mod slo;
 mod tape;
 mod time;
+mod timing;
 
-pub use fleet::{Capacity, Fingerprint, Load, Progress, Role, WorkerDescription};
+pub use fleet::{Backlog, Capacity, Fingerprint, Load, Progress, Role, WorkerDescription};
 pub use id::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,
 };
 pub use message::{
-    Cause, Emission, Ending, Failure, FinishReason, Migrate, Order, Prefill, PromptFacts, Refusal,
-    Report, Reserve, Target, Usage,
+    Cause, Due, DueUnmet, Emission, Ending, Failure, FinishReason, Migrate, Order, Prefill,
+    PromptFacts, Refusal, Report, Reserve, Target, Usage,
 };
 pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepResult};
-pub use request::{Request, Sampling, SamplingError, Slo, StopRules};
+pub use price::{LinkPrice, Prices, RowPrice, Work};
+pub use request::{Request, Sampling, SamplingError, StopRules};
+pub use resolve::{CLASS_HEADER, UnknownClass};
+pub use slo::{Origin, Rule, Slo, SloClass, SloPolicy, Tenant, Trust, Unmet};
 pub use tape::{Tape, TapeLine};
 pub use time::Time;
+pub use timing::{Aim, DecodeTiming, PrefillTiming, Stage, Timing, Verdict};

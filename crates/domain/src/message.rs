@@ -1,7 +1,10 @@
 //! What routers and workers say to each other. The same values travel through a channel in one
 //! process, a gRPC stream between processes, and the simulator's links.
 
-use crate::{BlockHash, BlockRef, HandoffId, Load, Request, Role, Sampled, WorkerRef};
+use crate::{
+    Aim, BlockHash, BlockRef, DecodeTiming, HandoffId, Load, PrefillTiming, Prices, Request, Role,
+    Sampled, WorkerRef,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +55,8 @@ pub struct Reserve {
     pub ahead_tokens: u32,
     /// How long the request is under way already; clocks are not shared.
     pub waited: Duration,
+    /// When its first token is due; `None` if nothing was promised of it.
+    pub due: Option<Due>,
 }
 
 /// See [`Order::Prefill`].
@@ -65,6 +70,28 @@ pub struct Prefill {
     pub target: Target,
     /// How long the request is under way already; clocks are not shared.
     pub waited: Duration,
+    /// When its first token is due; `None` if nothing was promised of it.
+    pub due: Option<Due>,
+}
+
+/// When a prompt's next token is due, as its router has computed it from targets, arrival and what was
+/// made of both since. A worker goes by this alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Due {
+    /// Time left, from the order on; zero if it has passed.
+    pub left: Duration,
+    /// What a worker does that cannot make it.
+    pub unmet: DueUnmet,
+}
+
+/// See [`Due::unmet`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DueUnmet {
+    /// It answers [`Refusal::Late`]: a first attempt may go elsewhere.
+    Refuse,
+    /// It serves as soon as it can: what was begun before, resumed, moved or let wait is never refused
+    /// for being late.
+    Serve,
 }
 
 /// See [`Order::Migrate`]. The sequence runs on under its old attempt while its full blocks leave;
@@ -126,6 +153,8 @@ pub enum Report {
     Prefilled {
         /// The attempt.
         handoff: HandoffId,
+        /// How long it took here; zero of a sequence that moves.
+        timing: PrefillTiming,
     },
     /// Decode leg: everything arrived, was verified, and the sequence runs.
     Landed {
@@ -154,6 +183,10 @@ pub enum Report {
         reason: FinishReason,
         /// Output tokens over its whole life.
         output_tokens: u32,
+        /// How it began here.
+        timing: DecodeTiming,
+        /// Where its first token was its last one: what that took; no `Prefilled` is said of it.
+        prefill: Option<PrefillTiming>,
     },
     /// This worker's leg cannot go on; `Released` follows when nothing is held.
     LegFailed {
@@ -170,6 +203,9 @@ pub enum Report {
     },
     /// How busy the worker is; also said to a router that joins.
     Load(Load),
+    /// What its work costs; said to a router that joins, before its first `Load`, and when it has
+    /// changed.
+    Prices(Prices),
     /// The worker takes nothing new and will leave.
     Draining,
     /// The worker serves these legs from now on; the answer to `Serve`, told to every router.
@@ -206,6 +242,15 @@ pub enum Refusal {
     },
     /// No worker (pair) for this model is connected.
     NoWorker,
+    /// What was promised cannot be kept, as predicted; told before anything is done.
+    Late {
+        /// The target that would be missed.
+        aim: Aim,
+        /// What it would be.
+        predicted: Duration,
+        /// When that has changed, as far as can be told.
+        retry_after: Duration,
+    },
     /// Shutting down.
     Draining,
     /// The order names another worker or life, or a leg that this one does not serve.
@@ -305,4 +350,6 @@ pub struct PromptFacts {
     pub cached_tokens: u32,
     /// Scores of the prompt's tokens from the second on, when asked for.
     pub scores: Vec<Sampled>,
+    /// How long it took on its worker.
+    pub timing: PrefillTiming,
 }

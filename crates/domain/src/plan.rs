@@ -62,6 +62,13 @@ pub enum LogitsWanted {
     ScoreAndSample,
 }
 
+impl LogitsWanted {
+    /// Whether a token is drawn.
+    pub fn samples(self) -> bool {
+        matches!(self, Self::Sample | Self::ScoreAndSample)
+    }
+}
+
 /// What a step gave.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepResult {

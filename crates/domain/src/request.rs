@@ -1,12 +1,11 @@
 //! What a client asked for, after validation: tokens and numbers, no text.
 
-use crate::{FinishReason, TokenId};
+use crate::{FinishReason, Slo, TokenId};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One sequence to generate. `n` choices of one HTTP request are `n` of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -188,17 +187,6 @@ pub struct StopRules {
     /// Drawing one of these ends the sequence; the token itself is reported.
     /// Empty when the client asked to ignore the end token.
     pub stop_tokens: Arc<[TokenId]>,
-}
-
-/// What the client was promised. `None` is no promise.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Slo {
-    /// The class the request belongs to; empty is the default class.
-    pub class: String,
-    /// From arrival to the first token.
-    pub ttft: Option<Duration>,
-    /// Mean gap between output tokens after the first.
-    pub tpot: Option<Duration>,
 }
 
 #[cfg(test)]

@@ -14,6 +14,9 @@ impl Time {
     /// The body's start.
     pub const ZERO: Self = Self(0);
 
+    /// Later than anything: never.
+    pub const END: Self = Self(u64::MAX);
+
     /// A time `nanos` nanoseconds after the body's start.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)

@@ -9,6 +9,7 @@
 pub mod checkpoint;
 pub mod conformance;
 mod forward;
+mod mock;
 mod model;
 pub mod ops;
 mod plan;
@@ -17,6 +18,7 @@ pub mod synth;
 mod waist;
 mod weights;
 
+pub use mock::MockEngine;
 pub use model::{EngineLimits, ModelEngine};
 pub use waist::{Engine, EngineDescription, EngineError};
 pub use weights::{Progress, Weights};

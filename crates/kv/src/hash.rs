@@ -10,16 +10,31 @@ use cleave_domain::{BlockHash, TokenId};
 /// Fills the key's first 24 bytes; a change of meaning changes it, and so every hash.
 const MEANING: &[u8; 24] = b"cleave kv block, 1st ed.";
 
+/// Tokens of a block of the usual sizes at most.
+const USUAL_TOKENS: usize = 32;
+
 /// The hash of one full block: `previous` is the hash of the block before it, `None` at the start
 /// of a sequence.
 pub fn block_hash(salt: u64, previous: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
     let mut key = [0; 32];
     key[..24].copy_from_slice(MEANING);
     key[24..].copy_from_slice(&salt.to_le_bytes());
-    let mut bytes = Vec::with_capacity(16 + 4 * tokens.len());
-    bytes.extend_from_slice(&previous.unwrap_or_default().0);
-    bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-    let digest = blake3::keyed_hash(&key, &bytes);
+    // Blocks are hashed by the thousand; those of the usual sizes are laid out on the stack.
+    let length = 16 + 4 * tokens.len();
+    let (mut stack, mut heap) = ([0; 16 + 4 * USUAL_TOKENS], Vec::new());
+    let bytes = match stack.get_mut(..length) {
+        Some(bytes) => bytes,
+        None => {
+            heap.resize(length, 0);
+            &mut heap[..]
+        }
+    };
+    let (past, own) = bytes.split_at_mut(16);
+    past.copy_from_slice(&previous.unwrap_or_default().0);
+    for (bytes, token) in own.chunks_exact_mut(4).zip(tokens) {
+        bytes.copy_from_slice(&token.to_le_bytes());
+    }
+    let digest = blake3::keyed_hash(&key, bytes);
     let mut hash = BlockHash::default();
     hash.0.copy_from_slice(&digest.as_bytes()[..16]);
     hash

@@ -73,8 +73,10 @@ impl Visit {
     /// report that follows them reaches the brain.
     pub(crate) async fn hear(&self, word: Upward) -> Result<(), Stopped> {
         match word {
-            Upward::Emission(handoff, emission) => {
-                self.door.flights.emit(handoff, emission);
+            Upward::Emissions(tokens) => {
+                for (handoff, emission) in tokens {
+                    self.door.flights.emit(handoff, emission);
+                }
                 Ok(())
             }
             Upward::Report(report) => {

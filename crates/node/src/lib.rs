@@ -6,6 +6,7 @@
 //! Invariant: a driver waits for nobody but its own inboxes, so no slow peer, client or disk of
 //! one can hold up the others.
 
+mod calibrate;
 mod clock;
 mod door;
 mod grpc;
@@ -14,6 +15,7 @@ mod http;
 mod line;
 mod node;
 mod options;
+mod policy;
 mod router;
 mod tape;
 mod telemetry;
@@ -22,8 +24,13 @@ mod views;
 mod wire;
 mod worker;
 
+pub use calibrate::{CALIBRATION, Calibration, Part, Rehearsal, calibrate};
+pub use cleave_router::{Mode, Placement};
 pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
+pub use policy::{Flaw, PolicyError, PolicyFile};
+pub use telemetry::Ceilings;
+pub use worker::StepTime;
 
 /// The shortest silence that may be taken for loss.
 pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;

@@ -35,7 +35,8 @@ pub(crate) enum Downward {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Upward {
     Report(Report),
-    Emission(HandoffId, Emission),
+    /// Tokens drawn at one go; what one step gives travels together.
+    Emissions(Vec<(HandoffId, Emission)>),
     /// For operators; the router's brain does not hear it.
     Link(LinkState),
 }

@@ -341,6 +341,14 @@ impl Running {
         self.router.frontend()
     }
 
+    /// Lets another router of this process use these workers too.
+    pub fn join(&mut self, router: &RunningRouter) {
+        for worker in &self.workers {
+            let line = connect(worker.door.clone(), router.body.door.clone());
+            self.lines.spawn(line);
+        }
+    }
+
     /// Returns, with the reason, when something broke that only a new process makes good.
     pub async fn broken(&self) -> String {
         let pulses = self.workers.iter().map(|worker| &worker.pulse);

@@ -3,8 +3,11 @@
 //! Owns: what a worker may be called. Never: checks anything else: whoever reads the command line
 //! does. Invariant: a default is on its field, and nowhere else.
 
+use crate::PolicyFile;
+use crate::telemetry::Ceilings;
+use crate::worker::StepTime;
 use cleave_api::{AdminKey, ApiOptions};
-use cleave_domain::Role;
+use cleave_domain::{Prices, Role};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -48,6 +51,14 @@ pub struct WorkerOptions {
     /// quarter of the pool: enough for the few sequences that a shortage hits, and taken only when
     /// one does.
     pub swap_bytes: Option<u64>,
+    /// What its device can do and the model asks of it, for what is shown of its use. Default unknown:
+    /// nothing is shown.
+    pub ceilings: Option<Ceilings>,
+    /// How long the engine's steps take. Default: as long as they take.
+    pub step_time: StepTime,
+    /// What its steps cost, as measured before it joins. Default nothing: then the worker is placed by
+    /// its load alone, unless its steps are priced.
+    pub prices: Option<Prices>,
     /// A router that says nothing for so long is lost. Default 5 s.
     pub silence_max: Duration,
     /// What `/admin` of its own port asks for. Default nothing: requests of this machine are let in.
@@ -72,6 +83,9 @@ impl WorkerOptions {
             streams_count: cleave_transfer::STREAMS_COUNT,
             step_max: Duration::from_secs(60),
             swap_bytes: None,
+            ceilings: None,
+            step_time: StepTime::Measured,
+            prices: None,
             silence_max: SILENCE_MAX,
             admin_key: None,
             tape: None,
@@ -101,6 +115,9 @@ pub fn name_flaw(name: &str) -> Option<&'static str> {
 pub struct RouterOptions {
     /// What its brain is told.
     pub limits: cleave_router::Limits,
+    /// What is promised to whom, in a file that is followed while it changes; it replaces that of
+    /// `limits`. Default nothing.
+    pub policy: Option<PolicyFile>,
     /// The HTTP face's settings.
     pub api: ApiOptions,
     /// Where the brain's tape goes. Default nowhere.
@@ -120,6 +137,7 @@ impl Default for RouterOptions {
     fn default() -> Self {
         Self {
             limits: cleave_router::Limits::default(),
+            policy: None,
             api: ApiOptions::default(),
             tape: None,
             otlp_endpoint: None,

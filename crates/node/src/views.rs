@@ -26,6 +26,7 @@ pub(crate) fn joined(introduction: &Introduction) -> WorkerView {
             blocks_free: blocks_count,
             ..Load::default()
         },
+        price_error_permille: None,
         blocks_count,
         links: Vec::new(),
         counters: Vec::new(),

@@ -1,70 +1,199 @@
-//! How long a decision takes in a large fleet: `cargo run --release -p cleave-router --example
-//! placing [WORKERS [PROMPT_TOKENS]]`. Half of the fleet prefills, half decodes, and everybody has
-//! half of every prompt cached, which is the dearest case for the prefix index.
+//! What the router's brain costs: `cargo run --release -p cleave-router --example placing
+//! [PROMPT_TOKENS]`. For fleets of several sizes, with prices and without: how many requests a second
+//! are placed, and what a worker and a flight take in memory. Half of the fleet prefills, half decodes,
+//! and everybody has half of every prompt cached, which is the dearest case for the prefix index.
 
 use cleave_domain::{
-    Capacity, Fingerprint, FlightId, Incarnation, Report, Request, Role, Sampling, Slo, StopRules,
-    Time, WorkerDescription, WorkerId, WorkerRef,
+    Capacity, Fingerprint, FlightId, HandoffId, Incarnation, LinkPrice, Load, Prices, Report,
+    Request, Role, RowPrice, Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId,
+    WorkerRef,
 };
-use cleave_router::{Brain, Input, Limits};
+use cleave_router::{Brain, CancelReason, Input, Limits, Note, Output};
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const REQUESTS: u64 = 2000;
+/// Flights under way while memory is looked at.
+const KEPT: u64 = 1000;
 
 fn main() -> std::io::Result<()> {
-    let mut arguments = std::env::args()
-        .skip(1)
-        .map(|word| word.parse::<u32>().ok());
-    let workers = u64::from(arguments.next().flatten().unwrap_or(1000));
-    let prompt = arguments.next().flatten().unwrap_or(1000);
-    let mut brain = Brain::new(Limits {
-        flights_max: 1_000_000,
-        queue_max: 1_000_000,
-        queue_wait_max: Duration::from_secs(60),
-        renew_every: Duration::from_secs(3600),
-        reserve_timeout: Duration::from_secs(3600),
-        ..Limits::default()
-    });
-    let prompt: Arc<[u32]> = (0..prompt).collect();
-    let half = &prompt[..prompt.len() / 2];
-    let stored = cleave_kv::block_hashes(0, half, 16);
-    for id in 1..=workers {
-        let worker = WorkerRef {
-            worker: WorkerId(id),
-            incarnation: Incarnation(1),
-        };
-        let role = [Role::Prefill, Role::Decode][(id % 2) as usize];
-        tell(&mut brain, joined(worker, role));
-        let report = Report::Prefix {
-            stored: stored.clone(),
-            evicted: Vec::new(),
-        };
-        tell(&mut brain, Input::Told { worker, report });
-    }
-    let request = Arc::new(Request {
-        prompt,
-        generated: Arc::new([]),
-        sampling: Sampling::greedy(),
-        stop: StopRules {
-            max_tokens: 100,
-            min_tokens: 0,
-            stop_tokens: Arc::new([]),
-        },
-        priority: 0,
-        cache_salt: 0,
-        slo: Slo::default(),
-    });
-    let start = Instant::now();
-    for flight in 0..REQUESTS {
-        let request = Arc::clone(&request);
-        let flight = FlightId(flight);
-        tell(&mut brain, Input::Submitted { flight, request });
-    }
-    let each = start.elapsed() / REQUESTS as u32;
+    let words = std::env::args().nth(1);
+    let tokens = words
+        .and_then(|word| word.parse::<u32>().ok())
+        .unwrap_or(1000);
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{workers} workers: {each:?} per decision")
+    for workers in [16, 64, 1024] {
+        for priced in [false, true] {
+            let before = resident();
+            let mut fleet = Fleet::new(workers, priced, tokens);
+            let joined = resident();
+            let each = fleet.place(REQUESTS);
+            let placed = resident();
+            fleet.keep(KEPT);
+            let kept = resident();
+            let rate = 1e9 / each.as_nanos().max(1) as f64;
+            writeln!(
+                out,
+                "{workers} workers, {}: {each:?} per request, {rate:.0} a second; {} KiB a worker, {} B a flight",
+                if priced { "by prices" } else { "by load" },
+                joined.saturating_sub(before) / 1024 / workers,
+                kept.saturating_sub(placed) / KEPT,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of memory that this process has, as the system counts them; 0 where it does not say.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split_whitespace().nth(1);
+    pages.and_then(|word| word.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+struct Fleet {
+    brain: Brain,
+    request: Arc<Request>,
+    next: u64,
+    now: u64,
+}
+
+impl Fleet {
+    fn new(workers: u64, priced: bool, tokens: u32) -> Self {
+        let mut brain = Brain::new(Limits {
+            flights_max: 1_000_000,
+            queue_max: 1_000_000,
+            queue_wait_max: Duration::from_secs(3600),
+            renew_every: Duration::from_secs(3600),
+            reserve_timeout: Duration::from_secs(3600),
+            ..Limits::default()
+        });
+        let prompt: Arc<[u32]> = (0..tokens).collect();
+        let stored = cleave_kv::block_hashes(0, &prompt[..prompt.len() / 2], 16);
+        for id in 1..=workers {
+            let worker = WorkerRef {
+                worker: WorkerId(id),
+                incarnation: Incarnation(1),
+            };
+            tell(
+                &mut brain,
+                joined(worker, [Role::Prefill, Role::Decode][(id % 2) as usize]),
+            );
+            let report = Report::Prefix {
+                stored: stored.clone(),
+                evicted: Vec::new(),
+            };
+            tell(&mut brain, Input::Told { worker, report });
+            if priced {
+                let report = Report::Prices(prices());
+                tell(&mut brain, Input::Told { worker, report });
+            }
+            let report = Report::Load(Load {
+                sequences_running: 8,
+                context_tokens: 8000,
+                blocks_free: 90_000,
+                ..Load::default()
+            });
+            tell(&mut brain, Input::Told { worker, report });
+        }
+        let request = Arc::new(Request {
+            prompt,
+            generated: Arc::new([]),
+            sampling: Sampling::greedy(),
+            stop: StopRules {
+                max_tokens: 100,
+                min_tokens: 0,
+                stop_tokens: Arc::new([]),
+            },
+            priority: 0,
+            cache_salt: 0,
+            slo: Slo {
+                ttft: Some(Duration::from_secs(3600)),
+                tpot: Some(Duration::from_secs(1)),
+                ..Slo::default()
+            },
+        });
+        Self {
+            brain,
+            request,
+            next: 0,
+            now: 0,
+        }
+    }
+
+    /// Submits a request. Gives how long that took, and where it was sent.
+    fn submit(&mut self) -> (Duration, Option<(WorkerRef, HandoffId)>) {
+        let flight = FlightId(self.next);
+        self.next += 1;
+        self.now += 1_000_000;
+        let request = Arc::clone(&self.request);
+        let input = Input::Submitted { flight, request };
+        let start = Instant::now();
+        self.brain.handle(Time::from_nanos(self.now), input);
+        let mut placed = None;
+        while let Some(output) = self.brain.poll() {
+            if let Output::Note(Note::Placed {
+                handoff, decode, ..
+            }) = output
+            {
+                placed = Some((decode, handoff));
+            }
+        }
+        (start.elapsed(), placed)
+    }
+
+    /// The mean time of so many placements, each of which is taken back.
+    fn place(&mut self, count: u64) -> Duration {
+        let mut total = Duration::ZERO;
+        for _ in 0..count {
+            let (took, placed) = self.submit();
+            total += took;
+            let (worker, handoff) = placed.expect("there is room");
+            let flight = handoff.flight;
+            let why = CancelReason::Left;
+            self.handle(Input::Cancelled { flight, why });
+            let report = Report::Released { handoff };
+            self.handle(Input::Told { worker, report });
+        }
+        total / count as u32
+    }
+
+    fn keep(&mut self, count: u64) {
+        for _ in 0..count {
+            self.submit();
+        }
+    }
+
+    fn handle(&mut self, input: Input) {
+        self.brain.handle(Time::from_nanos(self.now), input);
+        while self.brain.poll().is_some() {}
+    }
+}
+
+fn prices() -> Prices {
+    let knot = |(rows, micros): (u32, u64)| RowPrice {
+        rows,
+        nanos: micros * 1000,
+    };
+    let rows = [
+        (1, 5000),
+        (64, 5200),
+        (256, 7000),
+        (1024, 21_000),
+        (8192, 160_000),
+    ];
+    Prices {
+        rows: rows.map(knot).to_vec(),
+        pair_picos: 100,
+        context_picos: 50_000,
+        draw_nanos: 10_000,
+        link: LinkPrice {
+            latency_nanos: 100_000,
+            byte_picos: 50,
+        },
+        ..Prices::default()
+    }
 }
 
 fn tell(brain: &mut Brain, input: Input) {

@@ -6,24 +6,28 @@
 //! - *Checks*: [`Brain::check`] asserts every invariant; affordable in tests and simulation.
 //!   [`Brain::fingerprint`] says which states are one.
 //!
-//! A flight's way is told in `place` (submitting, waiting, the first order), `walk` (what each word of a
+//! A flight's way is told in `admit` (is it taken on), `place` (waiting, the first order), `walk` (what each word of a
 //! worker means), `resume` (an attempt is over too early), `moves` (a running sequence goes to another
-//! worker), `rescue` (a worker is stuck) and `legs` (letting go).
+//! worker), `rescue` (a worker is stuck), `legs` (letting go) and `verdict` (what came of it).
 //!
 //! Owns: the flights, the line, the alarms. Never: sees a generated token while it is drawn; those go
 //! past it, and it asks for them when another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one [`Output::End`].
 
 use crate::alarm::{Alarm, Alarms};
-use crate::event::{Census, Input, Limits, Note, Output, Readiness};
+use crate::event::{CancelReason, Census, Input, Limits, Note, Output, Readiness};
 use crate::fleet::Fleet;
 use crate::flight::{Attempt, Finish, Flight, Stage};
 use crate::ledger::Promise;
 use crate::legs::Leaving;
 use crate::line::Line;
 use crate::place::Pace;
-use cleave_domain::{Ending, Failure, FlightId, HandoffId, Order, Time, WorkerId, WorkerRef};
+use crate::tally::Tally;
+use cleave_domain::{
+    Ending, Failure, FlightId, HandoffId, Order, SloPolicy, Time, WorkerId, WorkerRef,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// Decides for a fleet; see the module's first lines for how to drive it.
 #[derive(Clone, Debug)]
@@ -53,6 +57,11 @@ pub struct Brain {
     ended: u64,
     /// Between placements, on average, while there is a line.
     pub(crate) pace: Pace,
+    /// What was served to whom, and how predictions came true.
+    pub(crate) tally: Tally,
+    /// When the line was last looked at for news, and will be again.
+    pub(crate) looked_at: Time,
+    pub(crate) look_at: Option<Time>,
     pub(crate) draining: Draining,
     noted: (Census, u32, u32),
     /// What was said last.
@@ -89,6 +98,9 @@ impl Brain {
             arrivals: 0,
             ended: 0,
             pace: Pace::default(),
+            tally: Tally::default(),
+            looked_at: Time::ZERO,
+            look_at: None,
             draining: Draining::No,
             noted: (Census::default(), 0, 0),
             readiness: Readiness::NONE,
@@ -99,6 +111,7 @@ impl Brain {
     /// Takes a fact. Time that runs backwards is taken as standing still.
     pub fn handle(&mut self, now: Time, input: Input) {
         self.now = self.now.max(now);
+        self.fleet.now = self.now;
         self.fire();
         match input {
             Input::WorkerJoined {
@@ -108,11 +121,12 @@ impl Brain {
             Input::WorkerLost { worker } => self.lost(worker),
             Input::Told { worker, report } => self.told(worker, report),
             Input::Submitted { flight, request } => self.submitted(flight, request),
-            Input::Cancelled { flight } => self.cancelled(flight),
+            Input::Cancelled { flight, why } => self.cancelled(flight, why),
             Input::Counted { handoff, generated } => self.counted(handoff, generated),
             Input::Stalled { flight } => self.stalled(flight),
             Input::Flowing { flight } => self.alarms.set(flight, Alarm::Reader, None),
             Input::Commanded { worker, command } => self.commanded(worker, command),
+            Input::PolicyChanged { policy } => self.policy_changed(policy),
             Input::Woke => {}
             Input::Draining => {
                 if self.draining == Draining::No {
@@ -132,10 +146,16 @@ impl Brain {
     pub fn deadline(&self) -> Option<Time> {
         let door = self.doors.first().map(|(at, _)| *at);
         let patience = self.patience.first().map(|(at, _)| *at);
-        [self.alarms.first(), door, patience, self.renew_at]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.alarms.first(),
+            door,
+            patience,
+            self.renew_at,
+            self.look_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Legs that were told of a hand-off and have not released it, ended flights' included.
@@ -147,6 +167,8 @@ impl Brain {
     pub fn check(&self) {
         self.fleet.check();
         self.alarms.check();
+        self.line.check();
+        self.tally.check(self.flights.len());
         assert_eq!(
             self.arrivals,
             self.ended + self.flights.len() as u64,
@@ -256,6 +278,12 @@ impl Brain {
     }
 
     pub(crate) fn tell(&mut self, worker: WorkerRef, order: Order) {
+        let last = match &order {
+            Order::Reserve(order) if order.sender != worker => Some(order.handoff),
+            Order::Prefill(order) => Some(order.handoff),
+            _ => None,
+        };
+        self.fleet.ordered(worker, last);
         self.say(Output::Tell { worker, order });
     }
 
@@ -294,6 +322,16 @@ impl Brain {
         if self.renew_at.is_some_and(|at| at <= self.now) {
             self.renew();
         }
+        if self.look_at.is_some_and(|at| at <= self.now) {
+            self.look_soon();
+        }
+    }
+
+    /// Other promises hold for those who come, and another order in the line.
+    fn policy_changed(&mut self, policy: Arc<SloPolicy>) {
+        self.tally.keep(&policy);
+        self.limits.policy = policy;
+        self.serve_line();
     }
 
     /// Everybody who waits for room anywhere is looked at: streams before newcomers.
@@ -333,7 +371,7 @@ impl Brain {
 
     /// The flight's one end. Its legs are taken back before.
     pub(crate) fn end(&mut self, id: FlightId, ending: Ending) {
-        self.end_with(id, ending, None);
+        self.end_with(id, ending, (None, CancelReason::Left));
     }
 
     /// Every token was produced.
@@ -343,10 +381,16 @@ impl Brain {
             reason,
             output_tokens,
         } = finish;
-        self.end_with(id, Ending::Done { reason }, Some(output_tokens));
+        let told = (Some(output_tokens), CancelReason::Left);
+        self.end_with(id, Ending::Done { reason }, told);
     }
 
-    fn end_with(&mut self, id: FlightId, ending: Ending, output_tokens: Option<u32>) {
+    pub(crate) fn end_with(
+        &mut self,
+        id: FlightId,
+        ending: Ending,
+        (output_tokens, why): (Option<u32>, CancelReason),
+    ) {
         self.alarms.forget(id);
         let Some(flight) = self.flights.remove(&id) else {
             return;
@@ -355,16 +399,19 @@ impl Brain {
         self.rescued.remove(&id);
         self.line.leave(&flight.place);
         self.ended += 1;
+        let timing = self.judged(&flight, (&ending, why), output_tokens);
+        self.settle_account(&flight, (&ending, output_tokens));
         self.say(Output::End {
             flight: id,
             ending,
             output_tokens,
+            timing,
         });
     }
 
     fn settle_readiness(&mut self) {
         let readiness = match self.draining {
-            Draining::No => self.fleet.readiness(self.now),
+            Draining::No => self.fleet.readiness(self.now, self.terms()),
             Draining::Asked | Draining::Said => Readiness::Draining,
         };
         if readiness != self.readiness {
@@ -381,7 +428,7 @@ impl Brain {
         }
         while let Some((worker, flight)) = self.freed.pop_first() {
             // Who was passed over and comes first is not to be sent back in the same breath.
-            if self.head().is_none_or(|head| Some(head.flight) != flight) {
+            if self.head().is_none_or(|head| Some(head) != flight) {
                 self.room_at(worker);
             }
         }

@@ -4,12 +4,24 @@
 //! changes anything, or ranks workers; policies do.
 //! Invariant: what this router promised and a worker has not confirmed counts as taken.
 
-use crate::event::Readiness;
+use crate::event::{Forecast, Mode, Placement, Readiness};
 use crate::fleet::{Fleet, Group, Worker};
-use crate::policy::{self, Ask, Candidate, Choice, NoPlace};
+use crate::forecast::{self, Manners, Need, Outlook, Prospect};
+use crate::judge::judge;
+use crate::ledger::URGENCIES;
+use crate::policy::{self, Ask, Candidate, Choice, NoPlace, Terms};
 use crate::prefix::Content;
-use cleave_domain::{Fingerprint, Time, WorkerId, WorkerRef};
+use cleave_domain::{Backlog, Fingerprint, Prices, Role, Time, WorkerId, WorkerRef};
+use cleave_planner::Predict;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A request without targets leaves one of so many seats and blocks of a worker to those that have
+/// some, where the policy has such.
+const LEFT_FREE: u32 = 2;
+/// Nor is its prompt sent where others wait for longer than this: it would hold a seat and blocks for
+/// nothing.
+const QUEUE_BEHIND: Duration = Duration::from_millis(100);
 
 /// What a placement is asked with.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +33,28 @@ pub(crate) struct Query<'a> {
     /// follow. None while it has none.
     pub(crate) drawn_by: Option<&'a Fingerprint>,
     pub(crate) now: Time,
+    pub(crate) terms: Terms,
+    /// What it needs in time; none where times do not decide.
+    pub(crate) need: Option<&'a Need>,
+}
+
+/// A place for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placing {
+    pub(crate) choice: Choice,
+    /// What was predicted of it.
+    pub(crate) outlook: Option<Outlook>,
+    /// The best placements that were judged, this one first.
+    pub(crate) considered: Vec<Forecast>,
+    /// The mean gap between tokens that its client was promised.
+    pub(crate) tpot: Option<Duration>,
+}
+
+/// What a sequence that moves takes and was promised.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Burden {
+    pub(crate) ask: Ask,
+    pub(crate) tpot: Option<Duration>,
 }
 
 impl Query<'_> {
@@ -35,6 +69,8 @@ impl Query<'_> {
             excluded,
             drawn_by: self.drawn_by,
             now: self.now,
+            terms: self.terms,
+            need: self.need,
         }
     }
 
@@ -43,15 +79,75 @@ impl Query<'_> {
     }
 }
 
+impl Placing {
+    fn by_load(choice: Choice) -> Self {
+        let forecast = Forecast {
+            prefill: choice.prefill,
+            decode: choice.decode,
+            cached_tokens: choice.cached_tokens,
+            ttft: Duration::ZERO,
+            tpot: Duration::ZERO,
+            e2e: Duration::ZERO,
+            output_tokens: 0,
+        };
+        Self {
+            choice,
+            outlook: None,
+            considered: vec![forecast],
+            tpot: None,
+        }
+    }
+
+    /// None of no outlooks.
+    fn by_prices(outlooks: &[Outlook]) -> Option<Self> {
+        let best = outlooks.first()?;
+        let choice = Choice {
+            prefill: best.forecast.prefill,
+            decode: best.forecast.decode,
+            cached_tokens: best.forecast.cached_tokens,
+            cost: 0,
+            reason: best.reason,
+        };
+        Some(Self {
+            choice,
+            outlook: Some(*best),
+            considered: outlooks.iter().map(|outlook| outlook.forecast).collect(),
+            tpot: None,
+        })
+    }
+
+    /// Of two groups' choices the better: one that is known to meet its targets, one that is known,
+    /// the sooner.
+    fn better(self, other: Self) -> Self {
+        let rank = |placing: &Self| match &placing.outlook {
+            Some(outlook) => (outlook.miss.is_some(), false, outlook.forecast.e2e, 0),
+            None => (false, true, Duration::ZERO, placing.choice.cost),
+        };
+        if rank(&other) < rank(&self) {
+            other
+        } else {
+            self
+        }
+    }
+}
+
 impl Fleet {
     /// Whether the shortest of requests would find a pair, asked as any other is.
-    pub(crate) fn readiness(&self, now: Time) -> Readiness {
+    pub(crate) fn readiness(&self, now: Time, terms: Terms) -> Readiness {
+        let alone = terms.mode == Mode::Slo && terms.placement == Placement::Auto;
+        let alone = alone && self.workers().any(|w| w.accepts() && w.priced());
+        let placement = match terms.placement {
+            Placement::Auto if alone => Placement::Whole,
+            other => other,
+        };
         let query = Query {
             ask: Ask::SHORTEST,
             content: &Content::default(),
             excluded: &BTreeSet::new(),
             drawn_by: None,
             now,
+            terms: Terms { placement, ..terms },
+            need: None,
         };
         match self.choose_among(&query, Worker::accepts) {
             Ok(_) | Err(NoPlace::Busy) => Readiness::Ready,
@@ -66,8 +162,8 @@ impl Fleet {
         }
     }
 
-    /// Chooses in each group and takes the cheapest choice.
-    pub(crate) fn choose(&self, query: &Query) -> Result<Choice, NoPlace> {
+    /// Chooses in each group and takes the best choice.
+    pub(crate) fn choose(&self, query: &Query) -> Result<Placing, NoPlace> {
         self.choose_among(query, |worker| !worker.draining)
     }
 
@@ -75,20 +171,84 @@ impl Fleet {
         &self,
         query: &Query,
         counts: impl Fn(&Worker) -> bool,
-    ) -> Result<Choice, NoPlace> {
-        let mut best: Result<Choice, NoPlace> = Err(NoPlace::NoWorker);
+    ) -> Result<Placing, NoPlace> {
+        let mut best: Result<Placing, NoPlace> = Err(NoPlace::NoWorker);
         let groups = self.groups.iter();
         for (_, group) in groups.filter(|(fingerprint, _)| query.admits(fingerprint)) {
-            let candidates = self.candidates(group, query, &counts);
-            let choice = policy::choose(&candidates, &query.ask);
-            best = match (best, choice) {
-                (Ok(old), Ok(new)) => Ok(if new.cost < old.cost { new } else { old }),
+            let found = match self.choose_by_prices(group, query, &counts) {
+                Some(found) => found,
+                None => {
+                    let candidates = self.candidates(group, query, &counts);
+                    policy::choose(&candidates, &query.ask, query.terms).map(Placing::by_load)
+                }
+            };
+            best = match (best, found) {
+                (Ok(old), Ok(new)) => Ok(old.better(new)),
                 (Ok(old), Err(_)) => Ok(old),
                 (Err(_), Ok(new)) => Ok(new),
                 (Err(old), Err(new)) => Err(old.max(new)),
             };
         }
         best
+    }
+
+    /// None where too little is known of what work costs.
+    fn choose_by_prices(
+        &self,
+        group: &Group,
+        query: &Query,
+        counts: &impl Fn(&Worker) -> bool,
+    ) -> Option<Result<Placing, NoPlace>> {
+        let need = query.need?;
+        let prospects = self.prospects(group, query, need, counts);
+        let seats = prospects.iter().map(|prospect| &prospect.seat);
+        policy::exists(seats, &query.ask, query.terms.placement).ok()?;
+        let outlooks = judge(&prospects, need, query.terms.placement);
+        let placing = outlooks.map(|outlooks| Placing::by_prices(&outlooks));
+        match placing {
+            Ok(placing) => placing.map(Ok),
+            Err(no_place) => Some(Err(no_place)),
+        }
+    }
+
+    /// How soon a worker is likely to have room again, where none has: the soonest anybody leaves.
+    pub(crate) fn relief(&self, query: &Query) -> Option<Duration> {
+        let need = query.need?;
+        let groups = self.groups.iter();
+        let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
+        let reliefs = able.flat_map(|(_, group)| {
+            let prospects = self.prospects(group, query, need, &|w: &Worker| !w.draining);
+            let decode = prospects.into_iter().filter(|p| p.seat.role.decodes());
+            let reliefs: Vec<Duration> = decode.map(|p| p.relief(need)).collect();
+            reliefs
+        });
+        reliefs.min()
+    }
+
+    /// How long a prompt takes a worker on which nothing else runs and nothing of it is cached: a first
+    /// guess, by any worker's prices.
+    pub(crate) fn prompt_alone(&self, tokens: u32) -> Duration {
+        let priced = || self.workers().filter(|worker| worker.priced());
+        let prefills = |worker: &&Worker| worker.description.role.prefills();
+        let any = priced().find(prefills).or_else(|| priced().next());
+        any.map_or(Duration::ZERO, |worker| {
+            let chunk = worker.description.capacity.step_tokens_max;
+            worker.prices.prefill(0, tokens, chunk)
+        })
+    }
+
+    /// How long the prompt takes whichever worker would be done with it first if all were idle.
+    pub(crate) fn alone_least(&self, query: &Query) -> Duration {
+        let Some(need) = query.need else {
+            return Duration::ZERO;
+        };
+        let groups = self.groups.iter();
+        let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
+        let alone = able.flat_map(|(_, group)| {
+            let prospects = self.prospects(group, query, need, &|w: &Worker| !w.draining);
+            prospects.into_iter().map(|p| p.alone)
+        });
+        alone.min().unwrap_or_default()
     }
 
     /// Chooses where a sequence that runs on `source` could go on.
@@ -120,6 +280,36 @@ impl Fleet {
             .collect()
     }
 
+    fn prospects<'a>(
+        &'a self,
+        group: &'a Group,
+        query: &Query,
+        need: &Need,
+        counts: &impl Fn(&Worker) -> bool,
+    ) -> Vec<Prospect<'a>> {
+        // Whoever has not said its prices yet is taken to be like the first that did.
+        let known = self.lives(&group.workers).find(|worker| worker.priced());
+        let Some(known) = known.map(|worker| &worker.prices) else {
+            return Vec::new();
+        };
+        let cached = self.cached(group, query);
+        self.lives(&group.workers)
+            .filter(|worker| counts(worker))
+            .map(|worker| {
+                let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
+                let prices = match worker.priced() {
+                    true => &worker.prices,
+                    false => known,
+                };
+                prospect(
+                    (worker, prices),
+                    self.candidate(worker, query, blocks),
+                    need,
+                )
+            })
+            .collect()
+    }
+
     fn cached(&self, group: &Group, query: &Query) -> BTreeMap<WorkerId, u32> {
         let Some(block_tokens) = self.block_tokens(group) else {
             return BTreeMap::new();
@@ -133,8 +323,14 @@ impl Fleet {
 
     /// Whether news of this worker could give `query` a place.
     pub(crate) fn could_help(&self, who: WorkerRef, query: &Query) -> bool {
-        self.at_best(who, query)
-            .is_some_and(|candidate| policy::has_room(&candidate, &query.ask))
+        self.at_best(who, query).is_some_and(|candidate| {
+            let whole = query.need.is_some() || query.terms.placement == Placement::Whole;
+            let placement = match whole {
+                true => query.terms.placement,
+                false => Placement::Split,
+            };
+            policy::has_room(&candidate, &query.ask, placement)
+        })
     }
 
     /// Whether news of this worker could give a running sequence a place to move to.
@@ -180,5 +376,122 @@ impl Fleet {
             cached_blocks,
             chosen: worker.chosen,
         }
+    }
+}
+
+/// The worker with what is known of its prices. Between two loads its own prompts get done at the speed
+/// of time; what other routers sent it in the meantime is not known, and is taken to make up for what it
+/// does of theirs. What this router promised and the worker has not done is a lower bound.
+fn prospect<'a>(
+    (worker, prices): (&'a Worker, &'a Prices),
+    mut seat: Candidate,
+    need: &Need,
+) -> Prospect<'a> {
+    let capacity = &worker.description.capacity;
+    let totals = worker.ledger.totals();
+    let cached = seat.cached_tokens(&need.ask);
+    let tokens = need.ask.prompt_tokens - cached;
+    let chunk = capacity.step_tokens_max;
+    let alone = prices.prefill(cached, tokens, chunk);
+    let work = forecast::added(prices, (cached, tokens), chunk).min(alone);
+    let slack = need.slack(alone);
+    let load = &worker.load;
+    let age = need.now.since(worker.heard);
+    let at_work_since = worker.ledger.at_work_since;
+    let at_work = need.now.since(at_work_since);
+    let since_told = need.now.since(at_work_since.max(worker.heard));
+    let mut told = load.backlog.micros.iter().flatten();
+    let step_left = load.step_left.saturating_sub(age);
+    let (mut own, mut fresh, mut reported) = (0, 0, 0);
+    let mut backlog = [Duration::ZERO; URGENCIES];
+    // Sums over all that is at least as urgent.
+    for (urgency, ahead) in backlog.iter_mut().enumerate() {
+        own += totals.work[urgency];
+        fresh += totals.work_fresh[urgency];
+        reported += 1000 * u64::from(*told.next().unwrap_or(&0));
+        if own + reported > 0 {
+            let nanos = Duration::from_nanos;
+            let done = since_told.min(nanos(own));
+            let expected = nanos(reported + fresh).saturating_sub(done);
+            *ahead = expected.max(nanos(own).saturating_sub(at_work));
+        }
+    }
+    let entries = URGENCIES / 3;
+    let urgency = Backlog::band(need.priority) * entries + Backlog::place(slack);
+    let all = backlog[URGENCIES - 1];
+    // What is ahead is in the step under way, as far as anything is; if nothing is ahead, that step is.
+    let wait = backlog[urgency].max(step_left);
+    let busy = seat.sequences;
+    let mut crowds = Duration::ZERO;
+    if all > Duration::ZERO && need.manners != Manners::Resumed {
+        // What has to begin later than this prompt must still be able to, once it has gone before.
+        for later in urgency + 1..URGENCIES {
+            let waits = backlog[later] > backlog[later - 1];
+            if let Some(bound) = Backlog::BOUNDS.get(later % entries).filter(|_| waits) {
+                let begins = backlog[later].max(step_left) + work;
+                crowds = crowds.max(begins.saturating_sub(*bound));
+            }
+        }
+    }
+    let backlog = all;
+    if need.manners == Manners::GivesWay {
+        let seats = capacity.slots_count.div_ceil(LEFT_FREE);
+        let blocks = capacity.blocks_count / LEFT_FREE;
+        seat.sequences = seat.sequences.saturating_add(seats);
+        seat.blocks_free = seat.blocks_free.saturating_sub(blocks);
+        if backlog > QUEUE_BEHIND {
+            seat.prompts_open = u32::MAX;
+        }
+    }
+    // A prefill worker's running sequences are prompts; only what this router sent it to stay is not.
+    let own_tokens = totals.blocks * u64::from(capacity.block_tokens);
+    let (running, sequences, context_tokens) = match worker.description.role {
+        Role::Prefill => {
+            // Guests of other routers are known by their tokens only.
+            let others = worker.load.context_tokens.saturating_sub(own_tokens);
+            let each = u64::from(need.ask.tokens_expected);
+            let guests = others
+                .div_ceil(each)
+                .min(u64::from(worker.load.sequences_running));
+            let guests = guests as u32;
+            // Whoever is to stay will run beside the prompts that come now.
+            let sequences = totals.sequences + guests;
+            (sequences, sequences, own_tokens + others)
+        }
+        Role::Decode | Role::Both => {
+            let running = worker.load.sequences_running;
+            let told = worker.load.context_tokens;
+            // Those that are yet to come are taken to be as long as those that run.
+            let context = match running {
+                0 => own_tokens,
+                some => told.saturating_mul(u64::from(busy)) / u64::from(some),
+            };
+            (running.max(totals.streams), busy, context)
+        }
+    };
+    // Those without a gap of their own make room for one that has.
+    let strangers = sequences.saturating_sub(totals.sequences);
+    let unpaced = need.tpot.map_or(0, |_| totals.unpaced);
+    let blocks = need.tpot.map_or(0, |_| totals.unpaced_blocks);
+    let unpaced_tokens = blocks * u64::from(capacity.block_tokens);
+    let shortest = prices.decode(1, 1);
+    Prospect {
+        seat,
+        prices,
+        alone,
+        work,
+        urgency,
+        wait,
+        backlog,
+        streams: running,
+        sequences: sequences.saturating_sub(unpaced),
+        context_tokens: context_tokens.saturating_sub(unpaced_tokens),
+        strangers,
+        ledger: &worker.ledger,
+        tpot_least: [worker.load.tpot_least, worker.ledger.tpot_least(shortest)]
+            .into_iter()
+            .flatten()
+            .min(),
+        crowds,
     }
 }

@@ -5,8 +5,8 @@
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use cleave_domain::{
-    Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, Role, TokenId,
-    WorkerDescription, WorkerId, WorkerRef,
+    Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, Role, SloPolicy, Timing,
+    TokenId, Verdict, WorkerDescription, WorkerId, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -43,6 +43,36 @@ pub struct Limits {
     pub stuck_max: Duration,
     /// How long a client may take nothing while tokens wait for it. Default 60 s.
     pub reader_wait_max: Duration,
+    /// What routing goes by. Default `Slo`.
+    pub mode: Mode,
+    /// Whether the legs of a request may be one worker's. Default `Auto`.
+    pub placement: Placement,
+    /// What is promised to whom, until `PolicyChanged`. Default: one class without targets.
+    pub policy: Arc<SloPolicy>,
+}
+
+/// See [`Limits::mode`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Mode {
+    /// Predicted times against targets; what cannot be met is refused.
+    #[default]
+    Slo,
+    /// Cached prefixes and load; targets order the line and nothing more.
+    Load,
+    /// By turns, among those with room.
+    RoundRobin,
+}
+
+/// See [`Limits::placement`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Placement {
+    /// Whichever is predicted to serve the request better, with the less harm to others.
+    #[default]
+    Auto,
+    /// Two workers, unless one serves both legs by its role.
+    Split,
+    /// One worker, whatever its role.
+    Whole,
 }
 
 impl Default for Limits {
@@ -59,6 +89,9 @@ impl Default for Limits {
             move_ahead_tokens: 64,
             stuck_max: Duration::from_secs(30),
             reader_wait_max: Duration::from_secs(60),
+            mode: Mode::Slo,
+            placement: Placement::Auto,
+            policy: Arc::default(),
         }
     }
 }
@@ -96,6 +129,8 @@ pub enum Input {
     Cancelled {
         /// Which.
         flight: FlightId,
+        /// Why.
+        why: CancelReason,
     },
     /// Answers `Fence` and `Count`, if the flight is open.
     Counted {
@@ -121,10 +156,28 @@ pub enum Input {
         /// What.
         command: Command,
     },
+    /// Other promises hold from now on: for what is submitted from now on, and for the order of the
+    /// line. What was promised stays promised.
+    PolicyChanged {
+        /// The whole of it.
+        policy: Arc<SloPolicy>,
+    },
     /// The brain's deadline passed; an early wake-up is harmless.
     Woke,
     /// The process was asked to end: accept nothing new.
     Draining,
+}
+
+/// See [`Input::Cancelled`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CancelReason {
+    /// It left.
+    Left,
+    /// It has all that it wanted: a stop string came. As good as done.
+    Enough {
+        /// Tokens that it was given.
+        output_tokens: u32,
+    },
 }
 
 /// See [`Input::Commanded`].
@@ -166,6 +219,8 @@ pub enum Output {
         /// Of a flight that is done: its output tokens. Where fewer passed, some were lost, and it
         /// has failed.
         output_tokens: Option<u32>,
+        /// Where its time went, as far as it came.
+        timing: Timing,
     },
     /// Draining is done: no flight is left.
     Drained,
@@ -226,9 +281,102 @@ impl Census {
     }
 }
 
+/// What a request is predicted to meet at a pair of workers, or one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Forecast {
+    /// Would run the prompt.
+    pub prefill: WorkerRef,
+    /// Would generate; equal to `prefill` where one worker serves both legs.
+    pub decode: WorkerRef,
+    /// Prompt tokens that `prefill` is believed to have cached.
+    pub cached_tokens: u32,
+    /// From arrival to the first token.
+    pub ttft: Duration,
+    /// Mean gap between the tokens after it.
+    pub tpot: Duration,
+    /// From arrival to the last token.
+    pub e2e: Duration,
+    /// Tokens that it is expected to produce.
+    pub output_tokens: u32,
+}
+
+/// Why something was decided about a request; kept for people, and compared in replays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// Which.
+    pub flight: FlightId,
+    /// Its class as it stands.
+    pub class: String,
+    /// Its tenant.
+    pub tenant: String,
+    /// Since it arrived.
+    pub waited: Duration,
+    /// What predictions of times to the first token were multiplied with, in thousandths: what made
+    /// those of its class come true of late.
+    pub ttft_permille: u32,
+    /// The same for gaps between tokens.
+    pub tpot_permille: u32,
+    /// The pairs that were judged together, best first; the legs were ranked apart before.
+    pub considered: Vec<Forecast>,
+    /// What was decided.
+    pub outcome: Decided,
+}
+
+/// See [`Decision::outcome`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Decided {
+    /// It goes to the first of those considered, for this reason.
+    Placed(PlaceReason),
+    /// It waits: no worker has room, or others come first.
+    Waits,
+    /// It became one of that class.
+    Downgraded {
+        /// Which.
+        class: String,
+    },
+    /// It was refused.
+    Refused(Refusal),
+}
+
+/// Why a pair was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum PlaceReason {
+    /// Two workers: the prompt would disturb running streams, or would wait for them.
+    Split,
+    /// One worker that serves both legs by its role.
+    Both,
+    /// The prompt runs on the decode worker, in the slack of its streams.
+    OnDecode,
+    /// A short answer ends where its prompt ran.
+    OnPrefill,
+    /// Nothing is known of what things cost; by load.
+    Load,
+    /// By turns.
+    Turn,
+}
+
 /// Facts for metrics and logs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Note {
+    /// Something was decided about a request, and why.
+    Decided(Box<Decision>),
+    /// A flight ended, and this is what it was worth. Said once of each, before its `End`.
+    Judged {
+        /// Which.
+        flight: FlightId,
+        /// Its class in the end.
+        class: String,
+        /// Its tenant.
+        tenant: String,
+        /// What came of its promise.
+        verdict: Verdict,
+        /// Where its time went.
+        timing: Timing,
+        /// Tokens it produced.
+        output_tokens: u32,
+        /// What was predicted when it was placed last; none for one never placed by prices.
+        forecast: Option<Box<Forecast>>,
+    },
     /// Both legs were chosen.
     Placed {
         /// The attempt.

@@ -10,8 +10,9 @@ use crate::alarm::Alarm;
 use crate::brain::Brain;
 use crate::fleet::Worker;
 use crate::flight::{Attempt, Broken, Flight, Stage};
+use crate::ledger::{Promise, Span};
+use crate::verdict::Clock;
 use cleave_domain::{FlightId, Time};
-use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
 impl Brain {
@@ -54,11 +55,21 @@ impl Brain {
         }
         self.draining.hash(hasher);
         self.readiness.hash(hasher);
+        self.tally.leads().hash(hasher);
+        self.tally.hash_scores(self.now, hasher);
+        self.ahead(self.look_at).hash(hasher);
+        let next_look = self.look_at.map(|_| self.looked_at);
+        self.ahead(next_look).hash(hasher);
     }
 
     /// How far ahead a time is; what is past is past.
     fn ahead(&self, at: Option<Time>) -> Option<u128> {
         at.map(|at| at.since(self.now).as_nanos())
+    }
+
+    /// How long ago a time was.
+    fn ago(&self, at: Time) -> u128 {
+        self.now.since(at).as_nanos()
     }
 
     fn hash_fleet(&self, hasher: &mut impl Hasher) {
@@ -88,8 +99,41 @@ impl Brain {
         (load.sequences_waiting + load.sequences_running).hash(hasher);
         (worker.draining, worker.progress).hash(hasher);
         self.ahead(Some(worker.shut_until)).hash(hasher);
-        let promises: BTreeMap<_, _> = worker.ledger.handoffs().collect();
-        promises.hash(hasher);
+        let promises = worker.ledger.handoffs().map(|(handoff, promise)| {
+            // A number that names an order: how many have been sent since is what decides.
+            let order = promise.order.filter(|_| promise.fresh);
+            let since = order.map(|order| worker.orders - order);
+            let order = None;
+            let span = promise.span;
+            let ahead = [span.from, span.until].map(|at| (self.ahead(Some(at)), self.ago(at)));
+            let ahead = (promise.span != Span::NONE).then_some((ahead, span.tokens));
+            let span = Span::NONE;
+            (
+                handoff,
+                Promise {
+                    order,
+                    span,
+                    ..*promise
+                },
+                since,
+                ahead,
+            )
+        });
+        for promise in promises {
+            promise.hash(hasher);
+        }
+        // The rest only decides where prices are known.
+        if worker.priced() {
+            worker.prices.hash(hasher);
+            (load.context_tokens, load.backlog, load.tpot_least).hash(hasher);
+            (
+                load.sequences_running,
+                self.ago(worker.heard),
+                load.step_left,
+            )
+                .hash(hasher);
+            self.ago(worker.ledger.at_work_since).hash(hasher);
+        }
     }
 
     fn hash_flight(&self, flight: &Flight, hasher: &mut impl Hasher) {
@@ -105,6 +149,7 @@ impl Brain {
         self.ahead(flight.wait_until).hash(hasher);
         (flight.homeless == Some(self.fleet.turns())).hash(hasher);
         (flight.stays, flight.yielded_at).hash(hasher);
+        self.hash_promise(flight, hasher);
         match &flight.stage {
             Stage::Waiting => 0.hash(hasher),
             Stage::Flying(attempt) => {
@@ -122,6 +167,40 @@ impl Brain {
         moving.map(|m| (m.handoff, m.why)).hash(hasher);
         if let Some(leg) = flight.leg() {
             hash_attempt(leg, hasher);
+        }
+    }
+}
+
+impl Brain {
+    /// What a flight was promised, and what that will be worth.
+    fn hash_promise(&self, flight: &Flight, hasher: &mut impl Hasher) {
+        let slo = &flight.request.slo;
+        (slo, &flight.place.queue).hash(hasher);
+        (flight.overtaken, flight.downgrades, flight.charged).hash(hasher);
+        flight.late.hash(hasher);
+        flight.outlook.hash(hasher);
+        let aims = [slo.ttft, slo.tpot, slo.e2e];
+        if aims.iter().any(Option::is_some) {
+            let latest = self.ahead(Some(flight.place.latest));
+            (latest, self.ago(flight.submitted)).hash(hasher);
+            let Clock {
+                began,
+                lost,
+                ordered,
+                first,
+                landed,
+                decode,
+            } = flight.clock;
+            (
+                ordered.map(|at| self.ago(at)),
+                landed.map(|at| self.ago(at)),
+            )
+                .hash(hasher);
+            first
+                .map(|(at, timing)| (self.ago(at), timing))
+                .hash(hasher);
+            (lost, began.map(|at| self.ago(at)), decode).hash(hasher);
+            self.ahead(flight.due).hash(hasher);
         }
     }
 }

@@ -4,16 +4,18 @@
 //! each. Never: sends anything, or knows what a flight is about.
 //! Invariant: nothing of an earlier life is kept: load, promises and prefixes go with it.
 
+use crate::candidates::{Burden, Placing};
 use crate::event::{Census, MoveReason};
-use crate::ledger::{Ledger, Promise};
-use crate::policy::{Ask, Choice};
+use crate::ledger::{Ledger, Promise, Span};
+use crate::policy::Ask;
 use cleave_domain::{
-    Fingerprint, FlightId, HandoffId, Load, Progress, Report, Role, Time, WorkerDescription,
-    WorkerId, WorkerRef,
+    Fingerprint, FlightId, HandoffId, Load, Prices, Progress, Report, Role, Time,
+    WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_kv::FleetIndex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
+use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
@@ -29,6 +31,12 @@ pub(crate) struct Worker {
     pub(crate) shut_until: Time,
     /// The count of placements when it was last chosen.
     pub(crate) chosen: u64,
+    /// What its work costs, as it said; empty before it did.
+    pub(crate) prices: Prices,
+    /// Orders that were sent to it.
+    pub(crate) orders: u64,
+    /// When its load was heard.
+    pub(crate) heard: Time,
 }
 
 /// Workers that may exchange blocks.
@@ -40,6 +48,8 @@ pub(crate) struct Group {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
+    /// When the present fact happened.
+    pub(crate) now: Time,
     workers: BTreeMap<WorkerId, Worker>,
     pub(crate) groups: BTreeMap<Fingerprint, Group>,
     /// Open promises by flight, over all attempts and workers.
@@ -64,6 +74,11 @@ impl Worker {
 
     pub(crate) fn stuck(&self) -> bool {
         self.progress == Progress::Stuck
+    }
+
+    /// Whether anything is known of what its work costs.
+    pub(crate) fn priced(&self) -> bool {
+        !self.prices.rows.is_empty()
     }
 
     /// Why its running sequences are to move, if they are.
@@ -127,6 +142,9 @@ impl Fleet {
             progress: Progress::Moving,
             shut_until: Time::ZERO,
             chosen: 0,
+            prices: Prices::default(),
+            orders: 0,
+            heard: self.now,
         };
         let before = self.workers.insert(me.worker, worker);
         assert!(before.is_none(), "{me} joined while connected");
@@ -159,7 +177,7 @@ impl Fleet {
         handoffs
     }
 
-    /// Takes a worker's `Load` or `Prefix`; other reports are not the fleet's.
+    /// Takes a worker's `Load`, `Prices` or `Prefix`; other reports are not the fleet's.
     pub(crate) fn hear(&mut self, who: WorkerRef, report: &Report) {
         let Some(worker) = self.workers.get_mut(&who.worker).filter(|w| w.me == who) else {
             return;
@@ -167,7 +185,14 @@ impl Fleet {
         match report {
             Report::Load(load) => {
                 worker.load = *load;
-                worker.ledger.settle();
+                worker.heard = self.now;
+                worker.ledger.settle(load.orders_heard);
+            }
+            Report::Prices(prices) => {
+                let news = worker.prices.rows.is_empty() != prices.rows.is_empty();
+                worker.prices.clone_from(prices);
+                // Who could serve what changes with it.
+                self.turns += u64::from(news);
             }
             Report::Prefix { stored, evicted } => {
                 if let Some(group) = self.groups.get_mut(&worker.description.fingerprint) {
@@ -184,6 +209,35 @@ impl Fleet {
         if let Some(worker) = self.get_mut(who) {
             worker.shut_until = worker.shut_until.max(until);
         }
+    }
+
+    /// Whether a load tells of anything that became less there than it was thought to be: only then
+    /// may it make room.
+    pub(crate) fn eased_by(&self, who: WorkerRef, load: &Load) -> bool {
+        let Some(worker) = self.get(who) else {
+            return false;
+        };
+        let old = &worker.load;
+        let sequences = |load: &Load| {
+            load.sequences_waiting
+                .saturating_add(load.sequences_running)
+        };
+        let gap = |load: &Load| load.tpot_least.unwrap_or(Duration::MAX);
+        let new = load.backlog.micros.iter().flatten();
+        let mut backlog = old.backlog.micros.iter().flatten().zip(new);
+        !worker.ledger.settled_by(load.orders_heard).is_empty()
+            || load.blocks_free > old.blocks_free
+            || sequences(load) < sequences(old)
+            || load.queue_tokens < old.queue_tokens
+            || load.context_tokens < old.context_tokens
+            || gap(load) > gap(old)
+            || load.progress != old.progress
+            || backlog.any(|(old, new)| new < old)
+    }
+
+    /// Whether any worker said what its work costs.
+    pub(crate) fn priced(&self) -> bool {
+        self.workers.values().any(Worker::priced)
     }
 
     /// Something was let go there: what the worker estimated when it refused is out of date.
@@ -207,6 +261,10 @@ impl Fleet {
             return;
         };
         let before = std::mem::replace(&mut worker.description.role, role);
+        if before.decodes() && !role.decodes() {
+            // What came as a guest came to another worker than this one is now.
+            worker.ledger.no_guests();
+        }
         let leaves = worker.leaves().is_some();
         *self.census.of_role(before) -= 1;
         *self.census.of_role(role) += 1;
@@ -308,6 +366,15 @@ impl Fleet {
         all.map(|(handoff, _)| handoff).collect()
     }
 
+    /// Of these, those that generate there or will and are to go for that reason: guests stay where the
+    /// role was not theirs to begin with.
+    pub(crate) fn sequences_to_move(&self, who: WorkerRef, why: MoveReason) -> Vec<HandoffId> {
+        let stays = |handoff: &HandoffId| self.promised(who, *handoff).is_some_and(|p| p.guest);
+        let mut sequences = self.sequences(who);
+        sequences.retain(|handoff| why != MoveReason::Role || !stays(handoff));
+        sequences
+    }
+
     /// Of these, those that generate there or will.
     pub(crate) fn sequences(&self, who: WorkerRef) -> Vec<HandoffId> {
         let ledger = self.get(who).map(|worker| &worker.ledger);
@@ -320,8 +387,13 @@ impl Fleet {
     // === promises ===
 
     /// Counts a placement: what each leg was promised, before anything is sent.
-    pub(crate) fn promise(&mut self, handoff: HandoffId, choice: &Choice, ask: &Ask) {
+    pub(crate) fn promise(&mut self, handoff: HandoffId, placing: &Placing, ask: &Ask) {
         self.placements += 1;
+        let Placing {
+            choice, outlook, ..
+        } = placing;
+        let work = outlook.map_or(Duration::ZERO, |outlook| outlook.work);
+        let urgency = outlook.map_or(0, |outlook| outlook.urgency);
         let tokens = u64::from(ask.prompt_tokens - choice.cached_tokens);
         let mut legs = vec![choice.decode];
         if choice.prefill != choice.decode {
@@ -329,11 +401,21 @@ impl Fleet {
         }
         for who in legs {
             let decodes = who == choice.decode;
+            let computes = who == choice.prefill;
             let blocks = self.blocks(who, ask.tokens_expected).unwrap_or(0);
+            let role = self.get(who).map(|worker| worker.description.role);
             let part = Promise {
-                tokens: if who == choice.prefill { tokens } else { 0 },
+                tokens: if computes { tokens } else { 0 },
                 blocks: if decodes { blocks } else { 0 },
                 told: decodes,
+                work: if computes { work } else { Duration::ZERO },
+                urgency: if computes { urgency } else { 0 },
+                tpot: placing.tpot.filter(|_| decodes),
+                span: match outlook.filter(|_| decodes) {
+                    Some(outlook) => outlook.span(self.now, placing.tpot.unwrap_or_default()),
+                    None => Span::NONE,
+                },
+                guest: decodes && role.is_some_and(|role| !role.decodes()),
                 ..Promise::NEW
             };
             self.promise_to(who, handoff, part);
@@ -341,21 +423,22 @@ impl Fleet {
     }
 
     /// The same for a sequence that moves: its sender has it already.
-    pub(crate) fn promise_move(&mut self, handoff: HandoffId, target: WorkerRef, ask: &Ask) {
+    pub(crate) fn promise_move(&mut self, handoff: HandoffId, target: WorkerRef, burden: &Burden) {
         self.placements += 1;
         let part = Promise {
-            blocks: self.blocks(target, ask.tokens_expected).unwrap_or(0),
+            blocks: self.blocks(target, burden.ask.tokens_expected).unwrap_or(0),
             told: true,
+            tpot: burden.tpot,
             ..Promise::NEW
         };
         self.promise_to(target, handoff, part);
     }
 
     fn promise_to(&mut self, who: WorkerRef, handoff: HandoffId, promise: Promise) {
-        let placements = self.placements;
+        let (placements, now) = (self.placements, self.now);
         if let Some(worker) = self.get_mut(who) {
             worker.chosen = placements;
-            worker.ledger.open(handoff, promise);
+            worker.ledger.open(handoff, promise, now);
             *self.legs.entry(handoff.flight).or_default() += 1;
         }
     }
@@ -375,9 +458,38 @@ impl Fleet {
         }
     }
 
+    /// Counts an order to the worker; `last` is that of the hand-off which tells it all.
+    pub(crate) fn ordered(&mut self, who: WorkerRef, last: Option<HandoffId>) {
+        if let Some(worker) = self.get_mut(who) {
+            worker.orders += 1;
+            let number = worker.orders;
+            if let Some(handoff) = last {
+                let number = |p: &mut Promise| p.order = Some(number);
+                worker.ledger.change(handoff, number);
+            }
+        }
+    }
+
+    /// The hand-off's stream runs there now.
+    pub(crate) fn began(&mut self, who: WorkerRef, handoff: HandoffId) {
+        let now = self.now;
+        if let Some(worker) = self.get_mut(who) {
+            worker.ledger.began(handoff, now);
+        }
+    }
+
+    /// The worker computed its prompt.
+    pub(crate) fn prompt_done(&mut self, who: WorkerRef, handoff: HandoffId) {
+        let now = self.now;
+        if let Some(worker) = self.get_mut(who) {
+            worker.ledger.prompt_done(handoff, now);
+        }
+    }
+
     /// Nothing of the hand-off is on this worker any more. Says whether there was.
     pub(crate) fn release(&mut self, who: WorkerRef, handoff: HandoffId) -> Option<Promise> {
-        let promise = self.get_mut(who)?.ledger.close(handoff)?;
+        let now = self.now;
+        let promise = self.get_mut(who)?.ledger.close(handoff, now)?;
         if self.wishes.get(&who.worker) == Some(&handoff) {
             self.wishes.remove(&who.worker);
         }

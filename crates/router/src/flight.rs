@@ -6,10 +6,12 @@
 //! which it moves.
 
 use crate::event::{CancelStage, MoveReason};
+use crate::forecast::Outlook;
 use crate::line::Place;
 use crate::prefix::Content;
+use crate::verdict::Clock;
 use cleave_domain::{
-    Failure, Fingerprint, FinishReason, HandoffId, Request, Time, WorkerId, WorkerRef,
+    Failure, Fingerprint, FinishReason, HandoffId, Request, Time, Unmet, WorkerId, WorkerRef,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -47,6 +49,21 @@ pub(crate) struct Flight {
     pub(crate) avoided: BTreeSet<WorkerId>,
     /// Output tokens it had when it was last moved to make room.
     pub(crate) yielded_at: Option<u32>,
+    /// Flights that were placed while it stood before them and found no room.
+    pub(crate) overtaken: u32,
+    /// Workers that could not be in time for it, by their own word, since it last waited.
+    pub(crate) late: BTreeSet<WorkerId>,
+    /// What becomes of it if its target cannot be met, as its class said when it came.
+    pub(crate) unmet: Unmet,
+    /// How often it became one of another class.
+    pub(crate) downgrades: u32,
+    /// Tokens that its tenant's account was charged for it.
+    pub(crate) charged: i64,
+    /// When its first token is due, if that was promised; of a resumed stream the next one.
+    pub(crate) due: Option<Time>,
+    /// What was predicted when it was placed last.
+    pub(crate) outlook: Option<Outlook>,
+    pub(crate) clock: Clock,
 }
 
 #[derive(Clone, Debug)]
@@ -130,6 +147,42 @@ impl Attempt {
 }
 
 impl Flight {
+    /// One that was submitted now.
+    pub(crate) fn new(
+        place: Place,
+        request: Arc<Request>,
+        block_sizes: impl Iterator<Item = u32>,
+        now: Time,
+    ) -> Self {
+        Self {
+            content: Content::of(&request, block_sizes),
+            request,
+            place,
+            submitted: now,
+            stage: Stage::Waiting,
+            drawn_by: None,
+            attempts: 0,
+            failures: 0,
+            failure: None,
+            refusals: 0,
+            excluded: BTreeSet::new(),
+            wait_until: None,
+            homeless: None,
+            moving: None,
+            stays: 0,
+            avoided: BTreeSet::new(),
+            yielded_at: None,
+            overtaken: 0,
+            late: BTreeSet::new(),
+            unmet: Unmet::Reject,
+            downgrades: 0,
+            charged: 0,
+            due: None,
+            outlook: None,
+            clock: Clock::default(),
+        }
+    }
+
     /// Whether its client has a token, as of the last count.
     pub(crate) fn given(&self) -> bool {
         !self.request.generated.is_empty()

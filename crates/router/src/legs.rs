@@ -5,7 +5,7 @@
 //! before the router forgets it; what a leg holds is counted until it says `Released`.
 
 use crate::brain::Brain;
-use crate::event::{CancelStage, Note};
+use crate::event::{CancelReason, CancelStage, Note};
 use crate::flight::Attempt;
 use cleave_domain::{Ending, Failure, FlightId, HandoffId, Order, Time, WorkerRef};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(crate) struct Leaving {
 
 impl Brain {
     /// The client is gone.
-    pub(crate) fn cancelled(&mut self, id: FlightId) {
+    pub(crate) fn cancelled(&mut self, id: FlightId, why: CancelReason) {
         let Some(flight) = self.flights.get(&id) else {
             // It ended while the client was leaving.
             return;
@@ -45,7 +45,7 @@ impl Brain {
                 stage,
             });
         }
-        self.end(id, Ending::Cancelled);
+        self.end_with(id, Ending::Cancelled, (None, why));
     }
 
     /// The client is there, and takes nothing.

@@ -5,6 +5,7 @@
 //! generated token before another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one `Output::End`.
 
+mod admit;
 mod alarm;
 mod brain;
 mod candidates;
@@ -12,6 +13,8 @@ mod event;
 mod fingerprint;
 mod fleet;
 mod flight;
+mod forecast;
+mod judge;
 mod ledger;
 mod legs;
 mod line;
@@ -22,8 +25,13 @@ mod prefix;
 mod rescue;
 mod resume;
 mod stream;
+mod tally;
+mod verdict;
 mod walk;
 
 pub use brain::Brain;
-pub use event::{CancelStage, Census, Command, Input, Limits, MoveReason, Note, Output, Readiness};
+pub use event::{
+    CancelReason, CancelStage, Census, Command, Decided, Decision, Forecast, Input, Limits, Mode,
+    MoveReason, Note, Output, PlaceReason, Placement, Readiness,
+};
 pub use stream::TokenStream;

@@ -13,7 +13,8 @@
 
 use crate::alarm::Alarm;
 use crate::brain::Brain;
-use crate::event::{MoveReason, Note, Output};
+use crate::candidates::Burden;
+use crate::event::{Mode, MoveReason, Note, Output};
 use crate::flight::{Attempt, Flight, Move, Stage};
 use crate::legs::Parting;
 use crate::policy::{Ask, NoPlace};
@@ -48,7 +49,7 @@ impl Brain {
 
     fn evacuate_from(&mut self, source: WorkerRef, why: MoveReason, news: Option<WorkerRef>) {
         let mut free = self.moves_free(source);
-        for handoff in self.fleet.sequences(source) {
+        for handoff in self.fleet.sequences_to_move(source, why) {
             if free == 0 {
                 return;
             }
@@ -145,7 +146,7 @@ impl Brain {
         let flight = self.flights.get(&id).ok_or(NoPlace::NoWorker)?;
         let source = flight.attempt().ok_or(NoPlace::NoWorker)?.decode;
         let ask = self.move_ask(flight, why);
-        let query = self.query(flight);
+        let query = self.query(flight, None);
         let among = |excluded: &BTreeSet<WorkerId>| {
             let query = query.asking(ask, excluded);
             self.fleet.choose_target(source, &query)
@@ -159,7 +160,7 @@ impl Brain {
             return false;
         };
         let ask = self.move_ask(flight, MoveReason::Drain);
-        let query = self.query(flight);
+        let query = self.query(flight, None);
         self.fleet
             .could_take(who, &query.asking(ask, &BTreeSet::new()))
     }
@@ -226,7 +227,14 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let ask = self.move_ask(flight, why);
+        let burden = Burden {
+            ask: self.move_ask(flight, why),
+            tpot: flight
+                .request
+                .slo
+                .tpot
+                .filter(|_| self.limits.mode == Mode::Slo),
+        };
         let reserve = Reserve {
             handoff,
             request: Arc::clone(&flight.request),
@@ -234,6 +242,7 @@ impl Brain {
             expected_output_tokens: self.limits.expected_output_tokens,
             ahead_tokens: self.limits.move_ahead_tokens,
             waited: self.now.since(flight.submitted),
+            due: None,
         };
         let leg = Attempt {
             handoff,
@@ -255,7 +264,7 @@ impl Brain {
                 leg: Some(leg),
             });
         }
-        self.fleet.promise_move(handoff, target, &ask);
+        self.fleet.promise_move(handoff, target, &burden);
         let until = self.now + self.limits.reserve_timeout;
         self.alarms.set(id, Alarm::Step, Some(until));
         self.note(Note::Moving {

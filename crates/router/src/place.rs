@@ -1,19 +1,18 @@
-//! Submitting, placing, waiting.
+//! Placing and waiting.
 //!
 //! Owns: the first two orders' worth of an attempt, and who waits for what. Never: knows what becomes
-//! of an attempt. Invariant: a flight waits with a time limit, and whoever waits first is placed
-//! first; only one for which every worker is too small holds nobody up.
+//! of an attempt, or whether a request is taken on; `admit` does. Invariant: a flight waits with a time
+//! limit.
 
 use crate::alarm::Alarm;
-use crate::brain::{Brain, Draining};
-use crate::candidates::Query;
-use crate::event::Note;
+use crate::brain::Brain;
+use crate::candidates::{Placing, Query};
+use crate::event::{Decided, Mode, Note};
 use crate::flight::{Attempt, Flight, Stage};
-use crate::line::Place;
-use crate::policy::{Ask, Choice, NoPlace};
-use crate::prefix::Content;
-use cleave_domain::{Ending, FlightId, Order, Refusal, Request, Reserve, Time, WorkerRef};
-use std::collections::BTreeSet;
+use crate::forecast::{Need, Outlook};
+use crate::line::Kind;
+use crate::policy::{Ask, NoPlace, Terms};
+use cleave_domain::{Due, DueUnmet, Ending, FlightId, Order, Reserve, Time, Unmet, WorkerRef};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,64 +37,22 @@ impl Pace {
 }
 
 impl Brain {
-    pub(crate) fn submitted(&mut self, id: FlightId, request: Arc<Request>) {
-        assert!(!self.flights.contains_key(&id), "{id} was submitted twice");
-        self.arrivals += 1;
-        let refusal = if self.draining != Draining::No {
-            Some(Refusal::Draining)
-        } else if self.flights.len() >= self.limits.flights_max as usize {
-            let retry_after = self.retry_after();
-            Some(Refusal::QueueFull { retry_after })
-        } else {
-            None
-        };
-        let place = Place {
-            priority: request.priority,
-            arrival: self.arrivals,
-            flight: id,
-        };
-        let flight = Flight {
-            content: Content::of(&request, self.fleet.block_sizes()),
-            request,
-            place,
-            submitted: self.now,
-            stage: Stage::Waiting,
-            drawn_by: None,
-            attempts: 0,
-            failures: 0,
-            failure: None,
-            refusals: 0,
-            excluded: BTreeSet::new(),
-            wait_until: None,
-            homeless: None,
-            moving: None,
-            stays: 0,
-            avoided: BTreeSet::new(),
-            yielded_at: None,
-        };
-        self.flights.insert(id, flight);
-        if let Some(refusal) = refusal {
-            return self.end(id, Ending::Refused(refusal));
-        }
-        let is_ahead = self.head().is_some_and(|head| head < place);
-        match self.find(id) {
-            Err(NoPlace::NoWorker) => self.end(id, Ending::Refused(Refusal::NoWorker)),
-            Err(NoPlace::TooLong { tokens_max }) => {
-                self.end(id, Ending::Refused(Refusal::TooLong { tokens_max }));
-            }
-            Ok(choice) if !is_ahead => self.start(id, &choice),
-            Ok(_) | Err(NoPlace::Busy) => self.wait(id),
-        }
-    }
-
     /// Where the flight could go now.
-    pub(crate) fn find(&self, id: FlightId) -> Result<Choice, NoPlace> {
+    pub(crate) fn find(&self, id: FlightId) -> Result<Placing, NoPlace> {
         let flight = self.flights.get(&id).ok_or(NoPlace::NoWorker)?;
-        self.fleet.choose(&self.query(flight))
+        let need = self.need(flight);
+        let placing = self.fleet.choose(&self.query(flight, need.as_ref()))?;
+        // Whoever gets one token is promised no gap.
+        let gaps = flight.request.stop.max_tokens > 1;
+        let tpot = flight.request.slo.tpot.filter(|_| gaps);
+        Ok(Placing {
+            tpot: tpot.filter(|_| self.limits.mode == Mode::Slo),
+            ..placing
+        })
     }
 
     /// The same, and remembers when nobody could ever take it.
-    pub(crate) fn seek(&mut self, id: FlightId) -> Result<Choice, NoPlace> {
+    pub(crate) fn seek(&mut self, id: FlightId) -> Result<Placing, NoPlace> {
         let found = self.find(id);
         let hopeless = matches!(found, Err(NoPlace::TooLong { .. } | NoPlace::NoWorker));
         if let Some(flight) = self.flights.get_mut(&id).filter(|_| hopeless) {
@@ -104,20 +61,37 @@ impl Brain {
         found
     }
 
-    pub(crate) fn query<'a>(&self, flight: &'a Flight) -> Query<'a> {
+    pub(crate) fn query<'a>(&self, flight: &'a Flight, need: Option<&'a Need>) -> Query<'a> {
         Query {
             ask: Ask::of(&flight.request, self.limits.expected_output_tokens),
             content: &flight.content,
             excluded: &flight.excluded,
             drawn_by: flight.drawn_by.as_ref().filter(|_| flight.given()),
             now: self.now,
+            terms: self.terms(),
+            need,
+        }
+    }
+
+    pub(crate) fn terms(&self) -> Terms {
+        Terms {
+            mode: self.limits.mode,
+            placement: self.limits.placement,
         }
     }
 
     /// Begins an attempt: both legs are promised, the decode leg is asked first.
-    pub(crate) fn start(&mut self, id: FlightId, choice: &Choice) {
+    pub(crate) fn start(&mut self, id: FlightId, placing: &Placing) {
+        let choice = &placing.choice;
+        self.decide(
+            id,
+            Decided::Placed(choice.reason),
+            placing.considered.clone(),
+        );
+        self.charge(id);
         let context_tokens_max = self.fleet.context_tokens_max(choice.decode);
         let fingerprint = self.fleet.fingerprint(choice.decode).cloned();
+        let due = self.due_at(id, placing.outlook.as_ref());
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
@@ -135,11 +109,15 @@ impl Brain {
             landed: false,
             finished: None,
         });
+        flight.outlook = placing.outlook;
+        flight.due = due;
+        flight.clock.began = Some(self.now);
         self.line.leave(&flight.place);
         let request = Arc::clone(&flight.request);
         let waited = self.now.since(flight.submitted);
+        let due = self.due(id);
         let ask = Ask::of(&request, self.limits.expected_output_tokens);
-        self.fleet.promise(handoff, choice, &ask);
+        self.fleet.promise(handoff, placing, &ask);
         self.pace.placed(self.now);
         let until = self.now + self.limits.reserve_timeout;
         self.alarms.set(id, Alarm::Step, Some(until));
@@ -159,35 +137,119 @@ impl Brain {
             expected_output_tokens: self.limits.expected_output_tokens,
             ahead_tokens: 0,
             waited,
+            due,
         };
         self.tell(choice.decode, Order::Reserve(reserve));
     }
 
-    /// Joins the line; a new flight ends where it is full.
+    /// When the next token of an attempt that begins now is due.
+    fn due_at(&self, id: FlightId, outlook: Option<&Outlook>) -> Option<Time> {
+        let flight = self.flights.get(&id)?;
+        let slo = &flight.request.slo;
+        let tail = outlook.map_or(Duration::ZERO, |outlook| {
+            outlook.forecast.e2e.saturating_sub(outlook.forecast.ttft)
+        });
+        let by_end = slo.e2e.map(|e2e| e2e.saturating_sub(tail));
+        let left = slo.ttft.into_iter().chain(by_end).min()?;
+        let queues = matches!(flight.unmet, Unmet::Queue(_));
+        // What was let wait, and what goes on, is due as if it came now.
+        let since = match queues || flight.given() {
+            true => self.now,
+            false => flight.submitted,
+        };
+        Some(since + left)
+    }
+
+    /// The same as its workers are told. Only a first attempt may be refused for being late.
+    pub(crate) fn due(&self, id: FlightId) -> Option<Due> {
+        let flight = self.flights.get(&id)?;
+        let queues = matches!(flight.unmet, Unmet::Queue(_));
+        let firm = self.limits.mode == Mode::Slo && flight.is_new() && !queues;
+        Some(Due {
+            left: flight.due?.since(self.now),
+            unmet: match firm {
+                true => DueUnmet::Refuse,
+                false => DueUnmet::Serve,
+            },
+        })
+    }
+
+    /// Counts what the flight is expected to be served on its accounts, once.
+    fn charge(&mut self, id: FlightId) {
+        let Some(flight) = self.flights.get(&id).filter(|f| f.charged == 0) else {
+            return;
+        };
+        let ask = Ask::of(&flight.request, self.limits.expected_output_tokens);
+        let tokens = i64::from(ask.tokens_expected);
+        let policy = Arc::clone(&self.limits.policy);
+        self.tally.charge(flight.payer(), tokens, &policy);
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.charged = tokens;
+        }
+    }
+
+    /// What it was served in truth.
+    pub(crate) fn settle_account(
+        &mut self,
+        flight: &Flight,
+        (ending, output_tokens): (&Ending, Option<u32>),
+    ) {
+        let output = output_tokens.unwrap_or(flight.request.generated.len() as u32);
+        let served = match ending {
+            Ending::Refused(_) => 0,
+            _ => flight.request.prompt.len() as i64 + i64::from(output),
+        };
+        if flight.charged > 0 {
+            let policy = Arc::clone(&self.limits.policy);
+            self.tally
+                .charge(flight.payer(), served - flight.charged, &policy);
+        }
+        self.tally.close(flight.payer());
+    }
+
+    /// Joins the line; a new flight ends where it, or the part of its class, is full.
     pub(crate) fn wait(&mut self, id: FlightId) {
-        let limit = self.now + self.limits.queue_wait_max;
+        let Some(flight) = self.flights.get(&id) else {
+            return;
+        };
+        let class = self.class_of(flight);
+        let full = class
+            .queue_max
+            .is_some_and(|max| self.line.len_of(&flight.place.queue.class) >= max);
+        let fresh = flight.failure.is_none();
+        if fresh && full {
+            return self.give_up(id);
+        }
+        if fresh && self.line.is_full() {
+            match self.line.displaced_by(&flight.place) {
+                Some(last) => self.give_up(last),
+                None => return self.give_up(id),
+            }
+        }
+        let Some(flight) = self.flights.get(&id) else {
+            return;
+        };
+        let limit = match flight.unmet {
+            Unmet::Queue(limit) if self.limits.mode == Mode::Slo => flight.submitted + limit,
+            _ => self.now + self.limits.queue_wait_max,
+        };
+        let by_time = fresh && self.limits.mode == Mode::Slo;
+        self.decide(id, Decided::Waits, Vec::new());
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        if self.line.is_full() && flight.failure.is_none() {
-            return self.give_up(id);
-        }
         flight.stage = Stage::Waiting;
         flight.excluded.clear();
+        flight.late.clear();
         flight.refusals = 0;
         let until = *flight.wait_until.get_or_insert(limit);
-        self.line.join(flight.place);
+        let latest = Some(flight.place.latest).filter(|_| by_time);
+        if !fresh {
+            flight.place.queue.kind = Kind::Resumed;
+        }
+        self.line.join(&flight.place);
+        let until = until.min(latest.unwrap_or(until));
         self.alarms.set(id, Alarm::Step, Some(until));
-    }
-
-    /// Who is to be placed next.
-    pub(crate) fn head(&self) -> Option<Place> {
-        let turn = Some(self.fleet.turns());
-        let fits = |place: &&Place| {
-            let flight = self.flights.get(&place.flight);
-            flight.is_some_and(|flight| flight.homeless != turn)
-        };
-        self.line.places().find(fits).copied()
     }
 
     /// Something was let go, or reported anew: whoever waits for it is looked at. Streams that are to
@@ -201,22 +263,15 @@ impl Brain {
 
     /// News of a worker: looks at the line if it could help whoever is first.
     pub(crate) fn news_of(&mut self, worker: WorkerRef) {
-        let head = self.head().and_then(|p| self.flights.get(&p.flight));
-        if head.is_some_and(|flight| self.fleet.could_help(worker, &self.query(flight))) {
-            self.serve_line();
+        if self.line.len() == 0 {
+            return;
         }
-    }
-
-    /// Places from the head on, and stops at the first that finds no room: overtaking would
-    /// starve the long ones.
-    pub(crate) fn serve_line(&mut self) {
-        while let Some(place) = self.head() {
-            match self.seek(place.flight) {
-                Ok(choice) => self.start(place.flight, &choice),
-                // It holds nobody up.
-                Err(NoPlace::TooLong { .. } | NoPlace::NoWorker) => {}
-                Err(NoPlace::Busy) => break,
-            }
+        if self.overtakes() {
+            return self.look_soon();
+        }
+        let head = self.head().and_then(|id| self.flights.get(&id));
+        if head.is_some_and(|flight| self.fleet.could_help(worker, &self.query(flight, None))) {
+            self.serve_line();
         }
     }
 

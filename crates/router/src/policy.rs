@@ -5,6 +5,7 @@
 //! a snapshot and returns a choice. Costs O(workers): the legs are judged apart, because what
 //! makes a good prefill worker and a good decode worker has nothing in common but the link.
 
+use crate::event::{Mode, PlaceReason, Placement};
 use cleave_domain::{Capacity, Request, Role, WorkerRef};
 
 /// A running sequence slows a prompt on the same worker about as much as this many queued prompt
@@ -85,6 +86,8 @@ pub struct Choice {
     pub cached_tokens: u32,
     /// Lower is better; compares choices of different groups.
     pub cost: u64,
+    /// Why it was chosen.
+    pub reason: PlaceReason,
 }
 
 /// Why there is no choice. The order is that of hope: the greatest is the one to report when
@@ -102,34 +105,97 @@ pub enum NoPlace {
     Busy,
 }
 
-/// Chooses among workers that may exchange blocks with each other.
+/// What routing goes by, and which shapes it may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// `Slo` is read as `Load`: prices are needed for more.
+    pub mode: Mode,
+    /// `Auto` is read as `Split`, for the same reason.
+    pub placement: Placement,
+}
+
+/// Chooses among workers that may exchange blocks with each other, by load or by turns.
 ///
 /// # Errors
 /// Says why nobody was chosen.
-pub fn choose(candidates: &[Candidate], ask: &Ask) -> Result<Choice, NoPlace> {
-    exists(candidates, ask)?;
-    let prefill = best(candidates, |c| prefill_cost(c, ask));
-    let decode = best(candidates, |c| decode_cost(c, ask));
-    let whole = best(candidates, |c| whole_cost(c, ask));
-    let (prefill, decode) = match (prefill, decode) {
-        // Two workers that serve both legs gain nothing from a hand-off between them.
-        (Some((_, p)), Some((_, d))) if p.role == Role::Both && d.role == Role::Both => {
-            let (_, both) = whole.ok_or(NoPlace::Busy)?;
-            (both, both)
+pub fn choose(candidates: &[Candidate], ask: &Ask, terms: Terms) -> Result<Choice, NoPlace> {
+    let placement = match terms.placement {
+        Placement::Whole => Placement::Whole,
+        Placement::Auto | Placement::Split => Placement::Split,
+    };
+    exists(candidates.iter(), ask, placement)?;
+    let (prefill, decode, reason) = match (terms.mode, placement) {
+        (Mode::RoundRobin, _) => {
+            let (prefill, decode) = by_turns(candidates, ask, placement)?;
+            (prefill, decode, PlaceReason::Turn)
         }
-        (Some((_, p)), Some((_, d))) => (p, d),
-        _ => return Err(NoPlace::Busy),
+        (_, Placement::Whole) => {
+            let anywhere = best(candidates, |c| {
+                takes_whole(c, ask).then(|| whole_cost(c, ask))
+            });
+            let (_, whole) = anywhere.ok_or(NoPlace::Busy)?;
+            (whole, whole, PlaceReason::Load)
+        }
+        _ => {
+            let (prefill, decode) = by_load(candidates, ask)?;
+            (prefill, decode, PlaceReason::Load)
+        }
     };
     let cached_tokens = prefill.cached_tokens(ask);
-    let cost = ask.prompt_tokens as u64 - cached_tokens as u64
-        + prefill.queue_tokens
-        + decode.sequences as u64 * SEQUENCE_AS_TOKENS;
+    let cost = (ask.prompt_tokens as u64 - cached_tokens as u64)
+        .saturating_add(prefill.queue_tokens)
+        .saturating_add(decode.sequences as u64 * SEQUENCE_AS_TOKENS);
     Ok(Choice {
         prefill: prefill.worker,
         decode: decode.worker,
         cached_tokens,
         cost,
+        reason,
     })
+}
+
+fn by_load(candidates: &[Candidate], ask: &Ask) -> Result<(Candidate, Candidate), NoPlace> {
+    let prefill = best(candidates, |c| {
+        takes_prompt(c, ask).then(|| prefill_cost(c, ask))
+    });
+    let decode = best(candidates, |c| {
+        takes_stream(c, ask).then(|| decode_cost(c, ask))
+    });
+    match (prefill, decode) {
+        // Two workers that serve both legs gain nothing from a hand-off between them.
+        (Some((_, p)), Some((_, d))) if p.role == Role::Both && d.role == Role::Both => {
+            let both = |c: &Candidate| takes_prompt(c, ask) && takes_stream(c, ask);
+            let whole = best(candidates, |c| both(c).then(|| whole_cost(c, ask)));
+            let (_, both) = whole.ok_or(NoPlace::Busy)?;
+            Ok((both, both))
+        }
+        (Some((_, p)), Some((_, d))) => Ok((p, d)),
+        _ => Err(NoPlace::Busy),
+    }
+}
+
+/// Whoever was chosen longest ago, each leg for itself; a worker whose turn both legs are serves both.
+fn by_turns(
+    candidates: &[Candidate],
+    ask: &Ask,
+    placement: Placement,
+) -> Result<(Candidate, Candidate), NoPlace> {
+    let next = |takes: fn(&Candidate, &Ask) -> bool| {
+        let able = candidates.iter().filter(|c| takes(c, ask));
+        able.min_by_key(|c| (c.chosen, c.worker)).copied()
+    };
+    if placement == Placement::Whole {
+        let whole = next(takes_whole).ok_or(NoPlace::Busy)?;
+        return Ok((whole, whole));
+    }
+    let prefill = next(takes_prompt).ok_or(NoPlace::Busy)?;
+    let decode = next(takes_stream).ok_or(NoPlace::Busy)?;
+    if prefill.role == Role::Both && decode.role == Role::Both {
+        let both = next(|c, ask| takes_prompt(c, ask) && takes_stream(c, ask));
+        let both = both.ok_or(NoPlace::Busy)?;
+        return Ok((both, both));
+    }
+    Ok((prefill, decode))
 }
 
 /// Chooses where a running sequence goes on; the worker that it leaves is not among the candidates.
@@ -138,7 +204,8 @@ pub fn choose(candidates: &[Candidate], ask: &Ask) -> Result<Choice, NoPlace> {
 /// # Errors
 /// Says why nobody was chosen.
 pub fn choose_target(candidates: &[Candidate], ask: &Ask) -> Result<WorkerRef, NoPlace> {
-    if let Some((_, target)) = best(candidates, |c| decode_cost(c, ask)) {
+    let able = |c: &Candidate| takes_stream(c, ask);
+    if let Some((_, target)) = best(candidates, |c| able(c).then(|| decode_cost(c, ask))) {
         return Ok(target.worker);
     }
     let decode = || candidates.iter().filter(|c| c.role.decodes());
@@ -152,16 +219,66 @@ pub fn choose_target(candidates: &[Candidate], ask: &Ask) -> Result<WorkerRef, N
 
 /// Whether `candidate` could now take one of the legs; tells whether news of it is worth a look
 /// at the queue.
-pub fn has_room(candidate: &Candidate, ask: &Ask) -> bool {
-    prefill_cost(candidate, ask).is_some() || decode_cost(candidate, ask).is_some()
+pub fn has_room(candidate: &Candidate, ask: &Ask, placement: Placement) -> bool {
+    let whole = placement != Placement::Split && takes_whole(candidate, ask);
+    whole || takes_prompt(candidate, ask) || takes_stream(candidate, ask)
 }
 
 // === filter ===
 
-fn exists(candidates: &[Candidate], ask: &Ask) -> Result<(), NoPlace> {
+/// Whether it could take the prompt for another.
+pub(crate) fn takes_prompt(c: &Candidate, ask: &Ask) -> bool {
+    c.role.prefills() && prompt_room(c, ask)
+}
+
+/// Whether it could generate for another.
+pub(crate) fn takes_stream(c: &Candidate, ask: &Ask) -> bool {
+    c.role.decodes() && stream_room(c, ask)
+}
+
+/// Whether it could do both for itself, which is any worker's business.
+pub(crate) fn takes_whole(c: &Candidate, ask: &Ask) -> bool {
+    prompt_room(c, ask) && stream_room(c, ask)
+}
+
+fn prompt_room(c: &Candidate, ask: &Ask) -> bool {
+    !c.shut && ask.prompt_tokens < c.tokens_max() && c.prompts_open < c.queue_max
+}
+
+fn stream_room(c: &Candidate, ask: &Ask) -> bool {
+    let able = !c.shut && !c.crowded && c.holds_whole(ask);
+    let blocks_room = c.blocks_free.saturating_add(c.cached_blocks);
+    able && c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= blocks_room
+}
+
+/// Whether the request could ever be placed.
+pub(crate) fn exists<'a>(
+    candidates: impl Iterator<Item = &'a Candidate> + Clone,
+    ask: &Ask,
+    placement: Placement,
+) -> Result<(), NoPlace> {
+    let pair = pair_exists(candidates.clone(), ask);
+    if placement == Placement::Split || (placement == Placement::Auto && pair.is_ok()) {
+        return pair;
+    }
+    let whole_max = candidates.clone().map(Candidate::tokens_max).max();
+    let whole_max = whole_max.ok_or(NoPlace::NoWorker)?;
+    let mut candidates = candidates;
+    match candidates.any(|c| c.holds_whole(ask)) {
+        true => Ok(()),
+        false => Err(NoPlace::TooLong {
+            tokens_max: whole_max,
+        }),
+    }
+}
+
+fn pair_exists<'a>(
+    candidates: impl Iterator<Item = &'a Candidate> + Clone,
+    ask: &Ask,
+) -> Result<(), NoPlace> {
     let longest = |serves: fn(Role) -> bool, holds: fn(&Candidate) -> u32| {
         candidates
-            .iter()
+            .clone()
             .filter(|c| serves(c.role))
             .map(holds)
             .max()
@@ -171,10 +288,9 @@ fn exists(candidates: &[Candidate], ask: &Ask) -> Result<(), NoPlace> {
     let whole_max = longest(Role::decodes, Candidate::tokens_max)?;
     // A sequence ends at the context's end whatever `max_tokens` says, so only the pool bounds it.
     let pool_max = longest(Role::decodes, Candidate::pool_tokens)?;
+    let mut candidates = candidates;
     let fits = ask.prompt_tokens < prompt_max.min(whole_max)
-        && candidates
-            .iter()
-            .any(|c| c.role.decodes() && c.holds_whole(ask));
+        && candidates.any(|c| c.role.decodes() && c.holds_whole(ask));
     if fits {
         Ok(())
     } else {
@@ -207,11 +323,18 @@ impl Candidate {
     }
 
     /// At least one token is always computed: its logits are what the prompt is run for.
-    fn cached_tokens(&self, ask: &Ask) -> u32 {
+    pub(crate) fn cached_tokens(&self, ask: &Ask) -> u32 {
         let tokens = self
             .cached_blocks
             .saturating_mul(self.capacity.block_tokens);
         tokens.min(ask.prompt_tokens - 1)
+    }
+
+    /// Bytes of the blocks of the prompt that it does not have.
+    pub(crate) fn blocks_to_send(&self, ask: &Ask) -> u64 {
+        let blocks = self.blocks(ask.prompt_tokens);
+        let sent = blocks.saturating_sub(self.cached_blocks);
+        u64::from(sent) * u64::from(self.capacity.block_bytes)
     }
 
     /// Seats are overbooked by a quarter: a sequence is promised one while its prompt still runs.
@@ -223,31 +346,23 @@ impl Candidate {
 
 // === score ===
 
-fn prefill_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
-    let able = c.role.prefills() && !c.shut && ask.prompt_tokens < c.tokens_max();
-    let room = c.prompts_open < c.queue_max;
+fn prefill_cost(c: &Candidate, ask: &Ask) -> u64 {
     let tokens = ask.prompt_tokens - c.cached_tokens(ask);
-    (able && room).then(|| c.queue_tokens.saturating_add(u64::from(tokens)))
+    c.queue_tokens.saturating_add(u64::from(tokens))
 }
 
-fn decode_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
-    let able = c.role.decodes() && !c.shut && !c.crowded && c.holds_whole(ask);
-    let blocks_room = c.blocks_free.saturating_add(c.cached_blocks);
-    let room = c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= blocks_room;
-    (able && room).then(|| {
-        let held = u64::from(c.capacity.blocks_count.saturating_sub(c.blocks_free));
-        let fill_blocks = held * 1000 / u64::from(c.capacity.blocks_count.max(1));
-        let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.capacity.slots_count.max(1));
-        let prompt = u64::from(c.blocks(ask.prompt_tokens)).max(1);
-        let sent = prompt.saturating_sub(u64::from(c.cached_blocks));
-        fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt
-    })
+fn decode_cost(c: &Candidate, ask: &Ask) -> u64 {
+    let held = u64::from(c.capacity.blocks_count.saturating_sub(c.blocks_free));
+    let fill_blocks = held * 1000 / u64::from(c.capacity.blocks_count.max(1));
+    let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.capacity.slots_count.max(1));
+    let prompt = u64::from(c.blocks(ask.prompt_tokens)).max(1);
+    let sent = prompt.saturating_sub(u64::from(c.cached_blocks));
+    fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt
 }
 
-fn whole_cost(c: &Candidate, ask: &Ask) -> Option<u64> {
-    decode_cost(c, ask)?;
+fn whole_cost(c: &Candidate, ask: &Ask) -> u64 {
     let sequences = u64::from(c.sequences) * SEQUENCE_AS_TOKENS;
-    Some(prefill_cost(c, ask)?.saturating_add(sequences))
+    prefill_cost(c, ask).saturating_add(sequences)
 }
 
 // === pick ===

@@ -8,8 +8,10 @@
 
 use crate::alarm::Alarm;
 use crate::brain::Brain;
+use crate::candidates::Placing;
 use crate::event::{Note, Output};
 use crate::flight::{Broken, Stage};
+use crate::forecast::Miss;
 use crate::policy::NoPlace;
 use crate::prefix::Content;
 use cleave_domain::{
@@ -36,6 +38,19 @@ impl Brain {
             Some(Refusal::TooLong { tokens_max }) => Some(*tokens_max),
             _ => None,
         };
+        let late = match &refusal {
+            Some(Refusal::Late {
+                aim,
+                predicted,
+                retry_after,
+            }) => Some(Miss {
+                aim: *aim,
+                predicted: *predicted,
+                clears: Some(*retry_after),
+            }),
+            _ => None,
+        };
+        self.clock_lost(id);
         self.drop_legs(id, Failure::Rejected);
         self.note(Note::PassedOver {
             handoff,
@@ -46,14 +61,30 @@ impl Brain {
             return;
         };
         if let (Some(tokens_max), None) = (too_long, &flight.failure) {
-            return self.end(id, Ending::Refused(Refusal::TooLong { tokens_max }));
+            return self.refuse(id, Refusal::TooLong { tokens_max }, Vec::new());
         }
         flight.refusals += 1;
         flight.excluded.insert(worker.worker);
+        if late.is_some() {
+            flight.late.insert(worker.worker);
+        }
         let round_over = flight.refusals >= ROUND;
-        match self.seek(id) {
-            Ok(choice) if !round_over => self.start(id, &choice),
-            _ => {
+        let told = flight.failure.is_none().then_some(late).flatten();
+        let found = self.seek(id);
+        if let Some(placing) = found.as_ref().ok().filter(|p| p.miss().is_none())
+            && !round_over
+        {
+            return self.start(id, placing);
+        }
+        let considered = match &found {
+            Ok(placing) => placing.considered.clone(),
+            Err(_) => Vec::new(),
+        };
+        let missed = found.as_ref().ok().and_then(Placing::miss);
+        match missed.or(told) {
+            // Workers said so, or it is predicted of all that remain.
+            Some(miss) => self.unmet(id, miss, considered),
+            None => {
                 // Whoever did not even answer is left alone for a moment, or the line's head
                 // would be sent straight back.
                 self.shut(worker, Duration::ZERO);
@@ -119,6 +150,7 @@ impl Brain {
         {
             flight.name_attempt();
         }
+        self.clock_lost(id);
         self.drop_legs(id, failure.clone());
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, None);
@@ -192,6 +224,9 @@ impl Brain {
             return;
         };
         flight.stage = Stage::Waiting;
+        if !flight.given() {
+            flight.clock.first = None;
+        }
         if let Some(finish) = flight.over(broken.context_tokens_max) {
             self.done(id, finish);
         } else {
@@ -218,7 +253,7 @@ impl Brain {
             generated_tokens,
         });
         let mut choice = self.find(id);
-        if let (Err(_), Some(doubtful)) = (choice, doubtful) {
+        if let (Err(_), Some(doubtful)) = (&choice, doubtful) {
             self.reconsider(id, |worker| worker != doubtful);
             choice = self.find(id);
         }
@@ -228,7 +263,7 @@ impl Brain {
             choice = self.seek(id);
         }
         match choice {
-            Ok(choice) => self.start(id, &choice),
+            Ok(placing) => self.start(id, &placing),
             Err(NoPlace::NoWorker | NoPlace::TooLong { .. } | NoPlace::Busy) => self.wait(id),
         }
     }
@@ -247,15 +282,17 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let ending = match &flight.failure {
+        let failure = match &flight.failure {
             Some(last) if flight.failures > self.limits.failures_max => {
-                Ending::Failed(Failure::RetriesSpent(Box::new(last.clone())))
+                Failure::RetriesSpent(Box::new(last.clone()))
             }
-            Some(last) => Ending::Failed(last.clone()),
-            None if exists => Ending::Refused(Refusal::QueueFull { retry_after }),
-            None => Ending::Refused(Refusal::NoWorker),
+            Some(last) => last.clone(),
+            None if exists => {
+                return self.refuse(id, Refusal::QueueFull { retry_after }, Vec::new());
+            }
+            None => return self.refuse(id, Refusal::NoWorker, Vec::new()),
         };
-        self.end(id, ending);
+        self.end(id, Ending::Failed(failure));
     }
 
     /// The flight has waited long enough for whatever it waits for.
@@ -264,7 +301,7 @@ impl Brain {
             return;
         };
         let attempt = match &flight.stage {
-            Stage::Waiting => return self.give_up(id),
+            Stage::Waiting => return self.waited_out(id),
             Stage::Counting(_) => return,
             Stage::Flying(attempt) => attempt,
         };

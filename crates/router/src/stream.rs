@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct TokenStream<T> {
     next: u32,
+    /// The next one, if it is here: almost every token comes in its turn, and waits for nobody.
+    head: Option<T>,
     ahead: BTreeMap<u32, T>,
     /// Attempts before this one are fenced.
     unfenced: u32,
@@ -24,6 +26,7 @@ impl<T> Default for TokenStream<T> {
     fn default() -> Self {
         Self {
             next: 0,
+            head: None,
             ahead: BTreeMap::new(),
             unfenced: 0,
         }
@@ -34,7 +37,12 @@ impl<T> TokenStream<T> {
     /// Takes output token `index` as an attempt emitted it; a repeat is dropped, and so is anything of
     /// a fenced attempt.
     pub fn accept(&mut self, attempt: u32, index: u32, token: T) {
-        if !self.is_fenced(attempt) && index >= self.next {
+        if self.is_fenced(attempt) {
+            return;
+        }
+        if index == self.next && !self.ahead.contains_key(&index) {
+            self.head.get_or_insert(token);
+        } else if index > self.next {
             self.ahead.entry(index).or_insert(token);
         }
     }
@@ -43,6 +51,7 @@ impl<T> TokenStream<T> {
     /// draws those tokens itself.
     pub fn fence(&mut self, attempt: u32) {
         self.unfenced = self.unfenced.max(attempt.saturating_add(1));
+        self.head = None;
         self.ahead.clear();
     }
 
@@ -53,14 +62,15 @@ impl<T> TokenStream<T> {
 
     /// The next token that may go to the client, with its index.
     pub fn poll(&mut self) -> Option<(u32, T)> {
-        let token = self.ahead.remove(&self.next)?;
+        let head = self.head.take();
+        let token = head.or_else(|| self.ahead.remove(&self.next))?;
         self.next += 1;
         Some((self.next - 1, token))
     }
 
     /// Whether a token that came cannot go out, because one before it is missing.
     pub fn has_gap(&self) -> bool {
-        !self.ahead.is_empty()
+        self.head.is_some() || !self.ahead.is_empty()
     }
 
     /// How many tokens have come out.

@@ -12,8 +12,8 @@ use crate::flight::{Attempt, Finish};
 use crate::ledger::Promise;
 use crate::legs::Parting;
 use cleave_domain::{
-    Failure, FlightId, HandoffId, Order, Prefill, Progress, Refusal, Report, Target,
-    WorkerDescription, WorkerId, WorkerRef,
+    DecodeTiming, Failure, FlightId, HandoffId, Order, Prefill, PrefillTiming, Progress, Refusal,
+    Report, Target, WorkerDescription, WorkerId, WorkerRef,
 };
 use std::sync::Arc;
 
@@ -80,15 +80,18 @@ impl Brain {
         }
         match report {
             Report::Load(load) => {
+                let eased = self.fleet.eased_by(worker, &load);
                 self.fleet.hear(worker, &report);
                 match load.progress {
                     Progress::Moving => self.moves_again(worker),
                     Progress::Stuck => self.stuck(worker),
                 }
                 self.settle_wish(worker, &load);
-                self.room_at(worker);
+                if eased {
+                    self.room_at(worker);
+                }
             }
-            Report::Prefix { .. } => self.fleet.hear(worker, &report),
+            Report::Prefix { .. } | Report::Prices(_) => self.fleet.hear(worker, &report),
             Report::Draining => self.drains(worker),
             Report::Serves { role } => {
                 self.fleet.serve(worker, role);
@@ -107,7 +110,7 @@ impl Brain {
                 self.reserved(handoff, target);
             }
             Report::Refused { handoff, refusal } => self.refused(worker, handoff, refusal),
-            Report::Prefilled { handoff } => self.prefilled(worker, handoff),
+            Report::Prefilled { handoff, timing } => self.prefilled(worker, handoff, timing),
             Report::Landed { handoff } => self.landed(worker, handoff),
             Report::Stayed { handoff, failure } => self.stayed(worker, handoff, failure),
             Report::Crowded { handoff } => self.crowded(worker, handoff),
@@ -115,12 +118,14 @@ impl Brain {
                 handoff,
                 reason,
                 output_tokens,
+                timing,
+                prefill,
             } => {
                 let finish = Finish {
                     reason,
                     output_tokens,
                 };
-                self.finished(worker, handoff, finish);
+                self.finished(worker, handoff, (finish, timing, prefill));
             }
             Report::LegFailed { handoff, failure } => self.leg_failed(worker, handoff, failure),
             Report::Released { handoff } => self.released(worker, handoff),
@@ -155,24 +160,25 @@ impl Brain {
         }
         attempt.reserved = true;
         flight.wait_until = None;
-        flight.refusals = 0;
-        flight.excluded.clear();
+        // Who would be late stays out: or it would be asked again and again.
+        flight.refusals = flight.late.len() as u32;
+        flight.excluded.clone_from(&flight.late);
         self.alarms.set(handoff.flight, Alarm::Step, None);
         self.fleet.change(sender, handoff, |p| p.told = true);
+        let due = self.due(handoff.flight);
         let prefill = Prefill {
             handoff,
             request,
             target,
             waited,
+            due,
         };
+        self.clock_ordered(handoff.flight);
         self.tell(sender, Order::Prefill(prefill));
     }
 
-    fn prefilled(&mut self, worker: WorkerRef, handoff: HandoffId) {
-        self.fleet.change(worker, handoff, |p| {
-            p.tokens = 0;
-            p.answered = true;
-        });
+    fn prefilled(&mut self, worker: WorkerRef, handoff: HandoffId, timing: PrefillTiming) {
+        self.fleet.prompt_done(worker, handoff);
         let ran = |a: &&mut Attempt| a.reserved && a.prefill == worker;
         let attempt = self
             .flights
@@ -183,7 +189,13 @@ impl Brain {
             return self.note(Note::Stale { worker });
         };
         attempt.prefilled = true;
-        let decode = attempt.decode;
+        let (decode, began) = (attempt.decode, attempt.of.is_none());
+        if decode == worker {
+            self.fleet.began(worker, handoff);
+        }
+        if began {
+            self.clock_first(handoff.flight, timing);
+        }
         self.finish_if_done(handoff.flight);
         self.news_of(worker);
         self.evacuate_one(decode);
@@ -210,6 +222,10 @@ impl Brain {
         // A prefill worker that went away may have left a doubt, and its alarm.
         attempt.trouble = None;
         let sender = attempt.prefill;
+        self.fleet.began(worker, handoff);
+        if sender != worker {
+            self.clock_landed(handoff.flight);
+        }
         self.alarms.set(handoff.flight, Alarm::Step, None);
         // The receiver tells the sender too, but if that is lost nobody else would.
         if sender != worker {
@@ -221,7 +237,12 @@ impl Brain {
         }
     }
 
-    fn finished(&mut self, worker: WorkerRef, handoff: HandoffId, finish: Finish) {
+    fn finished(
+        &mut self,
+        worker: WorkerRef,
+        handoff: HandoffId,
+        (finish, timing, prefill): (Finish, DecodeTiming, Option<PrefillTiming>),
+    ) {
         let arrived = |a: &Attempt| a.reserved && a.decode == worker && a.trouble.is_none();
         if self.leg(handoff).is_some_and(arrived) {
             self.moved(handoff.flight);
@@ -245,6 +266,11 @@ impl Brain {
             // Every token came through this worker's stream, the first one too.
             attempt.prefilled = true;
         }
+        let began = attempt.of.is_none().then_some(timing);
+        if let Some(prefill) = prefill {
+            self.clock_first(handoff.flight, prefill);
+        }
+        self.clock_last(handoff.flight, began);
         self.alarms.set(handoff.flight, Alarm::Step, None);
         self.part(worker, handoff, Parting::Known);
         self.finish_if_done(handoff.flight);
@@ -321,7 +347,11 @@ impl Brain {
                 self.shut(worker, *retry_after);
             }
             Refusal::Draining => self.drains(worker),
-            Refusal::TooLong { .. } | Refusal::NoWorker | Refusal::WrongWorker => {}
+            // It may well take the next; this one asks elsewhere.
+            Refusal::Late { .. }
+            | Refusal::TooLong { .. }
+            | Refusal::NoWorker
+            | Refusal::WrongWorker => {}
         }
         if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
             return self.move_refused(worker, handoff, refusal);

@@ -2,10 +2,11 @@
 //! equal fingerprints say the same and come to equal fingerprints again.
 
 use cleave_domain::{
-    Capacity, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation, Load, Progress,
-    Report, Request, Role, Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
+    Capacity, DecodeTiming, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
+    Load, PrefillTiming, Progress, Report, Request, Role, Sampling, Slo, StopRules, Time, Timing,
+    WorkerDescription, WorkerId, WorkerRef,
 };
-use cleave_router::{Brain, Input, Limits, Note, Output};
+use cleave_router::{Brain, CancelReason, Input, Limits, Note, Output};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -44,7 +45,8 @@ fn reserved(attempt: u32) -> Report {
 
 fn prefilled(attempt: u32) -> Report {
     let handoff = handoff(attempt);
-    Report::Prefilled { handoff }
+    let timing = PrefillTiming::default();
+    Report::Prefilled { handoff, timing }
 }
 
 fn landed(attempt: u32) -> Report {
@@ -72,6 +74,11 @@ fn joined(id: u64, role: Role) -> Input {
     }
 }
 
+fn cancelled(flight: FlightId) -> Input {
+    let why = CancelReason::Left;
+    Input::Cancelled { flight, why }
+}
+
 fn submitted(number: u64) -> Input {
     Input::Submitted {
         flight: FlightId(number),
@@ -95,7 +102,7 @@ fn submitted(number: u64) -> Input {
 /// its first attempts.
 fn inputs(world: &World) -> Vec<Option<Input>> {
     let roles = [(1, Role::Prefill), (2, Role::Decode), (3, Role::Decode)];
-    let mut inputs = vec![None, Some(Input::Cancelled { flight: FLIGHT })];
+    let mut inputs = vec![None, Some(cancelled(FLIGHT))];
     if !world.submitted {
         inputs.push(Some(submitted(FLIGHT.0)));
     }
@@ -135,6 +142,8 @@ fn inputs(world: &World) -> Vec<Option<Input>> {
                     handoff,
                     reason,
                     output_tokens: 3,
+                    timing: DecodeTiming::default(),
+                    prefill: None,
                 },
             ));
         }
@@ -159,6 +168,10 @@ fn step(world: &mut World, input: Option<Input>) -> Vec<Output> {
                 | Note::Moved { took: span, .. }
                 | Note::CancelFreed { took: span, .. },
             ) => *span = Duration::ZERO,
+            Output::Note(Note::Decided(decision)) => decision.waited = Duration::ZERO,
+            Output::Note(Note::Judged { timing, .. }) | Output::End { timing, .. } => {
+                *timing = Timing::default();
+            }
             Output::Tell { order, .. } => match order {
                 cleave_domain::Order::Reserve(order) => order.waited = Duration::ZERO,
                 cleave_domain::Order::Prefill(order) => order.waited = Duration::ZERO,
@@ -270,7 +283,7 @@ fn time_and_numbers_that_only_name_make_no_state() {
         for number in 2..2 + flights {
             let flight = FlightId(number);
             step(&mut world, Some(submitted(number)));
-            step(&mut world, Some(Input::Cancelled { flight }));
+            step(&mut world, Some(cancelled(flight)));
             let handoff = HandoffId { flight, attempt: 0 };
             for id in [2, 3] {
                 let report = Report::Released { handoff };

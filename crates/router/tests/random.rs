@@ -3,11 +3,11 @@
 //! time they are counted. It must keep its invariants after each and end every flight exactly once.
 
 use cleave_domain::{
-    BlockHash, Capacity, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
-    Load, Order, Progress, Refusal, Report, Request, Role, Sampling, Slo, StopRules, Time,
-    WorkerDescription, WorkerId, WorkerRef,
+    BlockHash, Capacity, DecodeTiming, Failure, Fingerprint, FinishReason, FlightId, HandoffId,
+    Incarnation, Load, Order, PrefillTiming, Progress, Refusal, Report, Request, Role, Sampling,
+    Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
 };
-use cleave_router::{Brain, Command, Input, Limits, Output};
+use cleave_router::{Brain, CancelReason, Command, Input, Limits, Output};
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, proptest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
@@ -27,6 +27,7 @@ fn limits() -> Limits {
         move_ahead_tokens: 4,
         stuck_max: Duration::from_millis(80),
         reader_wait_max: Duration::from_millis(60),
+        ..Limits::default()
     }
 }
 
@@ -327,7 +328,10 @@ impl Driver {
             7 => {
                 let flight = FlightId(u64::from(a) % self.next.max(1));
                 self.handle(match b % 4 {
-                    0 | 1 => Input::Cancelled { flight },
+                    0 | 1 => Input::Cancelled {
+                        flight,
+                        why: CancelReason::Left,
+                    },
                     2 => Input::Stalled { flight },
                     _ => Input::Flowing { flight },
                 });
@@ -355,6 +359,7 @@ impl Driver {
                 sequences_running: u32::from(b % 4),
                 blocks_free: u32::from(c % 31),
                 progress: Progress::Moving,
+                ..Load::default()
             }),
             4 | 5 => Report::Prefix {
                 stored: vec![BlockHash([b % 4; 16])],
@@ -379,7 +384,7 @@ impl Driver {
         let failure = Failure::LinkLost;
         let report = match b % 24 {
             0..=6 => reserved(handoff),
-            7..=9 => Report::Prefilled { handoff },
+            7..=9 => prefilled(handoff),
             10..=11 => Report::Landed { handoff },
             12..=13 => finished(handoff),
             14..=16 => Report::Released { handoff },
@@ -417,7 +422,7 @@ impl Driver {
             (decode, reserved(handoff))
         } else if !told.prefilled && a % 8 > 1 {
             told.prefilled = true;
-            (sender, Report::Prefilled { handoff })
+            (sender, prefilled(handoff))
         } else if !told.landed && a % 8 > 2 {
             told.landed = true;
             (decode, Report::Landed { handoff })
@@ -470,11 +475,18 @@ fn reserved(handoff: HandoffId) -> Report {
     }
 }
 
+fn prefilled(handoff: HandoffId) -> Report {
+    let timing = PrefillTiming::default();
+    Report::Prefilled { handoff, timing }
+}
+
 fn finished(handoff: HandoffId) -> Report {
     Report::Finished {
         handoff,
         reason: FinishReason::Stop,
         output_tokens: 3,
+        timing: DecodeTiming::default(),
+        prefill: None,
     }
 }
 

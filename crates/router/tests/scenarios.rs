@@ -6,12 +6,15 @@
 #![allow(clippy::unwrap_used)]
 
 use cleave_domain::{
-    BlockIndex, BlockRef, Capacity, Failure, Fingerprint, FinishReason, FlightId, Generation,
-    HandoffId, Incarnation, Load, Order, Progress, Refusal, Report, Request, Role, Sampling, Slo,
-    StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
+    Aim, Backlog, BlockIndex, BlockRef, Capacity, DecodeTiming, Failure, Fingerprint, FinishReason,
+    FlightId, Generation, HandoffId, Incarnation, LinkPrice, Load, Order, PrefillTiming, Prices,
+    Progress, Refusal, Report, Request, Role, RowPrice, Sampling, Slo, SloClass, SloPolicy, Stage,
+    StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_kv::block_hashes;
-use cleave_router::{Brain, Command, Input, Limits, Note, Output};
+use cleave_router::{
+    Brain, CancelReason, Command, Decided, Decision, Input, Limits, Mode, Note, Output, Placement,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +25,11 @@ const BLOCK_TOKENS: u32 = 4;
 /// Plays one script; gives it back with the outputs that really came.
 fn play(script: &str) -> String {
     let mut brain = Brain::new(limits(script));
-    let mut requests = BTreeMap::new();
+    let mut said = Said {
+        policy: policy(script),
+        requests: BTreeMap::new(),
+    };
+    let decisions = script.lines().any(|line| line == "# show decisions");
     let mut moving = BTreeSet::new();
     let mut text = String::new();
     for line in script.lines() {
@@ -38,16 +45,23 @@ fn play(script: &str) -> String {
         let words: Vec<&str> = happens.split_whitespace().collect();
         let millis = words[0].strip_suffix("ms").expect("a time in ms");
         let now = Time::from_nanos(millis.parse::<u64>().unwrap() * 1_000_000);
-        brain.handle(now, input(&words[1..], &mut requests));
+        brain.handle(now, input(&words[1..], &mut said));
         while let Some(output) = brain.poll() {
             check_moves(&mut moving, &output);
-            if let Some(words) = output_words(&output) {
+            let hidden = matches!(output, Output::Note(Note::Decided(_) | Note::Judged { .. }));
+            if let Some(words) = output_words(&output).filter(|_| decisions || !hidden) {
                 text.push_str(&format!("    {words}\n"));
             }
         }
         brain.check();
     }
     text
+}
+
+/// What a script's later lines refer to.
+struct Said {
+    policy: SloPolicy,
+    requests: BTreeMap<u64, Arc<Request>>,
 }
 
 /// Each move that began came to an end, one way or the other, before its flight did.
@@ -95,6 +109,77 @@ fn limits(script: &str) -> Limits {
         move_ahead_tokens: number("ahead", 8),
         stuck_max: Duration::from_millis(number("stuck", 2000).into()),
         reader_wait_max: Duration::from_millis(number("reader", 1000).into()),
+        mode: mode(&words),
+        placement: placement(&words),
+        policy: Arc::new(policy(script)),
+    }
+}
+
+fn text<'a>(words: &[&'a str], key: &str) -> Option<&'a str> {
+    let value = |word: &&'a str| word.strip_prefix(key)?.strip_prefix('=');
+    words.iter().find_map(value)
+}
+
+fn millis(words: &[&str], key: &str) -> Option<Duration> {
+    number(words, key).map(|ms| Duration::from_millis(ms.into()))
+}
+
+fn mode(words: &[&str]) -> Mode {
+    match text(words, "mode") {
+        Some("load") => Mode::Load,
+        Some("turns") => Mode::RoundRobin,
+        _ => Mode::Slo,
+    }
+}
+
+fn placement(words: &[&str]) -> Placement {
+    match text(words, "placement") {
+        Some("split") => Placement::Split,
+        Some("whole") => Placement::Whole,
+        _ => Placement::Auto,
+    }
+}
+
+/// Lines `# class NAME key=value …` and `# tenant NAME share=N`; the first class is the default.
+fn policy(script: &str) -> SloPolicy {
+    let lines = script.lines().filter_map(|line| line.strip_prefix("# "));
+    let mut policy = SloPolicy::default();
+    let mut classes = Vec::new();
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.first() {
+            Some(&"class") => classes.push(class(&words[1..])),
+            Some(&"tenant") => policy.tenants.push(Tenant {
+                name: words[1].to_owned(),
+                key_digests: Vec::new(),
+                share: number(&words, "share").unwrap(),
+            }),
+            _ => {}
+        }
+    }
+    if let Some(first) = classes.first() {
+        policy.default_class.clone_from(&first.name);
+        policy.classes = classes;
+    }
+    policy
+}
+
+fn class(words: &[&str]) -> SloClass {
+    let default = SloClass::default();
+    SloClass {
+        name: words[0].to_owned(),
+        ttft: millis(words, "ttft"),
+        tpot: millis(words, "tpot"),
+        e2e: millis(words, "e2e"),
+        priority: number(words, "priority").map_or(0, |p| p as i32),
+        weight: number(words, "weight").unwrap_or(default.weight),
+        queue_max: number(words, "queue"),
+        unmet: match (millis(words, "wait"), text(words, "else")) {
+            (Some(wait), _) => Unmet::Queue(wait),
+            (None, Some(class)) => Unmet::Downgrade(class.to_owned()),
+            (None, None) => Unmet::Reject,
+        },
+        ..default
     }
 }
 
@@ -146,7 +231,7 @@ fn failure(word: &str) -> Failure {
     }
 }
 
-fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
+fn input(words: &[&str], said: &mut Said) -> Input {
     match words[0] {
         "join" => Input::WorkerJoined {
             worker: worker(words[1]),
@@ -157,8 +242,8 @@ fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
         },
         "submit" => {
             let number = words[1][1..].parse().unwrap();
-            let request = Arc::new(request(&words[2..]));
-            requests.insert(number, Arc::clone(&request));
+            let request = Arc::new(request(&words[2..], &said.policy));
+            said.requests.insert(number, Arc::clone(&request));
             Input::Submitted {
                 flight: FlightId(number),
                 request,
@@ -166,6 +251,10 @@ fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
         }
         "cancel" => Input::Cancelled {
             flight: flight(words[1]),
+            why: match number(words, "enough") {
+                Some(output_tokens) => CancelReason::Enough { output_tokens },
+                None => CancelReason::Left,
+            },
         },
         "counted" => Input::Counted {
             handoff: handoff(words[1]),
@@ -186,11 +275,23 @@ fn input(words: &[&str], requests: &mut BTreeMap<u64, Arc<Request>>) -> Input {
                 other => Command::Serve(role(other)),
             },
         },
+        "policy" => {
+            match words[1] {
+                "class" => {
+                    let class = class(&words[2..]);
+                    said.policy.classes.retain(|old| old.name != class.name);
+                    said.policy.classes.push(class);
+                }
+                _ => panic!("no policy of {}", words[1]),
+            }
+            let policy = Arc::new(said.policy.clone());
+            Input::PolicyChanged { policy }
+        }
         "woke" => Input::Woke,
         "drain" => Input::Draining,
         who => Input::Told {
             worker: worker(who),
-            report: report(&words[1..], requests),
+            report: report(&words[1..], &said.requests),
         },
     }
 }
@@ -214,7 +315,8 @@ fn description(words: &[&str]) -> WorkerDescription {
     }
 }
 
-fn request(words: &[&str]) -> Request {
+fn request(words: &[&str], policy: &SloPolicy) -> Request {
+    let class = policy.class(text(words, "class").unwrap_or_default());
     let number = |key, default| number(words, key).unwrap_or(default);
     let from = number("from", 0);
     Request {
@@ -233,8 +335,43 @@ fn request(words: &[&str]) -> Request {
         },
         priority: number("priority", 1) as i32 - 1,
         cache_salt: number("salt", 0).into(),
-        slo: Slo::default(),
+        slo: Slo {
+            class: class.name.clone(),
+            tenant: text(words, "tenant").unwrap_or_default().to_owned(),
+            ttft: millis(words, "ttft").or(class.ttft),
+            tpot: millis(words, "tpot").or(class.tpot),
+            e2e: millis(words, "e2e").or(class.e2e),
+            priority: class.priority,
+        },
     }
+}
+
+/// A step takes `base` and `row` for each of its tokens, in microseconds; a block's way `link` and
+/// nothing else.
+fn prices(words: &[&str]) -> Prices {
+    let micros = |key| u64::from(number(words, key).unwrap_or(0));
+    let knot = |rows: u32| RowPrice {
+        rows,
+        nanos: 1000 * (micros("base") + micros("row") * u64::from(rows)),
+    };
+    Prices {
+        rows: vec![knot(1), knot(1_000_000)],
+        link: LinkPrice {
+            latency_nanos: 1000 * micros("link"),
+            byte_picos: 0,
+        },
+        ..Prices::default()
+    }
+}
+
+/// `backlog=10,0,…` in milliseconds.
+fn backlog(words: &[&str]) -> Backlog {
+    let mut backlog = Backlog::default();
+    let numbers = text(words, "backlog").unwrap_or_default().split(',');
+    for (entry, millis) in backlog.micros[1].iter_mut().zip(numbers) {
+        *entry = 1000 * millis.parse::<u32>().unwrap_or(0);
+    }
+    backlog
 }
 
 fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
@@ -259,15 +396,32 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 "blocks" => Refusal::NoBlocks { retry_after },
                 "draining" => Refusal::Draining,
                 "long" => Refusal::TooLong { tokens_max: 7 },
+                "late" => Refusal::Late {
+                    aim: Aim::Ttft,
+                    predicted: Duration::from_millis(number("predicted").into()),
+                    retry_after,
+                },
                 _ => Refusal::WrongWorker,
             },
         },
-        "prefilled" => Report::Prefilled { handoff: id() },
+        "prefilled" => Report::Prefilled {
+            handoff: id(),
+            timing: PrefillTiming {
+                wait: Duration::from_millis(number("wait").into()),
+                run: Duration::from_millis(number("run").into()),
+            },
+        },
+        "prices" => Report::Prices(prices(words)),
         "landed" => Report::Landed { handoff: id() },
         "finished" => Report::Finished {
             handoff: id(),
             reason: FinishReason::Length,
             output_tokens: number("tokens").max(1),
+            timing: DecodeTiming {
+                wait: Duration::from_millis(number("wait").into()),
+                first: Duration::from_millis(number("first").into()),
+            },
+            prefill: None,
         },
         "failed" => Report::LegFailed {
             handoff: id(),
@@ -292,6 +446,11 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 true => Progress::Stuck,
                 false => Progress::Moving,
             },
+            context_tokens: number("context").into(),
+            backlog: backlog(words),
+            tpot_least: millis(words, "tpot"),
+            step_left: Duration::from_millis(number("step").into()),
+            orders_heard: number("heard").into(),
         }),
         // The first so many blocks of a flight's prompt and output.
         "stored" => Report::Prefix {
@@ -322,6 +481,7 @@ fn output_words(output: &Output) -> Option<String> {
             flight,
             ending,
             output_tokens,
+            timing: _,
         } => {
             let tokens = output_tokens.map(|count| format!(" after {count} tokens"));
             format!("{flight} ends: {ending:?}{}", tokens.unwrap_or_default())
@@ -372,7 +532,62 @@ fn note_words(note: &Note) -> String {
         } => format!("{flight} was cancelled while {stage:?} and free in {took:?}"),
         Note::WorkerStuck { worker } => format!("{worker} is stuck"),
         Note::Fleet { .. } => String::new(),
+        Note::Decided(decision) => decision_words(decision),
+        Note::Judged {
+            flight,
+            class,
+            tenant: _,
+            verdict,
+            timing,
+            output_tokens,
+            forecast,
+        } => {
+            let stages = Stage::ALL.iter().filter(|s| !timing.of(**s).is_zero());
+            let stages: Vec<String> = stages
+                .map(|stage| format!("{stage} {:?}", timing.of(*stage)))
+                .collect();
+            let stages = stages.join(", ");
+            let forecast = forecast
+                .as_ref()
+                .map(|f| format!("; {:?} and {:?} predicted", f.ttft, f.tpot));
+            format!(
+                "{flight} of {class} was {verdict:?} with {output_tokens} tokens: {stages}{}",
+                forecast.unwrap_or_default()
+            )
+        }
     }
+}
+
+fn decision_words(decision: &Decision) -> String {
+    let Decision {
+        flight,
+        class,
+        tenant: _,
+        waited,
+        ttft_permille,
+        tpot_permille,
+        considered,
+        outcome,
+    } = decision;
+    let verdict = match outcome {
+        Decided::Placed(reason) => format!("is placed {reason:?}"),
+        Decided::Waits => "waits".to_owned(),
+        Decided::Downgraded { class } => format!("becomes one of {class}"),
+        Decided::Refused(refusal) => format!("is refused, {refusal:?}"),
+    };
+    let factors = match (ttft_permille, tpot_permille) {
+        (1000, 1000) => String::new(),
+        (ttft, tpot) => format!(" by {ttft} and {tpot} ‰"),
+    };
+    let considered: Vec<String> = considered
+        .iter()
+        .map(|f| {
+            let (p, d) = (f.prefill.worker, f.decode.worker);
+            format!("; {p} {d}: {:?} + {:?} = {:?}", f.ttft, f.tpot, f.e2e)
+        })
+        .collect();
+    let considered = considered.concat();
+    format!("{flight} of {class} {verdict} after {waited:?}{factors}{considered}")
 }
 
 fn order_words(order: &Order) -> String {
@@ -495,4 +710,16 @@ scenarios! {
     lesson_15_late_words_of_a_move_are_stale
     a_resumed_stream_finds_its_own_prefix
     a_load_beyond_all_bounds_is_a_full_worker
+    what_cannot_be_met_is_refused_at_once
+    what_is_not_met_waits_or_becomes_another
+    a_policy_changes_under_those_who_wait
+    a_guest_is_not_moved_by_its_hosts_role
+    lesson_27_a_guest_is_moved_by_a_drain
+    a_worker_that_would_be_late_is_not_asked_twice
+    lesson_25_refused_and_failed_are_no_successes
+    lesson_23_the_stage_that_broke_the_promise_is_named
+    legs_are_given_out_by_turns
+    whole_requests_go_to_any_worker
+    a_resumed_stream_goes_before_everybody_and_is_never_late
+    who_is_let_wait_makes_room_for_who_is_more_urgent
 }

@@ -6,11 +6,12 @@
 //! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
 //! refusal leaves nothing behind, and a repetition changes nothing.
 
+use crate::pace::prompt_due;
 use crate::past::Trace;
 use crate::policy::{self, Rank};
 use crate::sequence::{Sequence, Stage};
 use crate::{Brain, Note};
-use cleave_domain::{HandoffId, Prefill, Refusal, Report, Request, Reserve, RouterId};
+use cleave_domain::{Due, HandoffId, Prefill, Refusal, Report, Request, Reserve, RouterId};
 use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{Expected, Receiver};
 use cleave_kv::handoff::sender::Sender;
@@ -60,7 +61,7 @@ impl Brain {
             let retry_after = self.soonest_end();
             return Err(Refusal::QueueFull { retry_after });
         }
-        Ok(())
+        self.refuse_slow_decode(order)
     }
 
     /// Holds every block of prompt and output so far, and sets some aside for growth; all or none.
@@ -72,10 +73,15 @@ impl Brain {
             expected_output_tokens,
             ahead_tokens,
             waited,
+            due,
         } = order;
         let size = self.limits.capacity.block_tokens;
-        let rank = self.rank(handoff, request.priority, waited);
+        let rank = self.rank(handoff, &request, (waited, due));
         let mut sequence = Sequence::new(rank, router, request, self.now);
+        sequence.unmet = due.map(|due| due.unmet);
+        if sender == self.limits.me {
+            self.refuse_late_prompt(&mut sequence)?;
+        }
         let tokens = sequence.len();
         let now = tokens.div_ceil(size);
         // Named now, because the sender may fill them before it seals.
@@ -213,9 +219,12 @@ impl Brain {
             request,
             target,
             waited,
+            due,
         } = order;
-        let rank = self.rank(handoff, request.priority, waited);
+        let rank = self.rank(handoff, &request, (waited, due));
         let mut sequence = Sequence::new(rank, router, request, self.now);
+        sequence.unmet = due.map(|due| due.unmet);
+        self.refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, Reach::Reusable, 0)?;
         sequence.peered = true;
         sequence.outgoing = Some(Sender::new(handoff, target));
@@ -228,11 +237,18 @@ impl Brain {
 
     // === both ===
 
-    fn rank(&mut self, handoff: HandoffId, priority: i32, waited: Duration) -> Rank {
+    fn rank(
+        &mut self,
+        handoff: HandoffId,
+        request: &Request,
+        (waited, due): (Duration, Option<Due>),
+    ) -> Rank {
         self.arrivals += 1;
+        let since = self.now - waited;
         Rank {
-            priority,
-            since: self.now - waited,
+            priority: (request.slo.priority, request.priority),
+            due: due.map_or(prompt_due(since, None), |due| self.now + due.left),
+            since,
             arrival: self.arrivals,
             handoff,
         }
@@ -328,7 +344,7 @@ impl Brain {
     }
 
     /// When the first of the running sequences will have ended at the latest.
-    fn soonest_end(&self) -> Duration {
+    pub(crate) fn soonest_end(&self) -> Duration {
         let left = |s: &Sequence| s.request.stop.max_tokens.saturating_sub(s.output_count());
         let running = self.sequences.values().filter(|s| s.slot.is_some());
         let steps = running.map(left).min().unwrap_or(1);

@@ -6,16 +6,18 @@
 
 use crate::crowd::Wish;
 use crate::deadline::Deadlines;
+use crate::load::Told;
 use crate::moves::Move;
 use crate::past::Past;
-use crate::policy::{Prices, Rank};
-use crate::sequence::{Phase, Sequence, Stage};
+use crate::policy::{Rank, SwapPrices};
+use crate::sequence::{Phase, Sequence};
 use crate::severed::Severed;
 use crate::{Input, Limits, Note, Output};
 use cleave_domain::{
-    HandoffId, Load, Order, Progress, Report, Role, RouterId, SlotIndex, StepId, Time,
+    HandoffId, Load, Order, Report, Role, RouterId, SlotIndex, StepId, Time, Work,
 };
 use cleave_kv::{Packet, Pool};
+use cleave_planner::Learner;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -44,7 +46,9 @@ pub struct Brain {
     /// How long those that only wait for their peer may stand still, or wait to be answered.
     pub(crate) stalls: Deadlines,
     pub(crate) under_way: Option<Step>,
-    pub(crate) routers: BTreeSet<RouterId>,
+    /// Those connected, each with how many of its orders were heard; not counted where nothing is
+    /// known of prices.
+    pub(crate) routers: BTreeMap<RouterId, u64>,
     /// Who can reach nothing here any more.
     pub(crate) severed: Severed,
     /// Steps so far; names the next one.
@@ -53,7 +57,14 @@ pub struct Brain {
     pub(crate) arrivals: u64,
     /// How long a step took of late.
     pub(crate) step_mean: Duration,
-    pub(crate) prices: Prices,
+    pub(crate) swap_prices: SwapPrices,
+    /// What its work costs.
+    pub(crate) learner: Learner,
+    pub(crate) told: Told,
+    /// Prompt tokens that a step holds at most, by what they cost.
+    pub(crate) quantum: u32,
+    /// When a step last held any.
+    pub(crate) chunked: Option<Time>,
     pub(crate) draining: Draining,
     /// The sequence that a router was asked to have moved, and when.
     pub(crate) wish: Option<Wish>,
@@ -72,6 +83,9 @@ pub(crate) struct Step {
     pub(crate) said: Time,
     /// It takes too long.
     pub(crate) stuck: bool,
+    /// What it has to do, and how long that was predicted to take.
+    pub(crate) work: Work,
+    pub(crate) predicted: Duration,
     /// In the order of the plan's segments.
     pub(crate) placed: Vec<Placed>,
 }
@@ -112,12 +126,20 @@ impl Brain {
             leases: Deadlines::default(),
             stalls: Deadlines::default(),
             under_way: None,
-            routers: BTreeSet::new(),
+            routers: BTreeMap::new(),
             severed: Severed::default(),
             steps: 0,
             arrivals: 0,
             step_mean: Duration::ZERO,
-            prices: Prices::default(),
+            swap_prices: SwapPrices::default(),
+            learner: Learner::new(limits.prices.clone()),
+            told: Told::new(limits.prices.clone()),
+            quantum: cleave_planner::quantum(
+                &limits.prices,
+                capacity.step_tokens_max,
+                capacity.block_tokens,
+            ),
+            chunked: None,
             draining: Draining::No,
             wish: None,
             stirred: false,
@@ -156,6 +178,7 @@ impl Brain {
                 condition,
             } => self.arrived(from, packet, condition),
             Input::LinkLost { peer } => self.link_lost(peer),
+            Input::LinkMeasured { peer, price } => self.link_measured(peer, price),
             Input::Exported {
                 handoff,
                 ordinal,
@@ -192,6 +215,11 @@ impl Brain {
     }
 
     fn ordered(&mut self, router: RouterId, order: Order) {
+        if self.learner.knows()
+            && let Some(heard) = self.routers.get_mut(&router)
+        {
+            *heard += 1;
+        }
         match order {
             Order::Reserve(reserve) => self.reserve(router, reserve),
             Order::Prefill(prefill) => self.prefill(router, prefill),
@@ -206,15 +234,13 @@ impl Brain {
     /// A router that joins hears all that the others were told before.
     fn router_joined(&mut self, router: RouterId) {
         self.say_prefix();
-        self.routers.insert(router);
+        self.routers.insert(router, 0);
         let contents: Vec<_> = self.pool.contents().collect();
         for stored in contents.chunks(PREFIXES_MAX) {
             let (stored, evicted) = (stored.to_vec(), Vec::new());
             self.tell(router, Report::Prefix { stored, evicted });
         }
-        let role = self.limits.role;
-        self.tell(router, Report::Serves { role });
-        self.tell(router, Report::Load(self.load_told));
+        self.introduce(router);
         if self.draining() {
             self.tell(router, Report::Draining);
         }
@@ -251,11 +277,7 @@ impl Brain {
         if self.under_way.is_none() {
             self.say_prefix();
         }
-        let load = self.load();
-        if load != self.load_told {
-            self.load_told = load;
-            self.tell_all(&Report::Load(load));
-        }
+        let load = self.say_load();
         let pool = self.audit(load);
         if self.pool_told.as_ref() != Some(&pool) {
             self.pool_told = Some(pool.clone());
@@ -304,8 +326,8 @@ impl Brain {
         self.say(Output::Tell { router, report });
     }
 
-    fn tell_all(&mut self, report: &Report) {
-        for router in self.routers.clone() {
+    pub(crate) fn tell_all(&mut self, report: &Report) {
+        for router in self.routers.keys().copied().collect::<Vec<_>>() {
             self.tell(router, report.clone());
         }
     }
@@ -335,32 +357,5 @@ impl Brain {
     /// Hand-offs accepted and not released.
     pub fn handoffs(&self) -> impl Iterator<Item = HandoffId> + '_ {
         self.sequences.keys().copied()
-    }
-
-    /// How busy it is.
-    pub fn load(&self) -> Load {
-        let stuck = self.under_way.as_ref().is_some_and(|step| step.stuck);
-        let mut load = Load {
-            progress: if stuck {
-                Progress::Stuck
-            } else {
-                Progress::Moving
-            },
-            blocks_free: self.pool.blocks_available(),
-            ..Load::default()
-        };
-        for sequence in self.sequences.values() {
-            match sequence.stage {
-                Stage::Active if sequence.slot.is_some() => load.sequences_running += 1,
-                Stage::Active | Stage::Reserved => load.sequences_waiting += 1,
-                Stage::Sending | Stage::Still | Stage::Closing { .. } => {}
-            }
-            let decodes = sequence.phase == Phase::Decode && sequence.rest() == 1;
-            let computes = !decodes && sequence.swap.is_none();
-            if sequence.stage == Stage::Active && computes {
-                load.queue_tokens += u64::from(sequence.rest());
-            }
-        }
-        load
     }
 }

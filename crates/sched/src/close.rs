@@ -5,7 +5,7 @@
 //! Invariant: `Released` is said exactly once for each hand-off that was accepted, and last.
 
 use crate::past::Trace;
-use crate::sequence::Stage;
+use crate::sequence::{Phase, Stage};
 use crate::{Brain, Note, Output};
 use cleave_domain::{Cause, Failure, FinishReason, HandoffId, Report, RouterId};
 use cleave_kv::handoff::{receiver, sender};
@@ -91,6 +91,9 @@ impl Brain {
         let cancelled = (close == Close::Cancelled).then_some(self.now);
         sequence.stage = Stage::Closing { cancelled };
         let (router, output_tokens) = (sequence.router, sequence.output_count());
+        let timing = sequence.pace.timing();
+        let prompt = sequence.phase == Phase::Prompt;
+        let prefill = prompt.then(|| sequence.prefill_timing(self.now));
         let peered = std::mem::take(&mut sequence.peered);
         self.active.remove(&sequence.rank);
         if !sequence.stepping {
@@ -107,6 +110,8 @@ impl Brain {
                     handoff,
                     reason,
                     output_tokens,
+                    timing,
+                    prefill,
                 },
             ),
             Close::Failed(failure) => {

@@ -6,6 +6,7 @@
 //! while it stays the same.
 
 use crate::Brain;
+use crate::policy;
 use crate::sequence::Sequence;
 use cleave_domain::{HandoffId, Report, Time};
 use std::time::Duration;
@@ -26,8 +27,8 @@ pub(crate) struct Wish {
 }
 
 impl Brain {
-    /// Asks for room if what runs may run out of blocks within the next steps: for the least
-    /// important one that can move.
+    /// Asks for room if what runs may run out of blocks within the next steps: of the
+    /// least important ones that can move for the one with the most slack.
     pub(crate) fn wish(&mut self) {
         if !self.crowded() {
             self.wish = None;
@@ -35,7 +36,8 @@ impl Brain {
         }
         let movable = |s: &&Sequence| s.generates() && s.slot.is_some() && s.moving.is_none();
         let movable = self.sequences.values().filter(movable);
-        let Some(sequence) = movable.max_by_key(|s| s.rank) else {
+        let chosen = policy::most_slack(movable.map(|s| (s.rank, s.token_due())));
+        let Some(sequence) = chosen.and_then(|rank| self.sequences.get(&rank.handoff)) else {
             return;
         };
         let (router, handoff) = (sequence.router, sequence.rank.handoff);

@@ -5,8 +5,8 @@
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use cleave_domain::{
-    BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, Order, Report, Role, RouterId,
-    StepId, StepPlan, StepResult, WorkerRef,
+    BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order, Prices, Report,
+    Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
 };
 use cleave_kv::{BlockPart, Condition, Packet, Writer};
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,8 @@ pub struct Limits {
     pub swap_blocks: u32,
     /// How frames from other workers reach the pool.
     pub writer: Writer,
+    /// What its work costs, as measured before it joined; corrected by every step from then on.
+    pub prices: Prices,
 }
 
 /// What happened.
@@ -101,6 +103,13 @@ pub enum Input {
     LinkLost {
         /// To whom.
         peer: WorkerRef,
+    },
+    /// The body measured the link to another worker.
+    LinkMeasured {
+        /// To whom.
+        peer: WorkerRef,
+        /// What it found.
+        price: LinkPrice,
     },
     /// The one answer to `Export`, also after `Forget` or `LinkLost`: the block is no longer read.
     Exported {
@@ -301,6 +310,10 @@ pub enum Note {
         decode_sequences: u32,
         /// How long it took.
         took: Duration,
+        /// What it had to do.
+        work: Work,
+        /// How long it was predicted to take; zero before anything was known.
+        predicted: Duration,
     },
     /// A prompt found some of its blocks in the prefix cache.
     PrefixLooked {

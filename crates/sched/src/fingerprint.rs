@@ -7,14 +7,15 @@
 
 use crate::Brain;
 use crate::crowd::Wish;
+use crate::plan::LATE_STEPS;
 use crate::sequence::{Sequence, Stage, Times};
-use cleave_domain::{Load, Request, Sampling, StopRules, Time};
+use cleave_domain::{Load, Request, Sampling, Slo, StopRules, Time};
 use std::hash::{Hash, Hasher};
 
 impl Brain {
     /// Hashes exactly what decides how the brain will behave, so that a model checker may take two
     /// states with equal fingerprints for one. Times count from now, arrivals by their order alone,
-    /// steps not at all (at most one is under way, and an answer to an earlier one is ignored). To be
+    /// steps where prices are known, by the turn of those who are late, and else not at all (at most one is under way, and an answer to an earlier one is ignored). To be
     /// asked once everything was polled.
     ///
     /// Left out: what it was told at birth, other than its life and the role it has now; how long
@@ -36,10 +37,15 @@ impl Brain {
             under_way,
             routers,
             severed,
-            steps: _,
+            steps,
             arrivals: _,
             step_mean: _,
-            prices,
+            swap_prices,
+            learner,
+            told,
+            // Follows from the prices.
+            quantum: _,
+            chunked,
             draining,
             wish,
             stirred,
@@ -56,6 +62,10 @@ impl Brain {
         by_rank.sort_unstable_by_key(|sequence| sequence.rank);
         for sequence in by_rank {
             sequence.fingerprint(*now, hasher);
+            if learner.knows() {
+                sequence.pace.fingerprint(*now).hash(hasher);
+                sequence.rank.due.since(*now).hash(hasher);
+            }
         }
         for (handoff, leaving) in moves {
             (handoff, &leaving.order, &leaving.sender).hash(hasher);
@@ -74,16 +84,28 @@ impl Brain {
         if let Some(Wish { handoff, said }) = wish {
             (handoff, now.since(*said)).hash(hasher);
         }
-        (routers, severed, prices, stirred).hash(hasher);
+        (routers, severed, swap_prices, stirred).hash(hasher);
+        (learner.prices(), learner.state()).hash(hasher);
+        if learner.knows() {
+            told.fingerprint(*now).hash(hasher);
+            (chunked.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
+        }
         let Load {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
             progress,
+            context_tokens,
+            backlog,
+            tpot_least,
+            step_left,
+            orders_heard,
         } = load_told;
         let waiting = (sequences_waiting, sequences_running);
         (queue_tokens, waiting, blocks_free, progress).hash(hasher);
+        (context_tokens, backlog, tpot_least).hash(hasher);
+        (step_left, orders_heard).hash(hasher);
     }
 }
 
@@ -93,6 +115,7 @@ impl Sequence {
             rank,
             router,
             request,
+            unmet,
             stage,
             phase,
             incoming,
@@ -114,12 +137,15 @@ impl Sequence {
             prompt_scores,
             cached_tokens,
             times,
+            // Counts only where there are prices: the brain adds it then.
+            pace: _,
         } = self;
         let Times {
             accepted: _,
             started,
             sending: _,
             sealed: _,
+            drawn: _,
         } = times;
         (rank.handoff, rank.priority, now.since(rank.since), router).hash(hasher);
         hash_request(request, hasher);
@@ -131,7 +157,7 @@ impl Sequence {
             Stage::Closing { cancelled: None } => 4,
             Stage::Closing { cancelled: Some(_) } => 5,
         };
-        (stage, phase, incoming, outgoing, moving).hash(hasher);
+        (stage, unmet, phase, incoming, outgoing, moving).hash(hasher);
         (swap, peered, tokens, computed, table, promise).hash(hasher);
         (published, exported, slot, opened, stepping).hash(hasher);
         (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
@@ -147,8 +173,7 @@ fn hash_request(request: &Request, hasher: &mut impl Hasher) {
         // In the rank.
         priority: _,
         cache_salt,
-        // Nothing here depends on it.
-        slo: _,
+        slo,
     } = request;
     let StopRules {
         max_tokens,
@@ -158,6 +183,17 @@ fn hash_request(request: &Request, hasher: &mut impl Hasher) {
     // The tokens themselves are the sequence's.
     (prompt.len(), generated.len(), cache_salt).hash(hasher);
     (max_tokens, min_tokens, stop_tokens).hash(hasher);
+    let Slo {
+        // Whose it is, the router minds.
+        class: _,
+        tenant: _,
+        ttft,
+        priority,
+        tpot,
+        // Its parts are promised to workers.
+        e2e: _,
+    } = slo;
+    (ttft, tpot, priority).hash(hasher);
     hash_sampling(sampling, hasher);
 }
 

@@ -14,6 +14,7 @@
 
 mod admit;
 mod audit;
+mod batch;
 mod brain;
 mod check;
 mod close;
@@ -21,7 +22,10 @@ mod crowd;
 mod deadline;
 mod event;
 mod fingerprint;
+mod late;
+mod load;
 mod moves;
+mod pace;
 mod past;
 mod peer;
 mod plan;

@@ -13,7 +13,9 @@ use crate::past::Trace;
 use crate::sequence::{Sequence, Stage};
 use crate::settle::Ready;
 use crate::{Brain, Note, Output};
-use cleave_domain::{Cause, Failure, HandoffId, Migrate, Report, RouterId, Time, WorkerRef};
+use cleave_domain::{
+    Cause, Failure, HandoffId, Migrate, PrefillTiming, Report, RouterId, Time, WorkerRef,
+};
 use cleave_kv::block_hash;
 use cleave_kv::handoff::sender::{self, Sender};
 
@@ -200,7 +202,13 @@ impl Brain {
         self.active.remove(&sequence.rank);
         sequence.unseat(&mut self.slots);
         self.stirred = true;
-        self.tell(router, Report::Prefilled { handoff });
+        self.tell(
+            router,
+            Report::Prefilled {
+                handoff,
+                timing: PrefillTiming::default(),
+            },
+        );
         self.export_move(of, Ready::All);
         self.send(handoff, sender::Input::Sampled { content, output });
     }

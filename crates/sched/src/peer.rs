@@ -225,6 +225,7 @@ impl Brain {
                 }
                 sender::Output::Send(packet) => {
                     if matches!(packet, Packet::Seal(_)) {
+                        self.measure_link(handoff);
                         self.note(Note::Sealed {
                             handoff,
                             bytes,
@@ -266,6 +267,8 @@ impl Brain {
         sequence.phase = Phase::Decode;
         sequence.stage = Stage::Active;
         sequence.peered = false;
+        let first = sequence.times.sealed.unwrap_or(now);
+        sequence.pace.begin(first, now, sequence.output_count());
         self.active.insert(sequence.rank);
         let (router, times) = (sequence.router, sequence.times);
         let present = sequence.published;

@@ -3,9 +3,10 @@
 //! Owns: slots, growth, the choice of who gives way, and the joint batch: decode tokens first, prompt
 //! chunks in the room that is left. Never: waits for anything; what cannot run now is tried again next time.
 //! Invariant: whoever is most important among the active runs in every step, unless every slot or
-//! every block is with sequences that will go on without it.
+//! every block is with sequences that will go on without it, or it has the slack to sit one out.
 
 use crate::admit::Reach;
+use crate::batch::{self, Candidate, IDLE_MAX};
 use crate::brain::{Placed, Step};
 use crate::close::Close;
 use crate::policy::{self, Rank, Victim};
@@ -13,7 +14,8 @@ use crate::sequence::{Phase, Sequence};
 use crate::settle::Ready;
 use crate::swap::Yield;
 use crate::{Brain, Note, Output};
-use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan};
+use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan, Work};
+use cleave_planner::{Predict, Room, chunk_within};
 
 /// A step being put together.
 struct Draft {
@@ -21,11 +23,20 @@ struct Draft {
     placed: Vec<Placed>,
     /// Tokens that still fit.
     room: u32,
+    /// What it holds, as far as promises go.
+    held: batch::Placed,
     /// Those that must wait for a copy to be over.
     waiting: Vec<HandoffId>,
+    /// Those that sit this step out.
+    out: Vec<HandoffId>,
     /// Of those, how many need a block that will be free then.
     in_need: u64,
+    /// A prompt got on that the streams had no time for.
+    pressed: bool,
 }
+
+/// One in so many steps takes prompts that are late anyway in their turn.
+pub(crate) const LATE_STEPS: u64 = 8;
 
 impl Brain {
     /// Asks for a step if none is under way and there is something to run.
@@ -37,32 +48,24 @@ impl Brain {
             plan: StepPlan::default(),
             placed: Vec::new(),
             room: self.limits.capacity.step_tokens_max,
+            held: batch::Placed::default(),
             waiting: Vec::new(),
+            out: Vec::new(),
             in_need: 0,
+            pressed: false,
         };
-        // A sequence that gives up its slot makes room for another that landed.
-        loop {
-            self.seat_landed();
-            let waiting = &draft.waiting;
-            let one = self.those(|s| {
-                let waits = waiting.contains(&s.rank.handoff);
-                s.slot.is_some() && s.rest() == 1 && !s.stepping && !waits
-            });
-            if one.is_empty() {
-                break;
-            }
-            for rank in one {
-                self.place_decode(rank, &mut draft);
-            }
-        }
+        self.place_decodes(&mut draft);
         self.place_chunks(&mut draft);
         if draft.placed.is_empty() {
             return;
         }
         self.steps += 1;
         draft.plan.step = StepId(self.steps);
+        let work = Work::of(&draft.plan);
         self.under_way = Some(Step {
             id: draft.plan.step,
+            work,
+            predicted: self.learner.prices().step(&work),
             placed: draft.placed,
             said: self.now,
             stuck: false,
@@ -95,6 +98,50 @@ impl Brain {
     }
 
     // === decode ===
+
+    fn place_decodes(&mut self, draft: &mut Draft) {
+        // A sequence that gives up its slot makes room for another that landed.
+        loop {
+            self.seat_landed();
+            let one = self.those(|s| {
+                let handoff = &s.rank.handoff;
+                let waits = draft.waiting.contains(handoff) || draft.out.contains(handoff);
+                s.slot.is_some() && s.rest() == 1 && !s.stepping && !waits
+            });
+            if !one.is_empty() {
+                let out = self.sit_out(&one, draft);
+                let chosen = one.into_iter().filter(|rank| !out.contains(&rank.handoff));
+                let chosen: Vec<Rank> = chosen.collect();
+                draft.out.extend(out);
+                for rank in chosen {
+                    self.place_decode(rank, draft);
+                }
+            } else if draft.placed.is_empty() && !draft.out.is_empty() {
+                // Those for whom they sat out cannot run.
+                draft.out.clear();
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn candidate(&self, rank: Rank) -> Option<Candidate> {
+        let sequence = self.sequences.get(&rank.handoff)?;
+        let gap = self.gap_kept(sequence);
+        Some(Candidate {
+            rank,
+            context_tokens: u64::from(sequence.len()),
+            target: gap.zip(sequence.token_due()),
+            served: sequence.pace.served,
+        })
+    }
+
+    /// Those that could run and must not, for a promise to one that does.
+    fn sit_out(&self, ranks: &[Rank], draft: &Draft) -> Vec<HandoffId> {
+        let candidates = ranks.iter().filter_map(|rank| self.candidate(*rank));
+        let candidates: Vec<_> = candidates.collect();
+        batch::sit_out(self.learner.prices(), draft.held, &candidates, self.now)
+    }
 
     /// One token of a running sequence. If it needs a block and none is left, the least important
     /// sequence gives up its own; nobody in this draft does, because those in it are more important.
@@ -136,7 +183,7 @@ impl Brain {
                 return draft.waiting.push(handoff);
             }
             let candidates = self.sequences.values().filter(|s| s.recomputable());
-            let victim = policy::victim(rank, candidates.map(|s| s.rank));
+            let victim = policy::victim(rank, candidates.map(|s| (s.rank, s.token_due())));
             let (Victim::LessImportant(gives) | Victim::Itself(gives)) = victim;
             match self.give_way(gives) {
                 Yield::Later => {
@@ -147,16 +194,59 @@ impl Brain {
                 Yield::Now => {}
             }
         }
+        if let Some(candidate) = self.candidate(rank) {
+            draft.held.add(&candidate, self.now);
+        }
         self.place(handoff, 1, draft);
     }
 
     // === prompts ===
 
+    /// Prompts that are to go on, in their order: the most important first, and those that are late
+    /// already, whatever is done, after those that are not.
+    fn prompts(&self) -> Vec<Rank> {
+        let mut prompts = self.those(|s| !s.stepping && !s.swapping());
+        if self.learner.knows() {
+            prompts.sort_by_key(|rank| (rank.priority, self.hopeless(*rank)));
+        }
+        prompts
+    }
+
+    /// Whether a prompt's first token will be late even if nothing else runs, and this step is not
+    /// the one in which that makes no difference. Whoever has lost blocks never is: others wait for it
+    /// to have them back.
+    fn hopeless(&self, rank: Rank) -> bool {
+        let Some(sequence) = self.sequences.get(&rank.handoff) else {
+            return false;
+        };
+        let due = sequence.phase == Phase::Prompt && sequence.unmet.is_some();
+        let due = due && !sequence.starved() && sequence.request.generated.is_empty();
+        due && self.prompt_slack(sequence).is_none() && !self.steps.is_multiple_of(LATE_STEPS)
+    }
+
+    /// Whether prompts got nothing of late: then streams that have no time to spare make room.
+    fn prompts_starve(&self, prompts: &[Rank]) -> bool {
+        let waiting = prompts.iter().filter_map(|rank| {
+            let sequence = self.sequences.get(&rank.handoff)?;
+            sequence.computes().then_some(sequence.pace.served)
+        });
+        // If one ran lately, they have their share.
+        waiting.min().is_some_and(|last| {
+            let last = self.chunked.map_or(last, |at| last.max(at));
+            self.now.since(last) > IDLE_MAX
+        })
+    }
+
     /// Fills the room that decoding left with chunks of prompts, and of sequences to be recomputed.
     fn place_chunks(&mut self, draft: &mut Draft) {
         // Once one that lost its blocks cannot have them back, none behind it may take them.
         let mut starved = false;
-        for rank in self.those(|s| !s.stepping && !s.swapping()) {
+        let prompts = self.prompts();
+        if self.prompts_starve(&prompts) {
+            draft.held.spare = None;
+        }
+        draft.room = draft.room.min(self.quantum);
+        for rank in prompts {
             if draft.room == 0 {
                 return;
             }
@@ -164,7 +254,8 @@ impl Brain {
                 continue;
             };
             let no_slot = sequence.slot.is_none() && self.slots.is_empty();
-            let waits = no_slot || sequence.landed() || draft.waiting.contains(&rank.handoff);
+            let waits = draft.waiting.contains(&rank.handoff) || draft.out.contains(&rank.handoff);
+            let waits = waits || no_slot || sequence.landed();
             if waits || sequence.starved() && starved {
                 continue;
             }
@@ -229,7 +320,23 @@ impl Brain {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        let chunk = policy::chunk(sequence.computed, sequence.rest(), draft.room, size);
+        let room = Room {
+            computed: sequence.computed,
+            rest: sequence.rest(),
+            tokens: draft.room,
+        };
+        let room = self.affordable(handoff, room, draft);
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        // Less than a block is not worth its step, unless it is all.
+        if room < sequence.rest() && room < size.min(draft.room) {
+            return;
+        }
+        let chunk = policy::chunk(sequence.computed, sequence.rest(), room, size);
+        draft.held.work += Work::prefill(sequence.computed, chunk.tokens());
+        draft.held.work.draws += u32::from(chunk.tokens() == sequence.rest());
+        self.chunked = Some(self.now);
         let blocks = (sequence.computed + chunk.tokens()).div_ceil(size);
         while sequence.table.len() < blocks as usize {
             let block = self.pool.take_promised(&mut sequence.promise);
@@ -238,6 +345,27 @@ impl Brain {
                 .push(block.expect("a secured sequence has its blocks"));
         }
         self.place(handoff, chunk.tokens(), draft);
+    }
+
+    /// Tokens of the room that the streams in the draft have time for; a block at least, once in a
+    /// step, of a prompt that must run now.
+    fn affordable(&self, handoff: HandoffId, room: Room, draft: &mut Draft) -> u32 {
+        let most = room.tokens.min(room.rest);
+        let Some(spare) = draft.held.spare else {
+            return most;
+        };
+        let fits = chunk_within(self.learner.prices(), &draft.held.work, room, spare);
+        let block = self.limits.capacity.block_tokens.min(most);
+        if fits >= block || draft.pressed {
+            return fits;
+        }
+        let sequence = &self.sequences[&handoff];
+        let slack = self.prompt_slack(sequence).unwrap_or_default();
+        if sequence.unmet.is_none() || !slack.is_zero() {
+            return fits;
+        }
+        draft.pressed = true;
+        block
     }
 
     /// A prompt's first chunk: what the cache had of it can leave before anything is computed.
@@ -288,5 +416,6 @@ impl Brain {
         });
         draft.room -= tokens;
         sequence.stepping = true;
+        sequence.pace.step(self.now);
     }
 }

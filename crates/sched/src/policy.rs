@@ -7,12 +7,17 @@
 use cleave_domain::{HandoffId, Request, Time};
 use std::time::Duration;
 
-/// A sequence's place among all others: by priority, then by age. Smaller is served first and
+/// A sequence's place among all others: by priority, then by what its
+/// client was promised, then by age. Smaller is served first and
 /// gives up its blocks last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Rank {
-    /// As the client set it; smaller is more urgent.
-    pub(crate) priority: i32,
+    /// The class's, then as the client set it; smaller is more urgent.
+    pub(crate) priority: (i32, i32),
+    /// When its first token is due. By deadline and not by when it must begin: a prompt can be left
+    /// after any chunk, and then whoever is due first first meets every target that can be met
+    /// (Liu and Layland 1973), and no long prompt holds up a short one.
+    pub(crate) due: Time,
     /// When its client asked, as far as this worker's clock can tell: a retry keeps its place.
     pub(crate) since: Time,
     /// Counted by the worker; settles ties.
@@ -24,18 +29,29 @@ pub(crate) struct Rank {
 /// Whose blocks are taken when a sequence must grow and nothing is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Victim {
-    /// The least important of those that come after the one in need.
+    /// Of those that come after the one in need: the one with the most slack of the least important.
     LessImportant(HandoffId),
     /// Nobody comes after it: it waits itself, and what is more important goes on.
     Itself(HandoffId),
 }
 
-/// Chooses among sequences that hold blocks, could be recomputed here and are not in this step.
-pub(crate) fn victim(in_need: Rank, candidates: impl Iterator<Item = Rank>) -> Victim {
-    match candidates.filter(|rank| *rank > in_need).max() {
+/// Chooses among sequences that hold blocks, could be recomputed here and are not in this step, each
+/// with when its next token is due.
+pub(crate) fn victim(
+    in_need: Rank,
+    candidates: impl Iterator<Item = (Rank, Option<Time>)>,
+) -> Victim {
+    match most_slack(candidates.filter(|(rank, _)| *rank > in_need)) {
         Some(rank) => Victim::LessImportant(rank.handoff),
         None => Victim::Itself(in_need.handoff),
     }
+}
+
+/// Of the least important priority the one whose next token is due last; one without a target before
+/// any with one.
+pub(crate) fn most_slack(candidates: impl Iterator<Item = (Rank, Option<Time>)>) -> Option<Rank> {
+    let slack = |(rank, due): &(Rank, Option<Time>)| (rank.priority, due.is_none(), *due, *rank);
+    candidates.max_by_key(slack).map(|(rank, _)| rank)
 }
 
 /// How a sequence gives up its blocks.
@@ -49,7 +65,7 @@ pub(crate) enum Way {
 
 /// What giving up blocks costs, as measured of late; `None` before the first time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Prices {
+pub(crate) struct SwapPrices {
     /// To compute a token's KV.
     token: Option<Duration>,
     /// To copy a block to host memory.
@@ -58,7 +74,7 @@ pub(crate) struct Prices {
     block_in: Option<Duration>,
 }
 
-impl Prices {
+impl SwapPrices {
     /// A step with prompt tokens ran: so many tokens in all.
     pub(crate) fn prefilled(&mut self, tokens: u32, took: Duration) {
         measure(&mut self.token, tokens, took);
@@ -86,7 +102,7 @@ fn measure(mean: &mut Option<Duration>, count: u32, took: Duration) {
 /// The cheaper way to give up `blocks` blocks with the KV of `tokens` tokens. Before anything was
 /// measured that is to compute them again, which asks nothing of the host; then copying is tried, or
 /// its price would never be known.
-pub(crate) fn way(prices: &Prices, blocks: u32, tokens: u32) -> Way {
+pub(crate) fn way(prices: &SwapPrices, blocks: u32, tokens: u32) -> Way {
     let Some(token) = prices.token else {
         return Way::Recompute;
     };
@@ -143,14 +159,17 @@ pub(crate) fn runnable(request: &Request, vocab_size: u32) -> bool {
 /// When to try again after `steps` steps of the length of late. Not below 10 ms, so that nobody
 /// spins, and not above 10 s, because by then the answer is stale.
 pub(crate) fn retry_after(steps: u32, step_mean: Duration) -> Duration {
-    step_mean
-        .saturating_mul(steps)
-        .clamp(Duration::from_millis(10), Duration::from_secs(10))
+    worth_retrying(step_mean.saturating_mul(steps))
+}
+
+/// The same, for what will have changed after `span`.
+pub(crate) fn worth_retrying(span: Duration) -> Duration {
+    span.clamp(Duration::from_millis(10), Duration::from_secs(10))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Chunk, Prices, Rank, Victim, Way, chunk, victim, way};
+    use super::{Chunk, Rank, SwapPrices, Victim, Way, chunk, victim, way};
     use cleave_domain::{FlightId, HandoffId, Time};
     use std::time::Duration;
 
@@ -158,7 +177,8 @@ mod tests {
         let flight = FlightId(arrival);
         let handoff = HandoffId { flight, attempt: 0 };
         Rank {
-            priority,
+            priority: (0, priority),
+            due: Time::ZERO,
             since: Time::ZERO,
             arrival,
             handoff,
@@ -167,19 +187,37 @@ mod tests {
 
     #[test]
     fn the_least_important_gives_way_and_never_to_a_lesser_one() {
-        let all = [rank(0, 1), rank(0, 4), rank(1, 2), rank(-1, 3)];
+        let all = [rank(0, 1), rank(0, 4), rank(1, 2), rank(-1, 3)].map(|rank| (rank, None));
         let chosen = victim(rank(0, 1), all.into_iter());
         assert_eq!(chosen, Victim::LessImportant(rank(1, 2).handoff));
         let itself = Victim::Itself(rank(1, 2).handoff);
         assert_eq!(victim(rank(1, 2), all.into_iter()), itself);
-        let chosen = victim(rank(0, 1), [rank(0, 4)].into_iter());
+        let chosen = victim(rank(0, 1), [(rank(0, 4), None)].into_iter());
         assert_eq!(chosen, Victim::LessImportant(rank(0, 4).handoff));
+    }
+
+    #[test]
+    fn of_the_least_important_the_one_with_the_most_slack_gives_way() {
+        let due = |nanos| Some(Time::from_nanos(nanos));
+        let all = [
+            (rank(0, 2), due(300)),
+            (rank(0, 3), due(500)),
+            (rank(0, 4), due(400)),
+        ];
+        let chosen = victim(rank(0, 1), all.into_iter());
+        assert_eq!(chosen, Victim::LessImportant(rank(0, 3).handoff));
+        let free = [(rank(0, 2), None), (rank(0, 3), due(500))];
+        let chosen = victim(rank(0, 1), free.into_iter());
+        assert_eq!(chosen, Victim::LessImportant(rank(0, 2).handoff));
+        let important = [(rank(-1, 2), None), (rank(1, 3), due(5))];
+        let chosen = victim(rank(0, 1), important.into_iter());
+        assert_eq!(chosen, Victim::LessImportant(rank(1, 3).handoff));
     }
 
     #[test]
     fn the_cheaper_way_is_measured_before_it_is_chosen() {
         let micros = Duration::from_micros;
-        let mut prices = Prices::default();
+        let mut prices = SwapPrices::default();
         assert_eq!(way(&prices, 4, 64), Way::Recompute);
         prices.prefilled(100, micros(1000));
         assert_eq!(way(&prices, 4, 64), Way::Swap);

@@ -4,11 +4,12 @@
 //! Invariant: the KV of `tokens[..computed]` is in `table`; a sequence that is active has at least
 //! one token left to run.
 
+use crate::pace::Pace;
 use crate::policy::Rank;
 use crate::swap::{Swap, SwapStage};
 use cleave_domain::{
-    BlockHash, BlockRef, FinishReason, HandoffId, LogitsWanted, OpenSlot, Request, RouterId,
-    Sampled, SlotIndex, Time, TokenId, WorkerRef,
+    BlockHash, BlockRef, DueUnmet, FinishReason, HandoffId, LogitsWanted, OpenSlot, PrefillTiming,
+    Request, RouterId, Sampled, SlotIndex, Time, TokenId, WorkerRef,
 };
 use cleave_kv::handoff::{receiver::Receiver, sender::Sender};
 use cleave_kv::{Pool, Promise, extend_hashes};
@@ -24,6 +25,9 @@ pub(crate) struct Sequence {
     pub(crate) router: RouterId,
     /// What to generate.
     pub(crate) request: Arc<Request>,
+    /// What becomes of it if its first token cannot be there when it is due; `None` if it is due at no
+    /// time.
+    pub(crate) unmet: Option<DueUnmet>,
     /// Where it stands.
     pub(crate) stage: Stage,
     /// What its next token is.
@@ -64,6 +68,8 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: u32,
     /// When things happened.
     pub(crate) times: Times,
+    /// When things happened that its client feels.
+    pub(crate) pace: Pace,
 }
 
 /// Where a sequence stands.
@@ -105,6 +111,8 @@ pub(crate) struct Times {
     pub(crate) sending: Option<Time>,
     /// The seal's arrival.
     pub(crate) sealed: Option<Time>,
+    /// When the token was drawn with which it is handed on, and how many bytes had left by then.
+    pub(crate) drawn: Option<(Time, u64)>,
 }
 
 impl Sequence {
@@ -115,6 +123,7 @@ impl Sequence {
             rank,
             router,
             request,
+            unmet: None,
             stage: Stage::Reserved,
             phase: Phase::Prompt,
             incoming: None,
@@ -139,7 +148,18 @@ impl Sequence {
                 started: None,
                 sending: None,
                 sealed: None,
+                drawn: None,
             },
+            pace: Pace::new(now),
+        }
+    }
+
+    /// What the prompt's way has taken, as its last token is drawn.
+    pub(crate) fn prefill_timing(&self, now: Time) -> PrefillTiming {
+        let started = self.times.started.unwrap_or(now);
+        PrefillTiming {
+            wait: started.since(self.times.accepted),
+            run: now.since(started),
         }
     }
 
@@ -186,6 +206,12 @@ impl Sequence {
             && self.outgoing.is_none()
             && self.swap.is_none()
             && self.rest() == 1
+    }
+
+    /// Whether it has tokens to run before it can generate.
+    pub(crate) fn computes(&self) -> bool {
+        let decodes = self.phase == Phase::Decode && self.rest() == 1;
+        self.stage == Stage::Active && !decodes && self.swap.is_none()
     }
 
     /// Whether it generates here in the end, rather than elsewhere.

@@ -58,6 +58,7 @@ impl Brain {
             1 => took,
             _ => (self.step_mean * 7 + took) / 8,
         };
+        self.learn(&step, took);
         self.measure(&step, took);
         let mut sampled = sampled.into_iter().map(|(_, sampled)| sampled);
         let mut scores: BTreeMap<SlotIndex, Vec<Sampled>> = prompt_scores.into_iter().collect();
@@ -112,6 +113,7 @@ impl Brain {
             return self.release_if_settled(handoff);
         }
         sequence.computed += placed.tokens;
+        sequence.pace.stepped(self.now);
         sequence.prompt_scores.extend(scores);
         if let Some(drawn) = &drawn {
             self.emit(handoff, drawn.clone());
@@ -125,12 +127,14 @@ impl Brain {
 
     /// The token leaves for the client before anything else is done about it.
     fn emit(&mut self, handoff: HandoffId, sampled: Sampled) {
+        let now = self.now;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
         let prompt = (sequence.phase == Phase::Prompt).then(|| PromptFacts {
             cached_tokens: sequence.cached_tokens,
             scores: std::mem::take(&mut sequence.prompt_scores),
+            timing: sequence.prefill_timing(now),
         });
         let emission = Emission {
             index: sequence.output_count(),
@@ -154,9 +158,12 @@ impl Brain {
             return self.leave(handoff);
         }
         let router = sequence.router;
+        let timing = sequence.prefill_timing(self.now);
         sequence.phase = Phase::Decode;
         if sequence.outgoing.is_none() {
-            self.tell(router, Report::Prefilled { handoff });
+            let count = sequence.output_count();
+            sequence.pace.begin(self.now, self.now, count);
+            self.tell(router, Report::Prefilled { handoff, timing });
             self.note(Note::Joined { handoff });
             self.tell(router, Report::Landed { handoff });
             return;
@@ -165,9 +172,14 @@ impl Brain {
         let told = &sequence.tokens[..sequence.tokens.len() - 1];
         let told = block_hash(sequence.request.cache_salt, None, told);
         sequence.stage = Stage::Sending;
+        let bytes = sequence
+            .outgoing
+            .as_ref()
+            .map_or(0, |sender| sender.bytes());
+        sequence.times.drawn = Some((self.now, bytes));
         self.active.remove(&sequence.rank);
         sequence.unseat(&mut self.slots);
-        self.tell(router, Report::Prefilled { handoff });
+        self.tell(router, Report::Prefilled { handoff, timing });
         self.export(handoff, Ready::All);
         let (content, output) = (told, vec![token]);
         self.send(handoff, sender::Input::Sampled { content, output });
@@ -211,6 +223,13 @@ impl Brain {
 
     // === measures ===
 
+    fn learn(&mut self, step: &Step, took: Duration) {
+        self.learner.observe(&step.work, took);
+        let capacity = &self.limits.capacity;
+        let (most, block) = (capacity.step_tokens_max, capacity.block_tokens);
+        self.quantum = cleave_planner::quantum(self.learner.prices(), most, block);
+    }
+
     fn measure(&mut self, step: &Step, took: Duration) {
         let (decode, prefill): (Vec<&Placed>, Vec<&Placed>) = step
             .placed
@@ -219,13 +238,15 @@ impl Brain {
         let prefill_tokens: u32 = prefill.iter().map(|placed| placed.tokens).sum();
         let decode_sequences = u32::try_from(decode.len()).expect("slots are counted in 32 bits");
         if prefill_tokens > 0 {
-            self.prices
+            self.swap_prices
                 .prefilled(prefill_tokens + decode_sequences, took);
         }
         self.note(Note::Stepped {
             prefill_tokens,
             decode_sequences,
             took,
+            work: step.work,
+            predicted: step.predicted,
         });
     }
 }

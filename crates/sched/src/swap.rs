@@ -61,7 +61,7 @@ impl Brain {
             .div_ceil(self.limits.capacity.block_tokens);
         let room = self.blocks_swapped() + u64::from(blocks) <= u64::from(self.limits.swap_blocks);
         let able = sequence.generates() && blocks > 0 && room;
-        if able && policy::way(&self.prices, blocks, sequence.computed) == Way::Swap {
+        if able && policy::way(&self.swap_prices, blocks, sequence.computed) == Way::Swap {
             self.swap_out(handoff, blocks);
             return Yield::Later;
         }
@@ -120,7 +120,7 @@ impl Brain {
         if let Some(sequence) = self.sequences.get_mut(&handoff) {
             sequence.give_back(&mut self.pool);
         }
-        self.prices.swapped_out(swap.blocks, took);
+        self.swap_prices.swapped_out(swap.blocks, took);
         self.note(Note::SwappedOut {
             handoff,
             blocks: swap.blocks,
@@ -174,7 +174,7 @@ impl Brain {
             });
         }
         sequence.computed = swap.computed;
-        self.prices.swapped_in(swap.blocks, took);
+        self.swap_prices.swapped_in(swap.blocks, took);
         self.note(Note::SwappedIn {
             handoff,
             blocks: swap.blocks,

@@ -38,6 +38,7 @@ fn another_router_moves_nothing() {
         expected_output_tokens: 4,
         ahead_tokens: 0,
         waited: Duration::ZERO,
+        due: None,
     });
     let tell = |world: &mut World, router, order| {
         world.feed(at, Input::Ordered { router, order });
@@ -59,6 +60,7 @@ fn another_router_moves_nothing() {
             blocks: blocks(0)[..3].to_vec(),
         },
         waited: Duration::ZERO,
+        due: None,
     });
     tell(&mut world, ROUTER, prefill);
     world.run(Duration::from_millis(30));

@@ -156,6 +156,7 @@ impl Run<'_> {
                 flight,
                 ending,
                 output_tokens,
+                timing: _,
             } => self.clients.end(flight, ending, output_tokens)?,
             cleave_router::Output::Readiness(readiness) => {
                 self.routers[router].readiness = readiness;
@@ -171,6 +172,8 @@ impl Run<'_> {
             cleave_router::Output::Note(note) => self.count(match note {
                 cleave_router::Note::Placed { .. } => "placed",
                 cleave_router::Note::PassedOver { .. } => "passed over",
+                cleave_router::Note::Decided(_) => "decided",
+                cleave_router::Note::Judged { .. } => "judged",
                 cleave_router::Note::Stale { .. } => "stale",
                 cleave_router::Note::Retried { .. } => "retried",
                 cleave_router::Note::CancelFreed { .. } => "cancel freed",

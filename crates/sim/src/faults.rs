@@ -309,6 +309,7 @@ impl Run<'_> {
             step_max: self.world.step_max,
             swap_blocks: self.world.swap_blocks,
             writer: self.world.writer,
+            prices: cleave_domain::Prices::default(),
         };
         seat.body = Some(Body::new(limits, about, self.taping));
         for router in 0..self.routers.len() {

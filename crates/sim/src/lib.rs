@@ -1,7 +1,8 @@
 //! The world that does not exist: virtual time, priced engines and links, faults from a seed, and
 //! checkers that look from outside.
 //!
-//! Owns: [`chaos`], which draws a world and runs the production brains in it, and [`tape::replay`].
+//! Owns: [`chaos`], which draws a world and runs the production brains in it, [`tape::replay`], and
+//! [`goodput`], which runs them over the prices of real devices to see what promises they keep.
 //! Never: decides what a brain decides; touches a clock, a file or a thread.
 //! Invariant: the same seed gives the same bytes.
 
@@ -12,6 +13,7 @@ mod dice;
 mod engine;
 pub mod explore;
 mod faults;
+pub mod goodput;
 mod journal;
 mod model;
 mod net;

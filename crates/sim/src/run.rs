@@ -405,7 +405,13 @@ impl<'a> Run<'a> {
         }
         let client = &self.clients.all[client];
         let (router, flight) = (client.router, client.flight);
-        self.router_hears(router, cleave_router::Input::Cancelled { flight })?;
+        self.router_hears(
+            router,
+            cleave_router::Input::Cancelled {
+                flight,
+                why: cleave_router::CancelReason::Left,
+            },
+        )?;
         if self.clients.waiting().contains(&flight) {
             return Err(format!("{flight} was left and did not end at once"));
         }

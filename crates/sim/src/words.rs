@@ -27,7 +27,8 @@ pub(crate) fn report(report: &Report) -> String {
             blocks,
         } => format!("reserved {handoff} {present}+{}", blocks.len()),
         Report::Refused { handoff, refusal } => short(&format!("refused {handoff} {refusal:?}")),
-        Report::Prefilled { handoff } => format!("prefilled {handoff}"),
+        Report::Prices(prices) => format!("prices {}", prices.rows.len()),
+        Report::Prefilled { handoff, .. } => format!("prefilled {handoff}"),
         Report::Landed { handoff } => format!("landed {handoff}"),
         Report::Finished {
             handoff, reason, ..

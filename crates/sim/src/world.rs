@@ -478,6 +478,7 @@ fn draw_router(dice: &mut Dice, lease: Duration, failures_min: u32) -> cleave_ro
         move_ahead_tokens: dice.count(0, 16),
         reader_wait_max: dice.micros(50_000, 2_000_000),
         stuck_max: dice.micros(100_000, 5_000_000),
+        ..cleave_router::Limits::default()
     }
 }
 

@@ -3,14 +3,17 @@
 //! Owns: OpenAI's shapes, whole and in chunks. Never: decides what is in them.
 //! Invariant: the chunks of a stream, put together, are the whole answer.
 
+mod chunk;
 mod scores;
 mod sse;
 
 pub(crate) use sse::{Live, stream};
 
+use crate::ask::UsageShown;
 use crate::choice::{Delta, Finish, StopCause};
 use crate::flights::{Counts, Flights};
 use crate::model::ModelText;
+use crate::timing::TimingShown;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -86,33 +89,31 @@ impl Frame {
         }]))
     }
 
-    /// A chunk with what was added to a choice.
-    fn addition(&self, index: usize, delta: &Delta) -> Map<String, Value> {
-        let mut choice = Map::new();
-        choice.insert("index".into(), index.into());
-        match self.kind {
-            Kind::Chat if delta.text.is_empty() => choice.insert("delta".into(), json!({})),
-            Kind::Chat => choice.insert("delta".into(), json!({"content": delta.text})),
-            Kind::Completion => choice.insert("text".into(), delta.text.as_str().into()),
-        };
-        choice.insert("logprobs".into(), self.scores(delta));
-        finish(&mut choice, delta.finish.as_ref());
-        self.chunk(Value::Array(vec![Value::Object(choice)]))
-    }
-
-    /// The last chunk, if token counts were asked for.
-    fn closing(&self, flights: &Flights) -> Map<String, Value> {
+    /// The last chunk, if token counts or times were asked for.
+    fn closing(
+        &self,
+        flights: &Flights,
+        (counts, timing): (UsageShown, TimingShown),
+    ) -> Map<String, Value> {
         let mut chunk = self.chunk(json!([]));
-        chunk.insert("usage".into(), usage(flights.counts()));
+        if counts != UsageShown::Never {
+            chunk.insert("usage".into(), usage(flights.counts()));
+        }
+        if timing == TimingShown::Asked {
+            chunk.insert("timing".into(), flights.timing().object());
+        }
         chunk
     }
 
     fn chunk(&self, choices: Value) -> Map<String, Value> {
-        let object = match self.kind {
+        self.envelope(self.chunk_object(), choices)
+    }
+
+    fn chunk_object(&self) -> &'static str {
+        match self.kind {
             Kind::Chat => "chat.completion.chunk",
             Kind::Completion => "text_completion",
-        };
-        self.envelope(object, choices)
+        }
     }
 
     fn envelope(&self, object: &str, choices: Value) -> Map<String, Value> {

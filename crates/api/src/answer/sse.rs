@@ -5,37 +5,52 @@
 //! only if all of the answer was sent; otherwise its last event is an error object, so that
 //! nobody takes half an answer for a whole one (lesson 16).
 
+use super::chunk::{Chunks, event};
 use super::{Frame, Kind, usage};
 use crate::ask::UsageShown;
 use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::flights::Flights;
+use crate::timing::{TIMING, TimingShown};
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream as streams};
 use serde_json::{Map, Value};
-use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::time::Duration;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// What an answer says next; nothing at its end.
+type Addition = Option<Result<(usize, Delta), ApiError>>;
 
 /// A stream to be: everything known after the first event.
 pub(crate) struct Live {
     pub(crate) frame: Frame,
     pub(crate) flights: Flights,
     pub(crate) usage: UsageShown,
+    pub(crate) timing: TimingShown,
     pub(crate) keep_alive: Option<Duration>,
 }
 
 /// The response, beginning with the first addition.
 pub(crate) fn stream(live: Live, first: (usize, Delta)) -> Response {
-    let mut sender = Sender {
-        waiting: vec![Delta::default(); live.flights.count()],
-        live,
-        ready: VecDeque::new(),
-        over: false,
+    let timing = match live.timing {
+        TimingShown::Asked => live.flights.timing().header(),
+        TimingShown::Never => None,
     };
+    // It is passed on with each chunk, so it stays where it is.
+    let mut sender = Box::new(Sender {
+        waiting: vec![Delta::default(); live.flights.count()],
+        chunks: Chunks::new(&live.frame),
+        quiet: live.keep_alive.map(|span| Box::pin(sleep(span))),
+        last: Instant::now(),
+        live,
+        ready: Vec::new(),
+        over: false,
+    });
     sender.open();
     sender.add(first);
     let chunks = streams::unfold(sender, |mut sender| async {
@@ -54,6 +69,7 @@ pub(crate) fn stream(live: Live, first: (usize, Delta)) -> Response {
         HeaderValue::from_static("text/event-stream; charset=utf-8"),
     );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.extend(timing.map(|value| (TIMING, value)));
     // Proxies of nginx's kind would collect the stream otherwise.
     headers.insert(
         HeaderName::from_static("x-accel-buffering"),
@@ -66,7 +82,14 @@ struct Sender {
     live: Live,
     /// What each choice has that no client would notice yet: scores of text that is held back.
     waiting: Vec<Delta>,
-    ready: VecDeque<Bytes>,
+    chunks: Chunks,
+    /// Rings when a comment may be due. It is not wound up for each event: when it rings too early,
+    /// it is set to the rest.
+    quiet: Option<Pin<Box<Sleep>>>,
+    /// When the last event was there.
+    last: Instant,
+    /// What goes out next: whole events.
+    ready: Vec<u8>,
     over: bool,
 }
 
@@ -80,30 +103,52 @@ impl Sender {
         }
     }
 
+    /// What goes out next. No more than one event is drawn for it: the rest waits where it is counted.
     async fn next(&mut self) -> Option<Bytes> {
+        while self.ready.is_empty() && !self.over {
+            let Some(next) = self.event().await else {
+                return Some(Bytes::from_static(b": keep-alive\n\n"));
+            };
+            self.take(next);
+        }
+        let ready = std::mem::take(&mut self.ready);
+        (!ready.is_empty()).then(|| Bytes::from(ready))
+    }
+
+    /// The next addition, or none for so long that a comment is due.
+    async fn event(&mut self) -> Option<Addition> {
+        let next = self.live.flights.next();
+        let (Some(quiet), Some(span)) = (&mut self.quiet, self.live.keep_alive) else {
+            return Some(next.await);
+        };
+        tokio::pin!(next);
         loop {
-            if let Some(chunk) = self.ready.pop_front() {
-                return Some(chunk);
+            tokio::select! {
+                biased;
+                next = &mut next => return Some(next),
+                () = quiet.as_mut() => {}
             }
-            if self.over {
+            let now = Instant::now();
+            if now >= self.last + span {
+                self.last = now;
+                quiet.as_mut().reset(now + span);
                 return None;
             }
-            let next = self.live.flights.next();
-            let next = match self.live.keep_alive {
-                None => next.await,
-                Some(span) => match tokio::time::timeout(span, next).await {
-                    Ok(next) => next,
-                    Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
-                },
-            };
-            match next {
-                Some(Ok(added)) => self.add(added),
-                Some(Err(error)) => {
-                    self.ready.push_back(event(&error.object()));
-                    self.over = true;
-                }
-                None => self.close(),
+            quiet.as_mut().reset(self.last + span);
+        }
+    }
+
+    fn take(&mut self, next: Addition) {
+        if self.quiet.is_some() {
+            self.last = Instant::now();
+        }
+        match next {
+            Some(Ok(added)) => self.add(added),
+            Some(Err(error)) => {
+                self.ready.extend(event(&error.object()));
+                self.over = true;
             }
+            None => self.close(),
         }
     }
 
@@ -127,33 +172,40 @@ impl Sender {
         waiting.finish = finish;
         if !waiting.is_empty() {
             let delta = std::mem::take(waiting);
-            let chunk = self.live.frame.addition(index, &delta);
-            self.send(chunk);
+            let usage = self.usage();
+            let whose = (&self.live.frame, index);
+            let out = &mut self.ready;
+            self.chunks.addition(out, whose, &delta, usage.as_ref());
         }
     }
 
     fn close(&mut self) {
-        if self.live.usage != UsageShown::Never {
-            let chunk = self.live.frame.closing(&self.live.flights);
-            self.ready.push_back(event(&Value::Object(chunk)));
+        let Live {
+            frame,
+            flights,
+            usage,
+            timing,
+            ..
+        } = &self.live;
+        if *usage != UsageShown::Never || *timing != TimingShown::Never {
+            let chunk = frame.closing(flights, (*usage, *timing));
+            self.ready.extend(event(&Value::Object(chunk)));
         }
-        self.ready
-            .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ready.extend(b"data: [DONE]\n\n");
         self.over = true;
     }
 
     fn send(&mut self, mut chunk: Map<String, Value>) {
-        match self.live.usage {
-            UsageShown::Never => {}
-            UsageShown::AtEnd => drop(chunk.insert("usage".into(), Value::Null)),
-            UsageShown::Always => {
-                drop(chunk.insert("usage".into(), usage(self.live.flights.counts())));
-            }
-        }
-        self.ready.push_back(event(&Value::Object(chunk)));
+        chunk.extend(self.usage().map(|usage| ("usage".to_owned(), usage)));
+        self.ready.extend(event(&Value::Object(chunk)));
     }
-}
 
-fn event(value: &Value) -> Bytes {
-    Bytes::from(format!("data: {value}\n\n"))
+    /// Token counts as a chunk other than the last shows them.
+    fn usage(&self) -> Option<Value> {
+        match self.live.usage {
+            UsageShown::Never => None,
+            UsageShown::AtEnd => Some(Value::Null),
+            UsageShown::Always => Some(usage(self.live.flights.counts())),
+        }
+    }
 }

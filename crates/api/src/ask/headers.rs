@@ -1,12 +1,17 @@
 //! Request headers.
 
+use super::Ask;
 use crate::error::ApiError;
-use axum::http::HeaderMap;
-use cleave_domain::Slo;
+use crate::model::ModelText;
+use crate::timing::TimingShown;
+use axum::http::{HeaderMap, header};
+use cleave_domain::{Origin, Slo, SloPolicy};
+use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 const ID_BYTES_MAX: usize = 128;
-const CLASS_BYTES_MAX: usize = 64;
+/// Of a class or a tenant.
+const NAME_BYTES_MAX: usize = 64;
 
 /// `x-request-id`, or a new one if it is absent or could not stand in a log line.
 pub(crate) fn request_id(headers: &HeaderMap) -> String {
@@ -18,22 +23,97 @@ pub(crate) fn request_id(headers: &HeaderMap) -> String {
     given.map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
 }
 
-/// The class and the targets of the request. llm-d's spelling counts as well; ours goes first.
-pub(crate) fn slo(headers: &HeaderMap) -> Result<Slo, ApiError> {
-    let class = first(headers, ["x-slo-class", "x-llm-d-slo-class"])?;
-    if let Some((name, class)) = class
-        && (class.is_empty() || class.len() > CLASS_BYTES_MAX)
-    {
-        return Err(ApiError::invalid(
-            name,
-            format!("The header {name} must have 1 to {CLASS_BYTES_MAX} characters."),
-        ));
-    }
-    Ok(Slo {
-        class: class.map_or_else(String::new, |(_, class)| class.to_owned()),
+/// What headers say of a request's sender, as far as the policy could ask. llm-d's spellings count as
+/// well; ours go first.
+pub(crate) fn origin(headers: &HeaderMap, policy: &SloPolicy) -> Result<Origin, ApiError> {
+    let asked = policy.headers().flat_map(|name| {
+        let values = headers.get_all(name).iter();
+        let values = values.filter_map(|value| value.to_str().ok());
+        values.map(|value| (name.to_owned(), value.trim().to_owned()))
+    });
+    Ok(Origin {
+        headers: asked.collect(),
+        key_digest: key_digest(headers, policy),
+        class: class(headers, policy)?,
+        tenant: named(headers, ["x-tenant-id", "x-llm-d-inference-fairness-id"])?,
         ttft: milliseconds(headers, ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"])?,
         tpot: milliseconds(headers, ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])?,
+        e2e: milliseconds(headers, ["x-slo-e2e-ms", "x-llm-d-slo-e2e-ms"])?,
     })
+}
+
+/// What is promised to each prompt's requests.
+pub(crate) fn promises(
+    policy: &SloPolicy,
+    origin: &Origin,
+    ask: &Ask,
+    model: &ModelText,
+) -> Result<Vec<Slo>, ApiError> {
+    let promise = |prompt: &super::Prompt| {
+        let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+        let slo = policy.resolve(origin, model.name(), tokens);
+        slo.map_err(|unknown| {
+            ApiError::invalid(
+                "x-slo-class",
+                format!("In the header x-slo-class {unknown}."),
+            )
+        })
+    };
+    ask.prompts.iter().map(promise).collect()
+}
+
+/// What is asked for by `x-slo-class` must exist. llm-d's objective names something of its own, and
+/// counts where it happens to be one of our names.
+fn class(headers: &HeaderMap, policy: &SloPolicy) -> Result<Option<String>, ApiError> {
+    let class = named(headers, ["x-slo-class", "x-llm-d-slo-class"])?;
+    if class.is_some() {
+        return Ok(class);
+    }
+    let objective = headers.get("x-llm-d-inference-objective");
+    let objective = objective.and_then(|name| name.to_str().ok());
+    let known = objective.filter(|name| policy.may_ask_for(name));
+    Ok(known.map(str::to_owned))
+}
+
+/// Of the key that clients of OpenAI send, or Anthropic's; nothing is computed where nobody asks.
+fn key_digest(headers: &HeaderMap, policy: &SloPolicy) -> Option<[u8; 32]> {
+    if policy.tenants.iter().all(|one| one.key_digests.is_empty()) {
+        return None;
+    }
+    let text = |name| headers.get(name)?.to_str().ok();
+    let bearer = text(header::AUTHORIZATION.as_str()).and_then(|shown| {
+        let (scheme, key) = shown.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    let key = bearer.or_else(|| text("x-api-key").map(str::trim))?;
+    Some(Sha256::digest(key.as_bytes()).into())
+}
+
+/// A name of the client's choice, if it sent one.
+fn named(headers: &HeaderMap, names: [&'static str; 2]) -> Result<Option<String>, ApiError> {
+    let Some((name, value)) = first(headers, names)? else {
+        return Ok(None);
+    };
+    match (1..=NAME_BYTES_MAX).contains(&value.len()) {
+        true => Ok(Some(value.to_owned())),
+        false => Err(ApiError::invalid(
+            name,
+            format!("The header {name} must have 1 to {NAME_BYTES_MAX} characters."),
+        )),
+    }
+}
+
+/// Whether the client wants to know where its time went: `x-cleave-timing: 1`.
+pub(crate) fn timing(headers: &HeaderMap) -> Result<TimingShown, ApiError> {
+    let name = "x-cleave-timing";
+    match headers.get(name).map(|value| value.as_bytes()) {
+        None | Some(b"0" | b"false") => Ok(TimingShown::Never),
+        Some(b"1" | b"true") => Ok(TimingShown::Asked),
+        Some(_) => Err(ApiError::invalid(
+            name,
+            format!("The header {name} is 1, or left out."),
+        )),
+    }
 }
 
 fn first<'a>(

@@ -16,7 +16,7 @@ mod text;
 
 pub(crate) use chat::chat;
 pub(crate) use completion::completion;
-pub(crate) use headers::{request_id, slo};
+pub(crate) use headers::{origin, promises, request_id, timing};
 pub(crate) use text::{detokenize, tokenize};
 
 use crate::error::ApiError;
@@ -107,14 +107,13 @@ pub(crate) enum UsageShown {
 }
 
 impl Ask {
-    /// The sequences in the order of their indices in the answer: `prompt * choices + choice`.
-    pub(crate) fn requests(&self, slo: &Slo) -> Vec<Request> {
+    /// The sequences in the order of their indices in the answer: `prompt * choices + choice`. There
+    /// is a promise for each prompt.
+    pub(crate) fn requests(&self, promises: &[Slo]) -> Vec<Request> {
         let choices = 0..u64::from(self.choices);
-        let sequences = self
-            .prompts
-            .iter()
-            .flat_map(|prompt| choices.clone().map(move |c| (prompt, c)));
-        let request = |(prompt, choice): (&Prompt, u64)| Request {
+        let prompts = self.prompts.iter().zip(promises);
+        let sequences = prompts.flat_map(|prompt| choices.clone().map(move |c| (prompt, c)));
+        let request = |((prompt, slo), choice): ((&Prompt, &Slo), u64)| Request {
             prompt: prompt.tokens.clone(),
             generated: Arc::from([]),
             sampling: Sampling {

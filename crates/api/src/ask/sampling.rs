@@ -88,8 +88,11 @@ pub(super) fn token_ids(
     model: &ModelText,
 ) -> Result<Vec<TokenId>, ApiError> {
     let last = i64::from(model.vocabulary_count()) - 1;
-    let token =
-        |(index, item)| Ok(integer(&format!("{path}[{index}]"), item, 0..=last)? as TokenId);
+    let token = |(index, item): (usize, &Value)| match item.as_i64() {
+        Some(id) if (0..=last).contains(&id) => Ok(id as TokenId),
+        // Prompts are long, and almost all of them sound: what is wrong is found out only then.
+        _ => Ok(integer(&format!("{path}[{index}]"), item, 0..=last)? as TokenId),
+    };
     items.iter().enumerate().map(token).collect()
 }
 

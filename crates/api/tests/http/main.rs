@@ -6,4 +6,5 @@ mod answers;
 mod endings;
 mod input;
 mod operations;
+mod promises;
 mod stage;

@@ -121,6 +121,12 @@ async fn a_worker_could_not_be_seen_or_told_what_to_do() {
         worker["blocks"],
         json!({"count": 40, "free": 30, "held": 10})
     );
+    let load = json!({
+        "queue_tokens": 0, "sequences_waiting": 0, "sequences_running": 2, "context_tokens": 500,
+        "backlog_seconds": 0.75, "tpot_least_seconds": 0.02,
+    });
+    assert_eq!(worker["load"], load);
+    assert_eq!(worker["price_error"], 0.042);
     assert_eq!(worker["links"][0]["transport"], "tcp");
     assert_eq!(worker["links"][0]["latency_seconds"], 0.002);
     assert_eq!(worker["counters"]["decodes"], 9);

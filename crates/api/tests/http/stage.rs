@@ -9,8 +9,8 @@ use cleave_api::{
     ModelText, Operator, Readiness, WorkerCommand, WorkerState, WorkerView,
 };
 use cleave_domain::{
-    Emission, Ending, FinishReason, Load, PromptFacts, Request, Role, Sampled, Scores, TokenId,
-    Usage, WorkerRef,
+    Backlog, Emission, Ending, FinishReason, Load, PrefillTiming, PromptFacts, Request, Role,
+    Sampled, Scores, SloPolicy, Timing, TokenId, Usage, WorkerRef,
 };
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
@@ -39,6 +39,7 @@ pub(crate) struct Stage {
     pub(crate) scripts: Mutex<VecDeque<Script>>,
     pub(crate) submitted: Mutex<Vec<Request>>,
     pub(crate) readiness: Mutex<Option<Readiness>>,
+    pub(crate) policy: Mutex<Arc<SloPolicy>>,
 }
 
 impl Operator for Stage {
@@ -62,6 +63,9 @@ impl Operator for Stage {
 
 /// The one worker there is.
 fn worker() -> WorkerView {
+    let mut backlog = Backlog::default();
+    backlog.add(0, None, Duration::from_millis(500));
+    backlog.add(1, Some(Duration::ZERO), Duration::from_millis(250));
     WorkerView {
         name: "d0".into(),
         worker: WorkerRef::default(),
@@ -71,8 +75,12 @@ fn worker() -> WorkerView {
         load: Load {
             blocks_free: 30,
             sequences_running: 2,
+            context_tokens: 500,
+            backlog,
+            tpot_least: Some(Duration::from_millis(20)),
             ..Load::default()
         },
+        price_error_permille: Some(42),
         blocks_count: 40,
         links: vec![LinkView {
             peer: "p0".into(),
@@ -115,6 +123,10 @@ impl Frontend for Stage {
         said.unwrap_or(Readiness::Ready)
     }
 
+    fn policy(&self) -> Arc<SloPolicy> {
+        self.policy.lock().unwrap().clone()
+    }
+
     fn metrics(&self) -> String {
         "# TYPE cleave_steps counter\ncleave_steps_total 7\n".into()
     }
@@ -144,6 +156,7 @@ fn event(request: &Request, index: u32, token: TokenId) -> FlightEvent {
     let facts = PromptFacts {
         cached_tokens: CACHED,
         scores: scored.unwrap_or_default(),
+        timing: PrefillTiming::default(),
     };
     FlightEvent::Token(Emission {
         index,
@@ -157,6 +170,7 @@ pub(crate) fn plain(index: u32, token: TokenId) -> FlightEvent {
     let facts = PromptFacts {
         cached_tokens: CACHED,
         scores: Vec::new(),
+        timing: PrefillTiming::default(),
     };
     FlightEvent::Token(Emission {
         index,
@@ -175,7 +189,11 @@ pub(crate) fn ended(ending: Ending) -> FlightEvent {
         cached_tokens: CACHED,
         ..Usage::default()
     };
-    FlightEvent::Ended { ending, usage }
+    FlightEvent::Ended {
+        ending,
+        usage,
+        timing: Timing::default(),
+    }
 }
 
 /// Prompt tokens that every flight found in the prefix cache.

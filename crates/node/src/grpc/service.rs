@@ -332,9 +332,9 @@ async fn next(
     use proto::upward::Kind;
     match heard(words, silence).await?.kind {
         Some(Kind::Report(report)) => Ok(Some(Upward::Report(report.try_into()?))),
-        Some(Kind::Emission(tokens)) => {
-            let (handoff, emission) = tokens.try_into()?;
-            Ok(Some(Upward::Emission(handoff, emission)))
+        Some(Kind::Emissions(proto::Emissions { tokens })) => {
+            let tokens = tokens.into_iter().map(TryInto::try_into);
+            Ok(Some(Upward::Emissions(tokens.collect::<Result<_, _>>()?)))
         }
         Some(Kind::Link(link)) => Ok(Some(Upward::Link(link.try_into()?))),
         Some(Kind::Beat(proto::Beat {})) => Ok(None),

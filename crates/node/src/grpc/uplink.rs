@@ -292,9 +292,9 @@ async fn speak(
         let kind = tokio::select! {
             word = words.recv() => match word {
                 Some(Upward::Report(report)) => Kind::Report(report.into()),
-                Some(Upward::Emission(handoff, emission)) => {
-                    Kind::Emission((handoff, emission).into())
-                }
+                Some(Upward::Emissions(tokens)) => Kind::Emissions(proto::Emissions {
+                    tokens: tokens.into_iter().map(Into::into).collect(),
+                }),
                 Some(Upward::Link(link)) => Kind::Link(link.into()),
                 None => return StreamError::Stopped,
             },

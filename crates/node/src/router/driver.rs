@@ -3,16 +3,16 @@
 //! Never: decides, blocks, or sees a token. Invariant: the brain is drained before it is told the
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
-use super::flights::Flights;
+use super::flights::{End, Flights};
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
 use crate::tape::Recorder;
-use crate::telemetry::RouterMeters;
+use crate::telemetry::{PromiseMeters, RouterMeters};
 use cleave_domain::{
-    FlightId, HandoffId, Order, Report, Request, TapeLine, TokenId, WorkerId, WorkerRef,
+    FlightId, HandoffId, Order, Report, Request, SloPolicy, TapeLine, TokenId, WorkerId, WorkerRef,
 };
-use cleave_router::{Brain, Command, Input, Limits, Note, Output, Readiness};
+use cleave_router::{Brain, CancelReason, Command, Input, Limits, Note, Output, Readiness};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -36,14 +36,16 @@ pub(crate) enum RouterEvent {
         flight: FlightId,
         request: Arc<Request>,
     },
-    /// A client left before the end.
-    Cancelled { flight: FlightId },
+    /// A client left before the last token.
+    Cancelled { flight: FlightId, why: CancelReason },
     /// A client does not read what waits for it.
     Stalled { flight: FlightId },
     /// It reads again.
     Flowing { flight: FlightId },
     /// An operator wants something of a worker.
     Commanded { worker: WorkerId, command: Command },
+    /// Other promises hold from now on.
+    PolicyChanged { policy: Arc<SloPolicy> },
     /// A worker measured a link to another one.
     Measured {
         worker: WorkerRef,
@@ -61,6 +63,7 @@ pub(crate) struct Hands {
     pub(crate) flights: Arc<Flights>,
     pub(crate) roster: Arc<Roster>,
     pub(crate) meters: RouterMeters,
+    pub(crate) promises: PromiseMeters,
     pub(crate) recorder: Recorder,
     pub(crate) readiness: watch::Sender<cleave_api::Readiness>,
     pub(crate) drained: watch::Sender<bool>,
@@ -122,10 +125,13 @@ impl Driver {
     async fn next_event(&mut self) -> Option<RouterEvent> {
         loop {
             let deadline = self.brain.deadline();
+            // In one order always, so that the same facts at the same moments give the same decisions.
+            // Workers say no more than what was begun with them, so clients come to be heard.
             tokio::select! {
+                biased;
+                () = reached(self.clock, deadline) => {}
                 event = self.ears.workers.recv() => return event,
                 event = self.ears.clients.recv() => return event,
-                () = reached(self.clock, deadline) => {}
             }
             self.hear(Input::Woke);
         }
@@ -170,7 +176,7 @@ impl Driver {
             RouterEvent::Submitted { flight, request } => {
                 self.hear(Input::Submitted { flight, request });
             }
-            RouterEvent::Cancelled { flight } => self.hear(Input::Cancelled { flight }),
+            RouterEvent::Cancelled { flight, why } => self.hear(Input::Cancelled { flight, why }),
             RouterEvent::Stalled { flight } => self.hear(Input::Stalled { flight }),
             RouterEvent::Flowing { flight } => self.hear(Input::Flowing { flight }),
             RouterEvent::Commanded { worker, command } => {
@@ -185,6 +191,10 @@ impl Driver {
                 if self.is_current(worker, serial) {
                     self.hands.roster.measured(worker, link);
                 }
+            }
+            RouterEvent::PolicyChanged { policy } => {
+                self.hands.promises.follow(&policy);
+                self.hear(Input::PolicyChanged { policy });
             }
             RouterEvent::Drain => self.hear(Input::Draining),
             RouterEvent::Stop => {}
@@ -292,7 +302,16 @@ impl Driver {
                 flight,
                 ending,
                 output_tokens,
-            } => self.hands.flights.end(flight, ending, output_tokens),
+                timing,
+            } => {
+                let end = End {
+                    ending,
+                    output_tokens,
+                    timing,
+                };
+                let seen = self.hands.flights.end(flight, end);
+                self.hands.promises.ended(flight, seen.as_ref());
+            }
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
@@ -309,8 +328,9 @@ impl Driver {
         self.answers.extend(answer);
     }
 
-    fn note(&self, note: &Note) {
+    fn note(&mut self, note: &Note) {
         self.hands.meters.count(note);
+        self.hands.promises.hear(note);
         self.hands.roster.count(note);
         let flights = &self.hands.flights;
         match note {
@@ -323,6 +343,8 @@ impl Driver {
             Note::Moving { handoff, to, .. } => flights.moving(*handoff, *to),
             Note::PassedOver { .. }
             | Note::Stale { .. }
+            | Note::Decided(_)
+            | Note::Judged { .. }
             | Note::Retried { .. }
             | Note::Moved { .. }
             | Note::Stayed { .. }

@@ -14,7 +14,7 @@ use crate::telemetry::RouterMeters;
 use crate::trace::{Story, Traces, Turn};
 use cleave_api::FlightEvent;
 use cleave_domain::{
-    Emission, Ending, Failure, FlightId, HandoffId, Request, TokenId, Usage, WorkerRef,
+    Emission, Ending, Failure, FlightId, HandoffId, Request, Timing, TokenId, Usage, WorkerRef,
 };
 use cleave_router::TokenStream;
 use dashmap::DashMap;
@@ -46,6 +46,25 @@ struct Flight {
     /// As the attempt that drew the first token found them.
     cached_tokens: u32,
     story: Story,
+}
+
+/// How a flight ends.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct End {
+    pub(crate) ending: Ending,
+    /// Of one that is done: the brain knows how many there were.
+    pub(crate) output_tokens: Option<u32>,
+    pub(crate) timing: Timing,
+}
+
+impl From<Ending> for End {
+    fn from(ending: Ending) -> Self {
+        Self {
+            ending,
+            output_tokens: None,
+            timing: Timing::default(),
+        }
+    }
 }
 
 impl Flights {
@@ -121,21 +140,21 @@ impl Flights {
         Some(open.generated.as_slice().into())
     }
 
-    /// Ends a flight, after the last token; of one that is done the brain knows how many there were.
-    pub(crate) fn end(&self, flight: FlightId, ending: Ending, output_tokens: Option<u32>) {
-        if let Some((_, open)) = self.open.remove(&flight) {
-            let story = open.story.clone();
-            let (ending, usage) = open.close(flight, ending, output_tokens);
-            self.meters.ended(&ending);
-            self.traces.tell(flight, &story, (&ending, usage));
-        }
+    /// Ends a flight, after the last token. Gives the ending that its client sees.
+    pub(crate) fn end(&self, flight: FlightId, end: End) -> Option<Ending> {
+        let (_, open) = self.open.remove(&flight)?;
+        let story = open.story.clone();
+        let (ending, usage) = open.close(flight, end);
+        self.meters.ended(&ending);
+        self.traces.tell(flight, &story, (&ending, usage));
+        Some(ending)
     }
 
     /// Ends all that is left.
     pub(crate) fn end_all(&self, ending: &Ending) {
         let flights: Vec<FlightId> = self.open.iter().map(|entry| *entry.key()).collect();
         for flight in flights {
-            self.end(flight, ending.clone(), None);
+            self.end(flight, ending.clone().into());
         }
     }
 }
@@ -182,12 +201,12 @@ impl Flight {
     }
 
     /// Says the ending; the one that is said comes back.
-    fn close(
-        self,
-        flight: FlightId,
-        ending: Ending,
-        output_tokens: Option<u32>,
-    ) -> (Ending, Usage) {
+    fn close(self, flight: FlightId, end: End) -> (Ending, Usage) {
+        let End {
+            ending,
+            output_tokens,
+            timing,
+        } = end;
         let passed = self.tokens.count();
         let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
         let ending = match ending {
@@ -205,6 +224,7 @@ impl Flight {
         let event = FlightEvent::Ended {
             ending: ending.clone(),
             usage,
+            timing,
         };
         self.client.send(event);
         (ending, usage)
@@ -216,7 +236,9 @@ mod tests {
     use super::*;
     use crate::router::backlog;
     use crate::telemetry::Telemetry;
-    use cleave_domain::{FinishReason, PromptFacts, Sampled, Sampling, Slo, StopRules};
+    use cleave_domain::{
+        FinishReason, PrefillTiming, PromptFacts, Sampled, Sampling, Slo, StopRules,
+    };
     use tokio::sync::mpsc;
 
     const FLIGHT: FlightId = FlightId(7);
@@ -273,6 +295,7 @@ mod tests {
         PromptFacts {
             cached_tokens,
             scores: Vec::new(),
+            timing: PrefillTiming::default(),
         }
     }
 
@@ -296,13 +319,20 @@ mod tests {
                     assert_eq!(emission.prompt.is_some(), tokens.is_empty());
                     tokens.push(emission.sampled.token);
                 }
-                FlightEvent::Ended { ending, usage } => {
+                FlightEvent::Ended { ending, usage, .. } => {
                     ended = Some(ending);
                     used = usage;
                 }
             }
         }
         (tokens, ended, used)
+    }
+
+    fn drawn(tokens: u32) -> End {
+        End {
+            output_tokens: Some(tokens),
+            ..DONE.into()
+        }
     }
 
     const DONE: Ending = Ending::Done {
@@ -317,7 +347,7 @@ mod tests {
         for index in [2, 1, 0, 1, 3] {
             flights.emit(attempt(0), emission(index));
         }
-        flights.end(FLIGHT, DONE, None);
+        flights.end(FLIGHT, DONE.into());
         flights.emit(attempt(0), emission(4));
         let (tokens, ending, usage) = heard(stream);
         assert_eq!(tokens, [100, 101, 102, 103]);
@@ -348,7 +378,7 @@ mod tests {
         flights.emit(attempt(1), resumed);
         flights.emit(attempt(0), emission(2));
         assert_eq!(given(&flights), [100, 101]);
-        flights.end(FLIGHT, DONE, None);
+        flights.end(FLIGHT, DONE.into());
         let (tokens, _, usage) = heard(stream);
         assert_eq!(tokens, [100, 101]);
         assert_eq!(usage.cached_tokens, 2, "the first facts count");
@@ -367,7 +397,7 @@ mod tests {
         flights.emit(attempt(1), emission(2));
         flights.emit(attempt(0), emission(1));
         flights.emit(attempt(1), emission(3));
-        flights.end(FLIGHT, DONE, None);
+        flights.end(FLIGHT, DONE.into());
         assert_eq!(heard(stream).0, [100, 101, 102, 103]);
         let text = telemetry.text();
         for line in [
@@ -389,7 +419,7 @@ mod tests {
         flights.emit(attempt(1), emission(0));
         flights.fence(attempt(1));
         flights.emit(attempt(2), emission(1));
-        flights.end(FLIGHT, DONE, None);
+        flights.end(FLIGHT, DONE.into());
         assert_eq!(heard(stream).0, [100, 101]);
         let text = telemetry.text();
         assert!(text.contains("cleave_stream_pause_seconds_count{kind=\"resumed\"} 1"));
@@ -407,7 +437,7 @@ mod tests {
         }
         let waits = flights.open.get(&FLIGHT).unwrap().tokens.has_gap();
         assert!(!waits, "nine tokens were asked for");
-        flights.end(FLIGHT, DONE, Some(1));
+        flights.end(FLIGHT, drawn(1));
         assert_eq!(heard(stream).0, [100]);
         let text = telemetry.text();
         assert!(
@@ -422,7 +452,7 @@ mod tests {
             flights, stream, ..
         } = desk();
         flights.emit(attempt(0), emission(0));
-        flights.end(FLIGHT, DONE, Some(2));
+        flights.end(FLIGHT, drawn(2));
         let (tokens, ending, _) = heard(stream);
         assert_eq!(tokens, [100]);
         assert_eq!(ending, Some(Ending::Failed(Failure::WorkerLost)));
@@ -435,7 +465,7 @@ mod tests {
             flights, stream, ..
         } = desk();
         flights.emit(attempt(0), emission(1));
-        flights.end(FLIGHT, DONE, None);
+        flights.end(FLIGHT, DONE.into());
         let (tokens, ending, _) = heard(stream);
         assert!(tokens.is_empty());
         assert!(matches!(ending, Some(Ending::Failed(_))), "{ending:?}");

@@ -12,11 +12,11 @@ use crate::health::Pulse;
 use crate::telemetry::Telemetry;
 use crate::views::Novelty;
 use cleave_api::{
-    CommandError, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER, Readiness,
-    WorkerCommand, WorkerView,
+    CommandError, Enough, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER,
+    Readiness, WorkerCommand, WorkerView,
 };
-use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, Usage};
-use cleave_router::Command;
+use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, SloPolicy, Timing, Usage};
+use cleave_router::{CancelReason, Command};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
 use std::pin::Pin;
@@ -38,6 +38,8 @@ pub(crate) struct RouterFrontend {
     /// Bounded by the open streams, one submission and one cancellation each, and two words for each
     /// backlog that builds up; and by the commands that workers may leave unanswered.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
+    /// What requests are promised from now on.
+    pub(crate) policy: watch::Receiver<Arc<SloPolicy>>,
     pub(crate) readiness: watch::Receiver<Readiness>,
     pub(crate) telemetry: Telemetry,
     /// The engines of this process, if it has any: when one hangs, so does the service.
@@ -47,9 +49,16 @@ pub(crate) struct RouterFrontend {
 
 impl Frontend for RouterFrontend {
     fn submit(&self, request: Request) -> FlightStream {
+        self.submit_until(request, Enough::default())
+    }
+
+    fn submit_until(&self, request: Request, enough: Enough) -> FlightStream {
         let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
-            return ended(Ending::Refused(Refusal::QueueFull { retry_after }));
+            let full = Ending::Refused(Refusal::QueueFull { retry_after });
+            let promises = &self.telemetry.promises;
+            promises.turned_away(&request.slo.class, &full);
+            return ended(full);
         };
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let flight = FlightId::new(self.router, number);
@@ -60,16 +69,22 @@ impl Frontend for RouterFrontend {
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
             let refused = Ending::Refused(Refusal::Draining);
-            self.flights.end(flight, refused, None);
+            self.flights.end(flight, refused.into());
         }
         let client = Client {
             flight,
             events,
             driver: self.driver.clone(),
+            enough,
+            taken: 0,
             ended: false,
             _counted: counted,
         };
         client.boxed()
+    }
+
+    fn policy(&self) -> Arc<SloPolicy> {
+        Arc::clone(&self.policy.borrow())
     }
 
     fn readiness(&self) -> Readiness {
@@ -114,8 +129,13 @@ impl Operator for RouterFrontend {
 }
 
 fn ended(ending: Ending) -> FlightStream {
-    let usage = Usage::default();
-    stream::iter([FlightEvent::Ended { ending, usage }]).boxed()
+    let (usage, timing) = (Usage::default(), Timing::default());
+    let event = FlightEvent::Ended {
+        ending,
+        usage,
+        timing,
+    };
+    stream::iter([event]).boxed()
 }
 
 /// A client's end of a flight. Dropped before the ending, it cancels.
@@ -123,6 +143,9 @@ struct Client {
     flight: FlightId,
     events: Receiver,
     driver: mpsc::UnboundedSender<RouterEvent>,
+    enough: Enough,
+    /// Tokens that it took.
+    taken: u32,
     ended: bool,
     /// What it was given is in memory for as long as this is held.
     _counted: OwnedSemaphorePermit,
@@ -133,8 +156,10 @@ impl Stream for Client {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FlightEvent>> {
         let event = self.events.poll_recv(context);
-        if let Poll::Ready(None | Some(FlightEvent::Ended { .. })) = &event {
-            self.ended = true;
+        match &event {
+            Poll::Ready(Some(FlightEvent::Token(_))) => self.taken += 1,
+            Poll::Ready(None | Some(FlightEvent::Ended { .. })) => self.ended = true,
+            Poll::Pending => {}
         }
         event
     }
@@ -144,8 +169,13 @@ impl Drop for Client {
     fn drop(&mut self) {
         if !self.ended {
             let flight = self.flight;
+            let output_tokens = self.taken;
+            let why = match self.enough.is_said() {
+                true => CancelReason::Enough { output_tokens },
+                false => CancelReason::Left,
+            };
             // Without a driver there is nothing left to cancel.
-            let _ = self.driver.send(RouterEvent::Cancelled { flight });
+            let _ = self.driver.send(RouterEvent::Cancelled { flight, why });
         }
     }
 }
@@ -187,6 +217,7 @@ mod tests {
             backlog_max: 4,
             streams: Arc::new(Semaphore::new(1)),
             driver,
+            policy: watch::channel(Arc::default()).1,
             readiness: watch::channel(Readiness::Ready).1,
             telemetry,
             pulses: Mutex::default(),
@@ -201,7 +232,7 @@ mod tests {
         let unread = frontend.submit(request());
         let reason = FinishReason::Length;
         let flight = FlightId::new(RouterId(7), 0);
-        flights.end(flight, Ending::Done { reason }, None);
+        flights.end(flight, Ending::Done { reason }.into());
         // It has ended, and all it was given is still there.
         assert!(refused(&mut frontend.submit(request())));
         drop(unread);

@@ -13,20 +13,23 @@ pub(crate) use flights::Flights;
 
 use crate::door::RouterDoor;
 use crate::health::Pulse;
+use crate::policy::{Reload, Watch};
 use crate::tape::Recorder;
-use crate::telemetry::{RouterMeters, Telemetry};
+use crate::telemetry::{PolicySeries, PromiseMeters, RouterMeters, Telemetry};
 use crate::trace::Traces;
 use crate::{NodeError, RouterOptions};
 use cleave_api::{Frontend, Readiness};
-use cleave_domain::{Ending, Failure, RouterId};
+use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
 use roster::Roster;
+use std::error::Error;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
 
 /// Reports that wait for the driver, of all workers; connections wait when it is full.
 const INBOX_MAX: usize = 4096;
@@ -42,6 +45,8 @@ pub(crate) struct RouterBody {
     pub(crate) pulse: Arc<Pulse>,
     traces: Traces,
     task: JoinHandle<()>,
+    /// Follows the policy's file.
+    watch: Option<JoinHandle<()>>,
 }
 
 /// How flights end that are cut off.
@@ -49,12 +54,51 @@ fn stopping() -> Ending {
     Ending::Failed(Failure::Draining)
 }
 
+/// Passes on what the policy's file says next. The brain hears of it before any request that goes by
+/// it, since both come by the same way.
+async fn follow(
+    watch: Watch,
+    series: PolicySeries,
+    (driver, tell): (
+        mpsc::UnboundedSender<RouterEvent>,
+        watch::Sender<Arc<SloPolicy>>,
+    ),
+) {
+    let heard = watch.run(|reload| {
+        series.count(&reload);
+        match reload {
+            Reload::Changed(policy, _) => {
+                info!(classes = policy.classes.len(), "the policy changed");
+                let event = RouterEvent::PolicyChanged {
+                    policy: Arc::clone(&policy),
+                };
+                if driver.send(event).is_ok() {
+                    tell.send_replace(policy);
+                }
+            }
+            Reload::Same(_) => info!("the policy's file was read again and says the same"),
+            Reload::Rejected(error) => error!("{error}\nthe policy before stays"),
+            Reload::Unreadable(error) => {
+                let reason = error.source().map(ToString::to_string);
+                warn!(reason, "{error}; the policy before stays");
+            }
+        }
+    });
+    heard.await;
+}
+
 impl RouterBody {
     /// Starts the driver.
     pub(crate) fn start(options: &RouterOptions, telemetry: &Telemetry) -> Result<Self, NodeError> {
         // Drawn anew at each start, so that a late word about an old life harms nothing.
         let router = RouterId(rand::random_range(0..1 << 24));
+        let mut limits = options.limits.clone();
+        if let Some(file) = &options.policy {
+            limits.policy = Arc::clone(file.policy());
+        }
         let meters = RouterMeters::new(&telemetry.router);
+        let promises = PromiseMeters::new(&telemetry.promises, &limits.policy);
+        let (tell_policy, policy) = watch::channel(Arc::clone(&limits.policy));
         let traces = Traces::to(options.otlp_endpoint.as_deref())?;
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let roster = Arc::new(Roster::default());
@@ -67,12 +111,13 @@ impl RouterBody {
             flights: Arc::clone(&flights),
             roster: Arc::clone(&roster),
             meters,
+            promises,
             recorder: Recorder::create(options.tape.as_deref())?,
             readiness: tell_readiness,
             drained: tell_drained,
         };
         let ears = Ears { workers, clients };
-        let body = Driver::new(options.limits.clone(), ears, hands);
+        let body = Driver::new(limits, ears, hands);
         let pulse = Arc::new(Pulse::new(Duration::MAX));
         let (watched, left) = (Arc::clone(&pulse), Arc::clone(&flights));
         let task = tokio::spawn(async move {
@@ -89,11 +134,21 @@ impl RouterBody {
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
             driver: driver.clone(),
+            policy,
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),
             pulses: Mutex::new(vec![Arc::clone(&pulse)]),
             number: AtomicU64::new(0),
         };
+        let watch = options.policy.clone().map(|file| {
+            let series = PolicySeries::clone(&telemetry.policy);
+            series.holds(&file);
+            tokio::spawn(follow(
+                Watch::new(file),
+                series,
+                (driver.clone(), tell_policy),
+            ))
+        });
         let door = RouterDoor {
             router,
             inbox,
@@ -109,6 +164,7 @@ impl RouterBody {
             pulse,
             traces,
             task,
+            watch,
         })
     }
 
@@ -140,6 +196,9 @@ impl RouterBody {
     pub(crate) async fn stop(self) {
         self.door.flights.end_all(&stopping());
         let _ = self.driver.send(RouterEvent::Stop);
+        if let Some(watch) = self.watch {
+            watch.abort();
+        }
         // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;
         self.traces.close().await;

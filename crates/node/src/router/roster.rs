@@ -72,6 +72,10 @@ impl Roster {
         };
         match report {
             Report::Load(load) => entry.view.load = *load,
+            Report::Prices(prices) => {
+                let known = !prices.rows.is_empty();
+                entry.view.price_error_permille = known.then_some(prices.error_permille);
+            }
             Report::Draining => {
                 entry.draining = true;
                 entry.commands.drains();
@@ -127,6 +131,8 @@ impl Roster {
             }
             Note::PassedOver { worker, .. } => at(worker, |counts| &mut counts.passed_over),
             Note::Stale { .. }
+            | Note::Decided(_)
+            | Note::Judged { .. }
             | Note::Retried { .. }
             | Note::Moved { .. }
             | Note::Stayed { .. }

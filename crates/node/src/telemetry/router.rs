@@ -5,14 +5,15 @@
 
 use super::{Histograms, histograms, seconds};
 use crate::trace::Turn;
-use cleave_domain::{Ending, Failure, Refusal, Role};
-use cleave_router::{CancelStage, Census, MoveReason, Note};
+use cleave_domain::{Aim, Ending, Failure, Refusal, Role};
+use cleave_router::{CancelStage, Census, Decision, MoveReason, Note};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use std::fmt;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
@@ -246,7 +247,11 @@ impl RouterMeters {
 
     /// Counts what the brain noted, and logs it.
     pub(crate) fn count(&self, note: &Note) {
-        debug!(?note);
+        match note {
+            // As JSON, for whoever wants to know why a request went where it went.
+            Note::Decided(decision) => debug!(target: "decision", record = %Record(decision)),
+            note => debug!(?note),
+        }
         let series = &self.series;
         match note {
             Note::Placed {
@@ -273,6 +278,7 @@ impl RouterMeters {
                 series.passed_over.get_or_create(&Kind { kind }).inc();
             }
             Note::Stale { .. } => drop(series.stale.inc()),
+            Note::Decided(_) | Note::Judged { .. } => {}
             Note::Retried { .. }
             | Note::Moving { .. }
             | Note::Moved { .. }
@@ -372,6 +378,18 @@ impl RouterMeters {
     }
 }
 
+/// A decision, written only if somebody reads it.
+struct Record<'a>(&'a Decision);
+
+impl fmt::Display for Record<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match serde_json::to_string(self.0) {
+            Ok(json) => f.write_str(&json),
+            Err(error) => write!(f, "{error}"),
+        }
+    }
+}
+
 const STAGES: [CancelStage; 5] = [
     CancelStage::Queued,
     CancelStage::Reserving,
@@ -398,7 +416,7 @@ fn why(reason: MoveReason) -> &'static str {
     }
 }
 
-fn refused(refusal: &Refusal) -> &'static str {
+pub(super) fn refused(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::QueueFull { .. } => "queue_full",
         Refusal::NoBlocks { .. } => "no_blocks",
@@ -406,10 +424,15 @@ fn refused(refusal: &Refusal) -> &'static str {
         Refusal::NoWorker => "no_worker",
         Refusal::Draining => "draining",
         Refusal::WrongWorker => "wrong_worker",
+        Refusal::Late { aim, .. } => match aim {
+            Aim::Ttft => "slo_ttft_unreachable",
+            Aim::Tpot => "slo_tpot_unreachable",
+            Aim::EndToEnd => "slo_e2e_unreachable",
+        },
     }
 }
 
-fn reason(failure: &Failure) -> &'static str {
+pub(super) fn reason(failure: &Failure) -> &'static str {
     match failure {
         Failure::WorkerLost => "worker_lost",
         Failure::WorkerStuck => "worker_stuck",
@@ -422,5 +445,33 @@ fn reason(failure: &Failure) -> &'static str {
         Failure::OutOfBlocks => "out_of_blocks",
         Failure::Draining => "draining",
         Failure::RetriesSpent(last) => reason(last),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::FlightId;
+    use cleave_router::Decided;
+
+    #[test]
+    fn a_decision_in_the_log_reads_back_as_what_was_decided() {
+        let decision = Decision {
+            flight: FlightId(7),
+            class: "fast".to_owned(),
+            tenant: String::new(),
+            waited: Duration::from_millis(3),
+            ttft_permille: 1100,
+            tpot_permille: 1000,
+            considered: Vec::new(),
+            outcome: Decided::Refused(Refusal::Late {
+                aim: Aim::Ttft,
+                predicted: Duration::from_millis(812),
+                retry_after: Duration::from_millis(300),
+            }),
+        };
+        let written = Record(&decision).to_string();
+        let read: Decision = serde_json::from_str(&written).unwrap();
+        assert_eq!(read, decision);
     }
 }

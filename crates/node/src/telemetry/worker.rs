@@ -5,20 +5,22 @@
 //! role, its gauges are shown under the new one alone.
 
 mod series;
+mod used;
 
 pub(crate) use series::Series;
+pub use used::Ceilings;
 
-use super::Histograms;
-use cleave_domain::{Load, Progress, Role, WorkerId, WorkerRef};
+use super::{FloatGauge, Histograms};
+use cleave_domain::{Load, Progress, Role, Work, WorkerId, WorkerRef};
 use cleave_sched::Note;
 use cleave_transfer::LinkSpeed;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tracing::{debug, warn};
+use used::Used;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Worker {
@@ -46,8 +48,6 @@ struct Model {
     role: String,
     model_name: String,
 }
-
-type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// What becomes of hand-offs at one end.
 const HANDOFFS: [&str; 7] = [
@@ -82,6 +82,9 @@ pub(crate) struct WorkerMeters {
     pool: Option<Note>,
     /// Likewise.
     load: Load,
+    /// What its device can do, if that is known.
+    ceilings: Option<Ceilings>,
+    used: Used,
 }
 
 impl WorkerMeters {
@@ -95,9 +98,17 @@ impl WorkerMeters {
             model: model.to_owned(),
             pool: None,
             load: Load::default(),
+            ceilings: None,
+            used: Used::default(),
         };
         meters.begin();
         meters
+    }
+
+    /// How much of this is used is shown from now on.
+    pub(crate) fn with_ceilings(mut self, ceilings: Option<Ceilings>) -> Self {
+        self.ceilings = ceilings;
+        self
     }
 
     /// Every series of the hand-off and of the pool, at zero.
@@ -141,6 +152,8 @@ impl WorkerMeters {
             series.blocks.remove(&self.sorted(kind));
         }
         series.stuck.remove(&self.worker);
+        series.mfu.remove(&self.worker);
+        series.mbu.remove(&self.worker);
         let model = self.model();
         series.vllm_running.remove(&model);
         series.vllm_waiting.remove(&model);
@@ -258,14 +271,19 @@ impl WorkerMeters {
         }
     }
 
-    fn count_work(&self, note: &Note) {
+    fn count_work(&mut self, note: &Note) {
         let (series, worker) = (&self.series, &self.worker);
         match note {
             Note::Stepped {
                 prefill_tokens,
                 decode_sequences,
                 took,
-            } => self.stepped(*prefill_tokens, *decode_sequences, *took),
+                work,
+                predicted,
+            } => {
+                self.stepped(*prefill_tokens, *decode_sequences, *took);
+                self.compare(work, *predicted, *took);
+            }
             Note::PrefixLooked {
                 prompt_tokens,
                 cached_tokens,
@@ -346,6 +364,23 @@ impl WorkerMeters {
         for (kind, tokens) in [("prefill", prefill_tokens), ("decode", decode_sequences)] {
             let tokens = u64::from(tokens);
             add(&self.series.step_tokens, &self.sorted(kind), tokens);
+        }
+    }
+
+    /// Against what was predicted, and what the device can do.
+    fn compare(&mut self, work: &Work, predicted: Duration, took: Duration) {
+        if took.is_zero() {
+            return;
+        }
+        if !predicted.is_zero() {
+            let ratio = took.as_secs_f64() / predicted.as_secs_f64();
+            let ratios = self.series.step_ratio.get_or_create(&self.worker);
+            ratios.observe(ratio);
+        }
+        if let Some(ceilings) = &self.ceilings {
+            let (mfu, mbu) = self.used.step(ceilings, work, took);
+            self.series.mfu.get_or_create(&self.worker).set(mfu);
+            self.series.mbu.get_or_create(&self.worker).set(mbu);
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod hello;
 mod order;
+mod price;
 mod report;
 mod request;
 #[cfg(test)]
@@ -33,7 +34,7 @@ pub(crate) mod proto {
 }
 
 /// Grows when a message changes its meaning; both ends must agree.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// What a message from outside lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +54,14 @@ pub enum WireError {
         len: usize,
         /// What should have.
         wanted: usize,
+    },
+    /// A list that is too long, too short or out of order.
+    #[error("`{field}` {flaw}")]
+    List {
+        /// Which.
+        field: &'static str,
+        /// What is wrong with it.
+        flaw: &'static str,
     },
     /// A number that makes no sense.
     #[error("`{field}` is {value}, and may be {least} to {most}")]

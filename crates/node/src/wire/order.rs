@@ -1,7 +1,7 @@
 //! From a router to a worker.
 
 use super::{WireError, blocks_in, blocks_out, nanos, proto, required, role_of};
-use cleave_domain::{Migrate, Order, Prefill, Reserve, Role, Target};
+use cleave_domain::{Due, DueUnmet, Migrate, Order, Prefill, Reserve, Role, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,6 +91,7 @@ impl From<Reserve> for proto::Reserve {
             expected_output_tokens,
             ahead_tokens,
             waited,
+            due,
         } = reserve;
         Self {
             handoff: Some(handoff.into()),
@@ -99,6 +100,7 @@ impl From<Reserve> for proto::Reserve {
             expected_output_tokens,
             ahead_tokens,
             waited_nanos: nanos(waited),
+            due: due.map(Into::into),
         }
     }
 }
@@ -114,6 +116,7 @@ impl TryFrom<proto::Reserve> for Reserve {
             expected_output_tokens,
             ahead_tokens,
             waited_nanos,
+            due,
         } = reserve;
         Ok(Self {
             handoff: required(handoff, "reserve.handoff")?.into(),
@@ -122,6 +125,7 @@ impl TryFrom<proto::Reserve> for Reserve {
             expected_output_tokens,
             ahead_tokens,
             waited: Duration::from_nanos(waited_nanos),
+            due: due.map(TryInto::try_into).transpose()?,
         })
     }
 }
@@ -133,12 +137,14 @@ impl From<Prefill> for proto::Prefill {
             request,
             target,
             waited,
+            due,
         } = prefill;
         Self {
             handoff: Some(handoff.into()),
             request: Some(request.as_ref().into()),
             target: Some(target.into()),
             waited_nanos: nanos(waited),
+            due: due.map(Into::into),
         }
     }
 }
@@ -152,12 +158,48 @@ impl TryFrom<proto::Prefill> for Prefill {
             request,
             target,
             waited_nanos,
+            due,
         } = prefill;
         Ok(Self {
             handoff: required(handoff, "prefill.handoff")?.into(),
             request: Arc::new(required(request, "prefill.request")?.try_into()?),
             target: required(target, "prefill.target")?.try_into()?,
             waited: Duration::from_nanos(waited_nanos),
+            due: due.map(TryInto::try_into).transpose()?,
+        })
+    }
+}
+
+impl From<Due> for proto::Due {
+    fn from(due: Due) -> Self {
+        let Due { left, unmet } = due;
+        let unmet = match unmet {
+            DueUnmet::Refuse => proto::DueUnmet::Refuse,
+            DueUnmet::Serve => proto::DueUnmet::Serve,
+        };
+        Self {
+            left_nanos: nanos(left),
+            unmet: unmet.into(),
+        }
+    }
+}
+
+impl TryFrom<proto::Due> for Due {
+    type Error = WireError;
+
+    fn try_from(due: proto::Due) -> Result<Self, WireError> {
+        let unmet = match due.unmet() {
+            proto::DueUnmet::Refuse => DueUnmet::Refuse,
+            proto::DueUnmet::Serve => DueUnmet::Serve,
+            proto::DueUnmet::Unspecified => return Err(WireError::Unknown("due.unmet")),
+        };
+        let proto::Due {
+            left_nanos,
+            unmet: _,
+        } = due;
+        Ok(Self {
+            left: Duration::from_nanos(left_nanos),
+            unmet,
         })
     }
 }

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::line::LinkState;
 use cleave_domain::{
-    Emission, Failure, FinishReason, HandoffId, Load, Progress, PromptFacts, Refusal, Report,
-    Sampled, Scores,
+    Aim, Backlog, Emission, Failure, FinishReason, HandoffId, Load, Progress, PromptFacts, Refusal,
+    Report, Sampled, Scores,
 };
 use std::time::Duration;
 
@@ -28,16 +28,23 @@ impl From<Report> for proto::Report {
                 handoff: Some(handoff.into()),
                 refusal: Some(refusal.into()),
             }),
-            Report::Prefilled { handoff } => Kind::Prefilled(handoff.into()),
+            Report::Prefilled { handoff, timing } => Kind::Prefilled(proto::Prefilled {
+                handoff: Some(handoff.into()),
+                timing: Some(timing.into()),
+            }),
             Report::Landed { handoff } => Kind::Landed(handoff.into()),
             Report::Finished {
                 handoff,
                 reason,
                 output_tokens,
+                timing,
+                prefill,
             } => Kind::Finished(proto::Finished {
                 handoff: Some(handoff.into()),
                 reason: proto::FinishReason::from(reason).into(),
                 output_tokens,
+                timing: Some(timing.into()),
+                prefill: prefill.map(Into::into),
             }),
             Report::LegFailed { handoff, failure } => Kind::LegFailed(proto::LegFailed {
                 handoff: Some(handoff.into()),
@@ -50,6 +57,7 @@ impl From<Report> for proto::Report {
             }),
             Report::Crowded { handoff } => Kind::Crowded(handoff.into()),
             Report::Load(load) => Kind::Load(load.into()),
+            Report::Prices(prices) => Kind::Prices(prices.into()),
             Report::Serves { role } => Kind::Serves(proto::Role::from(role).into()),
             Report::Draining => Kind::Draining(proto::Draining {}),
             Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
@@ -80,8 +88,9 @@ impl TryFrom<proto::Report> for Report {
                 handoff: required(handoff, "refused.handoff")?.into(),
                 refusal: required(refusal, "refused.refusal")?.try_into()?,
             },
-            Kind::Prefilled(handoff) => Self::Prefilled {
-                handoff: handoff.into(),
+            Kind::Prefilled(proto::Prefilled { handoff, timing }) => Self::Prefilled {
+                handoff: required(handoff, "prefilled.handoff")?.into(),
+                timing: required(timing, "prefilled.timing")?.into(),
             },
             Kind::Landed(handoff) => Self::Landed {
                 handoff: handoff.into(),
@@ -102,6 +111,7 @@ impl TryFrom<proto::Report> for Report {
                 handoff: handoff.into(),
             },
             Kind::Load(load) => Self::Load(load.try_into()?),
+            Kind::Prices(prices) => Self::Prices(prices.try_into()?),
             Kind::Serves(role) => Self::Serves {
                 role: role_of(role, "report.serves")?.try_into()?,
             },
@@ -123,11 +133,15 @@ impl TryFrom<proto::Finished> for Report {
             handoff,
             reason: _,
             output_tokens,
+            timing,
+            prefill,
         } = finished;
         Ok(Self::Finished {
             handoff: required(handoff, "finished.handoff")?.into(),
             reason: reason.try_into()?,
             output_tokens,
+            timing: required(timing, "finished.timing")?.into(),
+            prefill: prefill.map(Into::into),
         })
     }
 }
@@ -161,6 +175,11 @@ impl From<Load> for proto::Load {
             sequences_running,
             blocks_free,
             progress,
+            context_tokens,
+            backlog: Backlog { micros },
+            tpot_least,
+            step_left,
+            orders_heard,
         } = load;
         let progress = match progress {
             Progress::Moving => proto::Progress::Moving,
@@ -172,6 +191,11 @@ impl From<Load> for proto::Load {
             sequences_running,
             blocks_free,
             progress: progress.into(),
+            context_tokens,
+            backlog_micros: micros.concat(),
+            tpot_least_nanos: tpot_least.map(nanos),
+            step_left_nanos: nanos(step_left),
+            orders_heard,
         }
     }
 }
@@ -191,13 +215,33 @@ impl TryFrom<proto::Load> for Load {
             sequences_running,
             blocks_free,
             progress: _,
+            context_tokens,
+            backlog_micros,
+            tpot_least_nanos,
+            step_left_nanos,
+            orders_heard,
         } = load;
+        let bands = backlog_micros.as_chunks::<9>();
+        let micros = match bands {
+            ([first, second, third], []) => [*first, *second, *third],
+            _ => {
+                return Err(WireError::List {
+                    field: "load.backlog_micros",
+                    flaw: "does not have three times nine entries",
+                });
+            }
+        };
         Ok(Self {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
             progress,
+            context_tokens,
+            backlog: Backlog { micros },
+            tpot_least: tpot_least_nanos.map(Duration::from_nanos),
+            step_left: Duration::from_nanos(step_left_nanos),
+            orders_heard,
         })
     }
 }
@@ -212,6 +256,15 @@ impl From<Refusal> for proto::Refusal {
             Refusal::NoWorker => Kind::NoWorker(proto::Nothing {}),
             Refusal::Draining => Kind::Draining(proto::Nothing {}),
             Refusal::WrongWorker => Kind::WrongWorker(proto::Nothing {}),
+            Refusal::Late {
+                aim,
+                predicted,
+                retry_after,
+            } => Kind::Late(proto::Late {
+                aim: proto::Aim::from(aim).into(),
+                predicted_nanos: nanos(predicted),
+                retry_after_nanos: nanos(retry_after),
+            }),
         };
         Self { kind: Some(kind) }
     }
@@ -233,7 +286,43 @@ impl TryFrom<proto::Refusal> for Refusal {
             Kind::NoWorker(proto::Nothing {}) => Self::NoWorker,
             Kind::Draining(proto::Nothing {}) => Self::Draining,
             Kind::WrongWorker(proto::Nothing {}) => Self::WrongWorker,
+            Kind::Late(late) => {
+                let aim = late.aim().try_into()?;
+                let proto::Late {
+                    aim: _,
+                    predicted_nanos,
+                    retry_after_nanos,
+                } = late;
+                Self::Late {
+                    aim,
+                    predicted: Duration::from_nanos(predicted_nanos),
+                    retry_after: Duration::from_nanos(retry_after_nanos),
+                }
+            }
         })
+    }
+}
+
+impl From<Aim> for proto::Aim {
+    fn from(aim: Aim) -> Self {
+        match aim {
+            Aim::Ttft => Self::Ttft,
+            Aim::Tpot => Self::Tpot,
+            Aim::EndToEnd => Self::EndToEnd,
+        }
+    }
+}
+
+impl TryFrom<proto::Aim> for Aim {
+    type Error = WireError;
+
+    fn try_from(aim: proto::Aim) -> Result<Self, WireError> {
+        match aim {
+            proto::Aim::Ttft => Ok(Self::Ttft),
+            proto::Aim::Tpot => Ok(Self::Tpot),
+            proto::Aim::EndToEnd => Ok(Self::EndToEnd),
+            proto::Aim::Unspecified => Err(WireError::Unknown("late.aim")),
+        }
     }
 }
 
@@ -330,9 +419,11 @@ impl From<(HandoffId, Emission)> for proto::Tokens {
                 |PromptFacts {
                      cached_tokens,
                      scores,
+                     timing,
                  }| proto::PromptFacts {
                     cached_tokens,
                     scores: scores.into_iter().map(Into::into).collect(),
+                    timing: Some(timing.into()),
                 },
             ),
         }
@@ -352,14 +443,18 @@ impl TryFrom<proto::Tokens> for (HandoffId, Emission) {
         let facts = |proto::PromptFacts {
                          cached_tokens,
                          scores,
-                     }| PromptFacts {
-            cached_tokens,
-            scores: scores.into_iter().map(Into::into).collect(),
+                         timing,
+                     }| {
+            Ok::<_, WireError>(PromptFacts {
+                cached_tokens,
+                scores: scores.into_iter().map(Into::into).collect(),
+                timing: required(timing, "prompt.timing")?.into(),
+            })
         };
         let emission = Emission {
             index,
             sampled: required(sampled, "tokens.sampled")?.into(),
-            prompt: prompt.map(facts),
+            prompt: prompt.map(facts).transpose()?,
         };
         Ok((required(handoff, "tokens.handoff")?.into(), emission))
     }

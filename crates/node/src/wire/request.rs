@@ -156,11 +156,21 @@ impl From<proto::StopRules> for StopRules {
 
 impl From<&Slo> for proto::Slo {
     fn from(slo: &Slo) -> Self {
-        let Slo { class, ttft, tpot } = slo;
+        let Slo {
+            class,
+            tenant,
+            ttft,
+            tpot,
+            e2e,
+            priority,
+        } = slo;
         Self {
             class: class.clone(),
+            tenant: tenant.clone(),
             ttft_nanos: ttft.map(nanos),
             tpot_nanos: tpot.map(nanos),
+            e2e_nanos: e2e.map(nanos),
+            priority: *priority,
         }
     }
 }
@@ -169,13 +179,19 @@ impl From<proto::Slo> for Slo {
     fn from(slo: proto::Slo) -> Self {
         let proto::Slo {
             class,
+            tenant,
             ttft_nanos,
             tpot_nanos,
+            e2e_nanos,
+            priority,
         } = slo;
         Self {
             class,
+            tenant,
             ttft: ttft_nanos.map(Duration::from_nanos),
             tpot: tpot_nanos.map(Duration::from_nanos),
+            e2e: e2e_nanos.map(Duration::from_nanos),
+            priority,
         }
     }
 }

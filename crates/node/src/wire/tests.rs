@@ -4,12 +4,13 @@ use super::{WireError, proto};
 use crate::line::{Introduction, LinkState};
 use cleave_api::ModelFiles;
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, Fingerprint, FinishReason,
-    FlightId, Generation, HandoffId, Incarnation, Load, Migrate, Order, Prefill, Progress,
-    PromptFacts, Refusal, Report, Request, Reserve, Role, Sampled, Sampling, Scores, Slo,
-    StopRules, Target, WorkerDescription, WorkerId, WorkerRef,
+    Aim, Backlog, BlockHash, BlockIndex, BlockRef, Capacity, DecodeTiming, Due, DueUnmet, Emission,
+    Failure, Fingerprint, FinishReason, FlightId, Generation, HandoffId, Incarnation, LinkPrice,
+    Load, Migrate, Order, Prefill, PrefillTiming, Prices, Progress, PromptFacts, Refusal, Report,
+    Request, Reserve, Role, RowPrice, Sampled, Sampling, Scores, Slo, StopRules, Target,
+    WorkerDescription, WorkerId, WorkerRef,
 };
-use proptest::collection::vec;
+use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use prost::Message;
@@ -87,8 +88,17 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
             stop_tokens: stop_tokens.into(),
         },
     );
-    let slo = (".{0,8}", option::of(span()), option::of(span()))
-        .prop_map(|(class, ttft, tpot)| Slo { class, ttft, tpot });
+    let aims = (option::of(span()), option::of(span()), option::of(span()));
+    let slo = (".{0,8}", ".{0,8}", aims, any::<i32>()).prop_map(
+        |(class, tenant, (ttft, tpot, e2e), priority)| Slo {
+            class,
+            tenant,
+            ttft,
+            tpot,
+            e2e,
+            priority,
+        },
+    );
     let tokens = (vec(any::<u32>(), 0..9), vec(any::<u32>(), 0..3));
     (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo).prop_map(
         |((prompt, generated), sampling, stop, priority, cache_salt, slo)| {
@@ -105,9 +115,15 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
     )
 }
 
+fn due() -> impl Strategy<Value = Option<Due>> {
+    let unmet = prop_oneof![Just(DueUnmet::Refuse), Just(DueUnmet::Serve)];
+    option::of((span(), unmet).prop_map(|(left, unmet)| Due { left, unmet }))
+}
+
 fn order() -> impl Strategy<Value = Order> {
-    let reserve = (handoff(), request(), worker(), any::<[u32; 2]>(), span()).prop_map(
-        |(handoff, request, sender, tokens, waited)| {
+    let waits = || (span(), due());
+    let reserve = (handoff(), request(), worker(), any::<[u32; 2]>(), waits()).prop_map(
+        |(handoff, request, sender, tokens, (waited, due))| {
             Order::Reserve(Reserve {
                 handoff,
                 request,
@@ -115,6 +131,7 @@ fn order() -> impl Strategy<Value = Order> {
                 expected_output_tokens: tokens[0],
                 ahead_tokens: tokens[1],
                 waited,
+                due,
             })
         },
     );
@@ -125,15 +142,17 @@ fn order() -> impl Strategy<Value = Order> {
             blocks,
         })
     };
-    let prefill =
-        (handoff(), request(), target(), span()).prop_map(|(handoff, request, target, waited)| {
+    let prefill = (handoff(), request(), target(), waits()).prop_map(
+        |(handoff, request, target, (waited, due))| {
             Order::Prefill(Prefill {
                 handoff,
                 request,
                 target,
                 waited,
+                due,
             })
-        });
+        },
+    );
     let migrate =
         (handoff(), handoff(), target(), any::<u32>()).prop_map(|(handoff, of, target, tokens)| {
             Order::Migrate(Migrate {
@@ -184,7 +203,70 @@ fn refusal() -> impl Strategy<Value = Refusal> {
         Just(Refusal::NoWorker),
         Just(Refusal::Draining),
         Just(Refusal::WrongWorker),
+        (aim(), span(), span()).prop_map(|(aim, predicted, retry_after)| Refusal::Late {
+            aim,
+            predicted,
+            retry_after
+        }),
     ]
+}
+
+fn aim() -> impl Strategy<Value = Aim> {
+    prop_oneof![Just(Aim::Ttft), Just(Aim::Tpot), Just(Aim::EndToEnd)]
+}
+
+fn prefill_timing() -> impl Strategy<Value = PrefillTiming> {
+    (span(), span()).prop_map(|(wait, run)| PrefillTiming { wait, run })
+}
+
+fn prices() -> impl Strategy<Value = Prices> {
+    let link = || {
+        any::<(u64, u64)>().prop_map(|(latency_nanos, byte_picos)| LinkPrice {
+            latency_nanos,
+            byte_picos,
+        })
+    };
+    let rows = btree_map(any::<u32>(), any::<u64>(), 0..6);
+    let links = btree_map(any::<u64>(), link(), 0..4);
+    let numbers = any::<(u64, u64, u64, u32)>();
+    (rows, numbers, link(), links).prop_map(|(rows, numbers, link, links)| {
+        let (pair_picos, context_picos, draw_nanos, error_permille) = numbers;
+        let row = |(rows, nanos)| RowPrice { rows, nanos };
+        let to = |(worker, price)| (WorkerId(worker), price);
+        Prices {
+            rows: rows.into_iter().map(row).collect(),
+            pair_picos,
+            context_picos,
+            draw_nanos,
+            link,
+            links: links.into_iter().map(to).collect(),
+            error_permille,
+        }
+    })
+}
+
+fn load() -> impl Strategy<Value = Load> {
+    let progress = prop_oneof![Just(Progress::Moving), Just(Progress::Stuck)];
+    let counts = any::<(u64, u32, u32, u32, u64)>();
+    let work = (any::<[[u32; 9]; 3]>(), option::of(span()));
+    let step = (span(), any::<u64>());
+    (counts, progress, work, step).prop_map(|(counts, progress, (micros, tpot_least), step)| {
+        let (step_left, orders_heard) = step;
+        let (queue_tokens, sequences_waiting, sequences_running, blocks_free, context_tokens) =
+            counts;
+        Load {
+            queue_tokens,
+            sequences_waiting,
+            sequences_running,
+            blocks_free,
+            progress,
+            context_tokens,
+            backlog: Backlog { micros },
+            tpot_least,
+            step_left,
+            orders_heard,
+        }
+    })
 }
 
 fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
@@ -192,18 +274,8 @@ fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
 }
 
 fn report() -> impl Strategy<Value = Report> {
-    let progress = prop_oneof![Just(Progress::Moving), Just(Progress::Stuck)];
-    let load = (any::<(u64, u32, u32, u32)>(), progress).prop_map(|(counts, progress)| {
-        let (queue_tokens, sequences_waiting, sequences_running, blocks_free) = counts;
-        Report::Load(Load {
-            queue_tokens,
-            sequences_waiting,
-            sequences_running,
-            blocks_free,
-            progress,
-        })
-    });
     let reason = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
+    let decode = (span(), span()).prop_map(|(wait, first)| DecodeTiming { wait, first });
     prop_oneof![
         (handoff(), any::<u32>(), blocks()).prop_map(|(handoff, present, blocks)| {
             Report::Reserved {
@@ -213,19 +285,30 @@ fn report() -> impl Strategy<Value = Report> {
             }
         }),
         (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
-        handoff().prop_map(|handoff| Report::Prefilled { handoff }),
+        (handoff(), prefill_timing())
+            .prop_map(|(handoff, timing)| Report::Prefilled { handoff, timing }),
         handoff().prop_map(|handoff| Report::Landed { handoff }),
-        (handoff(), reason, any::<u32>()).prop_map(|(handoff, reason, output_tokens)| {
-            Report::Finished {
-                handoff,
-                reason,
-                output_tokens,
-            }
-        }),
+        (
+            handoff(),
+            reason,
+            any::<u32>(),
+            decode,
+            option::of(prefill_timing())
+        )
+            .prop_map(|(handoff, reason, output_tokens, timing, prefill)| {
+                Report::Finished {
+                    handoff,
+                    reason,
+                    output_tokens,
+                    timing,
+                    prefill,
+                }
+            }),
         (handoff(), failure())
             .prop_map(|(handoff, failure)| Report::LegFailed { handoff, failure }),
         handoff().prop_map(|handoff| Report::Released { handoff }),
-        load,
+        load().prop_map(Report::Load),
+        prices().prop_map(Report::Prices),
         (handoff(), failure()).prop_map(|(handoff, failure)| Report::Stayed { handoff, failure }),
         handoff().prop_map(|handoff| Report::Crowded { handoff }),
         role().prop_map(|role| Report::Serves { role }),
@@ -246,11 +329,13 @@ fn sampled() -> impl Strategy<Value = Sampled> {
 }
 
 fn emission() -> impl Strategy<Value = Emission> {
-    let facts =
-        (any::<u32>(), vec(sampled(), 0..3)).prop_map(|(cached_tokens, scores)| PromptFacts {
+    let facts = (any::<u32>(), vec(sampled(), 0..3), prefill_timing()).prop_map(
+        |(cached_tokens, scores, timing)| PromptFacts {
             cached_tokens,
             scores,
-        });
+            timing,
+        },
+    );
     (any::<u32>(), sampled(), option::of(facts)).prop_map(|(index, sampled, prompt)| Emission {
         index,
         sampled,
@@ -386,6 +471,41 @@ fn what_is_missing_is_named() {
     assert_eq!(
         error.to_string(),
         "`prefix.stored` has 3 bytes in place of 16"
+    );
+}
+
+#[test]
+fn prices_out_of_order_stopped_the_router() {
+    let report = |prices: Prices| Report::try_from(proto::Report::from(Report::Prices(prices)));
+    let row = |rows| RowPrice { rows, nanos: 1 };
+    let flaw = |rows: Vec<RowPrice>, links: Vec<u64>| {
+        let to = |worker| (WorkerId(worker), LinkPrice::default());
+        report(Prices {
+            rows,
+            links: links.into_iter().map(to).collect(),
+            ..Prices::default()
+        })
+        .unwrap_err()
+        .to_string()
+    };
+    let ascending = "is not in ascending order";
+    for rows in [vec![row(8), row(1)], vec![row(8), row(8)]] {
+        assert_eq!(flaw(rows, Vec::new()), format!("`prices.rows` {ascending}"));
+    }
+    let links = flaw(Vec::new(), vec![2, 1]);
+    assert_eq!(links, format!("`prices.links` {ascending}"));
+    let many = flaw((0..1025).map(row).collect(), Vec::new());
+    assert_eq!(many, "`prices.rows` has more than 1024 entries");
+
+    let load = proto::Load {
+        backlog_micros: vec![1; 26],
+        progress: proto::Progress::Moving.into(),
+        ..proto::Load::default()
+    };
+    let error = Load::try_from(load).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "`load.backlog_micros` does not have three times nine entries"
     );
 }
 

@@ -6,18 +6,21 @@
 
 use super::desk::Desk;
 use super::directory::Directory;
-use super::engine::{EngineThread, Import, Work};
+use super::engine::{EngineHost, Import, Work};
 use super::exports::Exports;
 use super::swap::{Swap, Way};
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, LinkState, RouterLine, Upward};
 use crate::tape::Recorder;
 use crate::telemetry::WorkerMeters;
+use crate::wire::nanos;
 use cleave_api::WorkerCommand;
-use cleave_domain::{BlockIndex, HandoffId, Load, Order, Role, RouterId, TapeLine, WorkerRef};
+use cleave_domain::{
+    BlockIndex, Emission, HandoffId, LinkPrice, Load, Order, Role, RouterId, TapeLine, WorkerRef,
+};
 use cleave_kv::Packet;
 use cleave_sched::{Brain, Input, Limits, Output, Writer};
-use cleave_transfer::{LinkEvent, Links, Payload, Route};
+use cleave_transfer::{LinkEvent, LinkSpeed, Links, Payload, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -65,15 +68,34 @@ pub(crate) struct Ears {
 
 /// What outputs are done with.
 pub(crate) struct Hands {
-    pub(crate) engine: EngineThread,
+    pub(crate) engine: EngineHost,
     pub(crate) links: Links,
     pub(crate) meters: WorkerMeters,
     /// For messages: how this worker is called, and where its blocks are reached.
     pub(crate) name: String,
     pub(crate) data_address: String,
+    pub(crate) link_prices: LinkPrices,
     pub(crate) recorder: Recorder,
     pub(crate) desk: Arc<Desk>,
     pub(crate) drained: watch::Sender<bool>,
+}
+
+/// Where the prices of links come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkPrices {
+    /// From what each was measured at.
+    Measured,
+    /// They are given with those of the steps.
+    Given,
+}
+
+/// Half the shortest round trip, and what is measured one way.
+fn price_of(speed: LinkSpeed) -> LinkPrice {
+    const PICOS: u64 = 1_000_000_000_000;
+    LinkPrice {
+        latency_nanos: nanos(speed.latency / 2),
+        byte_picos: PICOS / speed.bytes_per_second.max(1),
+    }
 }
 
 /// A worker's brain and its body.
@@ -92,6 +114,8 @@ pub(crate) struct Driver {
     shown: Option<Load>,
     /// Facts that came up while the brain was being drained.
     pending: VecDeque<Input>,
+    /// Tokens of the input that the brain was told last, to leave together.
+    emitted: BTreeMap<RouterId, Vec<(HandoffId, Emission)>>,
 }
 
 impl Driver {
@@ -117,6 +141,7 @@ impl Driver {
             arriving: None,
             shown: None,
             pending: VecDeque::new(),
+            emitted: BTreeMap::new(),
         }
     }
 
@@ -135,11 +160,14 @@ impl Driver {
 
     async fn next_event(&mut self) -> Option<Event> {
         let deadline = self.brain.deadline();
+        // In one order always, so that the same facts at the same moments give the same decisions. The
+        // engine and links say no more than they were asked for, so routers come to be heard.
         tokio::select! {
-            event = self.ears.inbox.recv() => event.map(Event::Outside),
-            event = self.ears.links.recv() => event.map(Event::Link),
-            answer = self.ears.engine.recv() => answer.map(Event::Engine),
+            biased;
             () = reached(self.clock, deadline) => Some(Event::Deadline),
+            answer = self.ears.engine.recv() => answer.map(Event::Engine),
+            event = self.ears.links.recv() => event.map(Event::Link),
+            event = self.ears.inbox.recv() => event.map(Event::Outside),
         }
     }
 
@@ -161,6 +189,9 @@ impl Driver {
                     .recorder
                     .worker(TapeLine::Said { output: &output });
                 self.perform(output);
+            }
+            for (router, tokens) in std::mem::take(&mut self.emitted) {
+                self.say(router, Upward::Emissions(tokens));
             }
             self.hands.recorder.flush();
             assert!(
@@ -326,6 +357,10 @@ impl Driver {
                 for router in self.routers.keys().copied().collect::<Vec<_>>() {
                     self.tell(router, Upward::Link(link.clone()));
                 }
+                if self.hands.link_prices == LinkPrices::Measured {
+                    let price = price_of(speed);
+                    self.hear(Input::LinkMeasured { peer, price });
+                }
             }
             LinkEvent::FellBack {
                 peer,
@@ -349,7 +384,8 @@ impl Driver {
             Output::Step(plan) => self.hands.engine.push(Work::Step(plan)),
             Output::Tell { router, report } => self.tell(router, Upward::Report(report)),
             Output::Emit { handoff, emission } => {
-                self.tell(handoff.flight.router(), Upward::Emission(handoff, emission));
+                let emitted = self.emitted.entry(handoff.flight.router()).or_default();
+                emitted.push((handoff, emission));
             }
             Output::Export(export) => {
                 self.exports.push(export);
@@ -392,8 +428,16 @@ impl Driver {
         self.hands.engine.push(Work::Swap(swap));
     }
 
-    /// A router whose line is full does not read it: it is lost.
+    /// Tokens that were emitted before are said before.
     fn tell(&mut self, router: RouterId, word: Upward) {
+        if let Some(tokens) = self.emitted.remove(&router) {
+            self.say(router, Upward::Emissions(tokens));
+        }
+        self.say(router, word);
+    }
+
+    /// A router whose line is full does not read it: it is lost.
+    fn say(&mut self, router: RouterId, word: Upward) {
         let Some(line) = self.routers.get(&router) else {
             return; // It left meanwhile; the brain knows, or is about to hear.
         };

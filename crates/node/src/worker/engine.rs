@@ -1,5 +1,6 @@
-//! The engine's own thread. It takes steps, block reads and block writes from one queue, in order;
-//! that order alone keeps them apart.
+//! The engine's host: a thread of its own, or a task where steps are priced and compute nothing. It
+//! takes steps, block reads and block writes from one queue, in order; that order alone keeps them
+//! apart.
 //!
 //! Sequences that are swapped to host memory and back take their turn in the same queue.
 //!
@@ -11,6 +12,7 @@
 //!
 //! Invariant: every piece of work taken is answered once, also when it is dropped or panics.
 
+use super::pace::{Pace, StepTime};
 use super::swap::{Cellar, Progress, Swap};
 use crate::health::{Pulse, words};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan};
@@ -20,10 +22,11 @@ use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, SwapOutcome};
 use cleave_transfer::{Destination, Frame, Payload, Permit};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
 use tracing::error;
 
 /// Bytes on their way into the pool.
@@ -56,24 +59,25 @@ impl Import {
     }
 }
 
-/// What bounds the thread's work.
-#[derive(Clone, Copy, Debug)]
+/// What bounds the host's work.
+#[derive(Clone, Debug)]
 pub(crate) struct EngineLimits {
     pub(crate) block_bytes: u32,
     pub(crate) write_bytes_max: u64,
     pub(crate) swap_bytes_max: u64,
+    pub(crate) time: StepTime,
 }
 
-/// The driver's side of the thread. Dropping it ends the thread after the work under way.
+/// The driver's side of the host. Dropping it ends the host after the work under way.
 #[derive(Debug)]
-pub(crate) struct EngineThread {
+pub(crate) struct EngineHost {
     queue: Arc<Queue>,
 }
 
 #[derive(Debug)]
 struct Queue {
     state: Mutex<State>,
-    changed: Condvar,
+    changed: Notify,
     write_bytes_max: u64,
 }
 
@@ -84,8 +88,9 @@ struct State {
     closed: bool,
 }
 
-impl EngineThread {
-    /// Starts the thread. Answers go to `answers`; it holds one per piece of work.
+impl EngineHost {
+    /// Starts the host. Answers go to `answers`; it holds one per piece of work. Must be called within
+    /// a tokio runtime.
     pub(crate) fn start(
         engine: Box<dyn Engine>,
         limits: EngineLimits,
@@ -94,14 +99,21 @@ impl EngineThread {
     ) -> std::io::Result<Self> {
         let queue = Arc::new(Queue {
             state: Mutex::default(),
-            changed: Condvar::new(),
+            changed: Notify::new(),
             write_bytes_max: limits.write_bytes_max,
         });
+        let time = limits.time.clone();
         let bench = Bench::new(engine, limits, pulse);
-        let work = Arc::clone(&queue);
-        thread::Builder::new()
-            .name("cleave-engine".into())
-            .spawn(move || run(bench, &work, &answers))?;
+        let running = run(bench, Arc::clone(&queue), answers);
+        match time {
+            StepTime::Measured => {
+                let here = Handle::current();
+                thread::Builder::new()
+                    .name("cleave-engine".into())
+                    .spawn(move || here.block_on(running))?;
+            }
+            StepTime::Priced(_) => drop(tokio::spawn(running)),
+        }
         Ok(Self { queue })
     }
 
@@ -149,7 +161,7 @@ impl EngineThread {
     }
 }
 
-impl Drop for EngineThread {
+impl Drop for EngineHost {
     fn drop(&mut self) {
         self.queue.lock().closed = true;
         self.queue.changed.notify_one();
@@ -173,17 +185,22 @@ impl Queue {
     }
 
     /// Waits for work; `None` when the driver is gone.
-    fn next(&self) -> Option<Work> {
-        let mut state = self.lock();
+    async fn next(&self) -> Option<Work> {
         loop {
-            if state.closed {
-                return None;
+            if let Some(next) = self.look() {
+                return next;
             }
-            if let Some(work) = state.take(self.write_bytes_max) {
-                return Some(work);
-            }
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
+            // What changed meanwhile is remembered for the one who waits.
+            self.changed.notified().await;
+        }
+    }
+
+    /// What comes next, if that is known: a piece of work, or the end.
+    fn look(&self) -> Option<Option<Work>> {
+        let mut state = self.lock();
+        match state.closed {
+            true => Some(None),
+            false => state.take(self.write_bytes_max).map(Some),
         }
     }
 }
@@ -213,9 +230,10 @@ impl State {
     }
 }
 
-/// What the thread owns.
+/// What the host owns.
 pub(super) struct Bench {
     engine: Box<dyn Engine>,
+    pace: Pace,
     pub(super) limits: EngineLimits,
     pulse: Arc<Pulse>,
     health: Health,
@@ -229,29 +247,25 @@ enum Health {
     Told,
 }
 
-fn run(mut bench: Bench, queue: &Queue, answers: &mpsc::UnboundedSender<Input>) {
-    while let Some(work) = queue.next() {
-        bench.pulse.begin();
-        let answer = match work {
-            Work::Step(plan) => Some(bench.step(&plan)),
-            Work::Read(export, permit) => Some(bench.read(&export, permit)),
-            Work::Write(import) => Some(bench.write(&import)),
-            Work::Swap(swap) => match bench.swap(swap) {
-                Progress::More(rest) => queue.put_back(rest),
-                Progress::Over(answer) => Some(answer),
-            },
-            Work::SwapDrop(handoff) => {
-                drop(bench.cellar.take(handoff));
-                None
+async fn run(mut bench: Bench, queue: Arc<Queue>, answers: mpsc::UnboundedSender<Input>) {
+    loop {
+        let work = tokio::select! {
+            biased;
+            answer = bench.pace.over() => {
+                bench.pulse.end();
+                if answers.send(answer).is_err() {
+                    return;
+                }
+                continue;
             }
+            work = queue.next() => work,
         };
-        bench.pulse.end();
-        let lost = bench.lost();
-        if [answer, lost]
-            .into_iter()
-            .flatten()
-            .any(|fact| answers.send(fact).is_err())
-        {
+        let Some(work) = work else {
+            return;
+        };
+        let [answer, lost] = bench.take(work, &queue);
+        let mut facts = answer.into_iter().chain(lost);
+        if facts.any(|fact| answers.send(fact).is_err()) {
             return;
         }
     }
@@ -261,11 +275,37 @@ impl Bench {
     pub(super) fn new(engine: Box<dyn Engine>, limits: EngineLimits, pulse: Arc<Pulse>) -> Self {
         Self {
             engine,
-            limits,
+            pace: Pace::new(limits.time.clone()),
             pulse,
             health: Health::Sound,
             cellar: Cellar::new(limits.swap_bytes_max),
+            limits,
         }
+    }
+
+    /// Does one piece of work. Gives its answer, and the loss of the engine if that panicked in it.
+    fn take(&mut self, work: Work, queue: &Queue) -> [Option<Input>; 2] {
+        // What is done while a step's time passes is not what the engine is busy with.
+        if !self.pace.is_pending() {
+            self.pulse.begin();
+        }
+        let answer = match work {
+            Work::Step(plan) => self.step(&plan),
+            Work::Read(export, permit) => Some(self.read(&export, permit)),
+            Work::Write(import) => Some(self.write(&import)),
+            Work::Swap(swap) => match self.swap(swap) {
+                Progress::More(rest) => queue.put_back(rest),
+                Progress::Over(answer) => Some(answer),
+            },
+            Work::SwapDrop(handoff) => {
+                drop(self.cellar.take(handoff));
+                None
+            }
+        };
+        if !self.pace.is_pending() {
+            self.pulse.end();
+        }
+        [answer, self.lost()]
     }
 
     /// After the answer to the work it panicked in, the loss of the engine; said once.
@@ -278,21 +318,19 @@ impl Bench {
         Some(Input::EngineLost { reason })
     }
 
-    fn step(&mut self, plan: &StepPlan) -> Input {
-        let start = Instant::now();
+    /// Runs a step; its answer may have to wait until its time has passed.
+    fn step(&mut self, plan: &StepPlan) -> Option<Input> {
+        let began = Instant::now();
         let reason = match self.guarded(|engine| engine.step(plan)) {
-            Ok(Ok(result)) => {
-                let took = start.elapsed();
-                return Input::Stepped { result, took };
-            }
+            Ok(Ok(result)) => return self.pace.stepped(plan, (result, began)),
             Ok(Err(error)) => error.to_string(),
             Err(panic) => panic,
         };
         error!(step = %plan.step, %reason, "step failed");
-        Input::StepFailed {
+        Some(Input::StepFailed {
             step: plan.step,
             reason,
-        }
+        })
     }
 
     /// Sends a block in frames, each copied once, into what carries it.
@@ -561,7 +599,7 @@ mod tests {
     fn lesson_26_a_step_waited_until_a_whole_sequence_was_copied() {
         let queue = Queue {
             state: Mutex::default(),
-            changed: Condvar::new(),
+            changed: Notify::new(),
             write_bytes_max: u64::from(BLOCK),
         };
         for work in [Work::Swap(swap(1)), Work::Swap(swap(2)), step()] {
@@ -617,10 +655,10 @@ mod tests {
         let mut pair = Pair::new();
         let queue = Arc::new(Queue {
             state: Mutex::default(),
-            changed: Condvar::new(),
+            changed: Notify::new(),
             write_bytes_max: u64::MAX,
         });
-        let thread = EngineThread { queue };
+        let thread = EngineHost { queue };
         thread.push(pair.import(1).await);
         thread.push(pair.import(2).await);
         let permit = pair.permit().await;

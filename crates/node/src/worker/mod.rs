@@ -1,16 +1,18 @@
 //! The worker's body.
 //!
-//! Owns: the driver around the brain, the engine's thread, the worker's links.
+//! Owns: the driver around the brain, the engine's host, the worker's links.
 
 mod desk;
 mod directory;
 mod driver;
 mod engine;
 mod exports;
+mod pace;
 mod swap;
 
 pub(crate) use desk::Desk;
 pub(crate) use driver::WorkerEvent;
+pub use pace::StepTime;
 
 use crate::door::WorkerDoor;
 use crate::health::Pulse;
@@ -23,8 +25,8 @@ use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription};
 use cleave_sched::Writer;
 use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet};
-use driver::{Driver, Ears, Hands};
-use engine::{EngineLimits, EngineThread};
+use driver::{Driver, Ears, Hands, LinkPrices};
+use engine::{EngineHost, EngineLimits};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
@@ -58,7 +60,7 @@ pub(crate) struct WorkerBody {
 }
 
 impl WorkerBody {
-    /// Starts the engine's thread, the driver and, if there is a listener, the data server.
+    /// Starts the engine's host, the driver and, if there is a listener, the data server.
     pub(crate) fn start(parts: Parts, telemetry: &Telemetry) -> Result<Self, NodeError> {
         let Parts {
             options,
@@ -72,8 +74,8 @@ impl WorkerBody {
         let pulse = Arc::new(Pulse::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
-        let thread = EngineThread::start(engine, limits, Arc::clone(&pulse), answers);
-        let thread = thread.map_err(NodeError::Thread)?;
+        let host = EngineHost::start(engine, limits, Arc::clone(&pulse), answers);
+        let host = host.map_err(NodeError::Thread)?;
         let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
         let links = Links::new(links_config(&options, me, &description), link_events, net);
         let (tell_drained, drained) = watch::channel(false);
@@ -96,12 +98,17 @@ impl WorkerBody {
         let desk = Arc::new(Desk::new(&introduction, inbox.clone()));
         let model = &introduction.files.name;
         let hands = Hands {
-            engine: thread,
+            engine: host,
             links: links.clone(),
-            meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model),
+            meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
+                .with_ceilings(options.ceilings),
             recorder: Recorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
             data_address: introduction.data_address.clone(),
+            link_prices: match options.step_time {
+                StepTime::Measured => LinkPrices::Measured,
+                StepTime::Priced(_) => LinkPrices::Given,
+            },
             desk: Arc::clone(&desk),
             drained: tell_drained,
         };
@@ -162,6 +169,7 @@ fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineL
         block_bytes: engine.capacity.block_bytes,
         write_bytes_max: options.import_bytes_per_step,
         swap_bytes_max: swap_bytes(options, engine),
+        time: options.step_time.clone(),
     }
 }
 
@@ -194,6 +202,10 @@ fn brain_limits(
         swap_blocks: u32::try_from(swap_bytes(options, engine) / block_bytes).unwrap_or(u32::MAX),
         // Frames of a link are written by this worker's engine, whatever carries them.
         writer: Writer::Receiver,
+        prices: match &options.prices {
+            Some(prices) => prices.clone(),
+            None => options.step_time.prices(),
+        },
     }
 }
 

@@ -198,6 +198,7 @@ impl Bench {
 mod tests {
     use super::*;
     use crate::health::Pulse;
+    use crate::worker::StepTime;
     use crate::worker::engine::EngineLimits;
     use cleave_domain::{FlightId, StepPlan, StepResult};
     use cleave_engine::{Engine, EngineDescription, EngineError};
@@ -246,6 +247,7 @@ mod tests {
             block_bytes: BLOCK as u32,
             write_bytes_max: write_bytes_max as u64,
             swap_bytes_max: swap_bytes_max as u64,
+            time: StepTime::Measured,
         };
         let pulse = Arc::new(Pulse::new(Duration::MAX));
         Bench::new(Box::new(Shelf { blocks }), limits, pulse)

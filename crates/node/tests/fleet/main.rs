@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod abacus;
+mod policy;
 #[path = "../../../../tests/chaos/proxy.rs"]
 mod proxy;
 mod survive;
@@ -62,7 +63,7 @@ async fn collect(mut stream: FlightStream) -> (Vec<TokenId>, Ending, Usage) {
                     assert_eq!(emission.index as usize, tokens.len());
                     tokens.push(emission.sampled.token);
                 }
-                FlightEvent::Ended { ending, usage } => {
+                FlightEvent::Ended { ending, usage, .. } => {
                     assert!(stream.next().await.is_none());
                     return (tokens, ending, usage);
                 }
@@ -706,6 +707,9 @@ async fn what_was_taped_while_serving_replays_equal() {
 
     assert!(replay!(path("router"), cleave_router, Router) > 6 * 5);
     assert!(replay!(path("prefill"), cleave_sched, Worker) > 6 * 3);
+    let prefill = std::fs::read_to_string(path("prefill")).unwrap();
+    let told = prefill.contains("LinkMeasured");
+    assert!(told, "its brain hears what its links cost");
     assert!(replay!(path("decode"), cleave_sched, Worker) > 6 * 3);
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -133,7 +133,7 @@ async fn whole(stream: FlightStream, mut tokens: Vec<TokenId>, prompt: &[TokenId
                 assert_eq!(emission.prompt.is_some(), emission.index == 0);
                 tokens.push(emission.sampled.token);
             }
-            FlightEvent::Ended { ending, usage } => {
+            FlightEvent::Ended { ending, usage, .. } => {
                 assert_eq!(usage.output_tokens as usize, tokens.len());
                 assert_eq!(usage.prompt_tokens as usize, prompt.len());
                 ended = Some(ending);
@@ -391,7 +391,7 @@ async fn lesson_16_when_retries_are_spent_the_stream_says_so() {
     lost.worker.stop().await;
     lost.gate.open();
     let rest: Vec<FlightEvent> = timeout(PATIENCE, stream.collect()).await.unwrap();
-    let Some(FlightEvent::Ended { ending, usage }) = rest.last() else {
+    let Some(FlightEvent::Ended { ending, usage, .. }) = rest.last() else {
         panic!("{rest:?}");
     };
     let last = Box::new(Failure::WorkerLost);

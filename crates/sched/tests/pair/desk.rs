@@ -9,8 +9,8 @@ use super::stage::script::handoff;
 use super::stage::script::prompt;
 use super::stage::{Heard, Pending, engine};
 use cleave_domain::{
-    BlockRef, Emission, HandoffId, Migrate, Order, Prefill, Report, Request, Reserve, Role,
-    Sampling, Slo, StopRules, Target, Time,
+    BlockRef, Due, DueUnmet, Emission, HandoffId, Migrate, Order, Prefill, Report, Request,
+    Reserve, Role, Sampling, Slo, StopRules, Target, Time,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,6 +23,7 @@ pub(crate) struct Flight {
     pub(crate) expected: Vec<u32>,
     pub(crate) stop: StopRules,
     pub(crate) priority: i32,
+    pub(crate) slo: Slo,
     pub(crate) scores: bool,
     pub(crate) got: usize,
     pub(crate) attempt: u32,
@@ -84,6 +85,17 @@ impl Chaos {
         flight.expected.truncate(stop_at + 1);
         flight.priority = i32::try_from(dice.roll(3)).expect("small") - 1;
         flight.scores = dice.percent(10);
+        if let Some(promises) = &mut self.promises {
+            let mut span = |chance, low, high| {
+                let millis = u64::from(promises.between(low, high));
+                promises
+                    .percent(chance)
+                    .then(|| Duration::from_millis(millis))
+            };
+            flight.slo.ttft = span(60, 1, 400);
+            flight.slo.tpot = span(60, 5, 80);
+            flight.slo.priority = i32::try_from(promises.roll(3)).expect("small") - 1;
+        }
         self.desk.flights.push(flight);
         self.attempt(self.desk.flights.len() - 1);
     }
@@ -100,6 +112,7 @@ impl Flight {
                 stop_tokens: [].into(),
             },
             priority: 0,
+            slo: Slo::default(),
             scores: false,
             got: 0,
             attempt: 0,
@@ -136,7 +149,7 @@ impl Chaos {
             stop: of.stop.clone(),
             priority: of.priority,
             cache_salt: 0,
-            slo: Slo::default(),
+            slo: of.slo.clone(),
         })
     }
 
@@ -164,6 +177,16 @@ impl Chaos {
         self.attempt_on(flight, prefill, decode);
     }
 
+    /// A first attempt may be refused for what was promised; no other.
+    fn due(&self, flight: usize) -> Option<Due> {
+        let of = &self.desk.flights[flight];
+        let unmet = match of.attempts == 1 && of.got == 0 {
+            true => DueUnmet::Refuse,
+            false => DueUnmet::Serve,
+        };
+        of.slo.ttft.map(|left| Due { left, unmet })
+    }
+
     pub(crate) fn attempt_on(&mut self, flight: usize, prefill: usize, decode: usize) {
         let order = Order::Reserve(Reserve {
             handoff: self.id(flight),
@@ -172,6 +195,7 @@ impl Chaos {
             expected_output_tokens: self.dice.between(0, 12),
             ahead_tokens: 0,
             waited: Duration::ZERO,
+            due: self.due(flight),
         });
         let of = &mut self.desk.flights[flight];
         (of.prefill, of.decode) = (prefill, decode);
@@ -220,6 +244,7 @@ impl Chaos {
             expected_output_tokens: self.dice.between(0, 12),
             ahead_tokens,
             waited: Duration::ZERO,
+            due: self.due(flight),
         });
         self.world.order(target, order);
     }
@@ -361,7 +386,7 @@ impl Chaos {
                     self.desk.flights[flight].moving = None;
                 }
             }
-            Report::Prefilled { handoff } => {
+            Report::Prefilled { handoff, .. } => {
                 self.desk.unanswered.remove(&handoff);
                 self.prefilled(handoff);
             }
@@ -386,6 +411,7 @@ impl Chaos {
                 );
             }
             Report::Load(_)
+            | Report::Prices(_)
             | Report::Draining
             | Report::Crowded { .. }
             | Report::Serves { .. }
@@ -464,6 +490,7 @@ impl Chaos {
                 blocks,
             },
             waited: Duration::ZERO,
+            due: self.due(flight),
         });
         self.world.order(of.prefill, order);
     }
@@ -557,7 +584,7 @@ impl Chaos {
             Heard::Told(
                 Report::Refused { handoff: of, .. }
                 | Report::Stayed { handoff: of, .. }
-                | Report::Prefilled { handoff: of },
+                | Report::Prefilled { handoff: of, .. },
             )
             | Heard::Repeated(of) => *of == handoff,
             _ => false,

@@ -68,6 +68,7 @@ impl Case {
             world: World::default(),
             desk: Desk::default(),
             faults: false,
+            promises: None,
         };
         for (name, role) in [('a', Role::Both), ('e', Role::Decode)] {
             let mut limits = limits(u64::from(name == 'e') + 1, role);

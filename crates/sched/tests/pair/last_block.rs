@@ -15,6 +15,7 @@ fn world(seed: u64) -> Chaos {
         world: World::default(),
         desk: Desk::default(),
         faults: false,
+        promises: None,
     };
     let dice = &mut chaos.dice;
     let swap_blocks = [0, 6, 20][dice.index(3)];

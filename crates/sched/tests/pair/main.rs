@@ -12,7 +12,7 @@ mod last_block;
 #[path = "../stage/mod.rs"]
 mod stage;
 
-use cleave_domain::{Order, Role, Time};
+use cleave_domain::{Order, Prices, Role, RowPrice, Time};
 use cleave_sched::{Input, Writer};
 use desk::Desk;
 use proptest::prelude::{ProptestConfig, any};
@@ -51,6 +51,20 @@ struct Chaos {
     world: World,
     desk: Desk,
     faults: bool,
+    /// What flights are promised is drawn from it, if anything is.
+    promises: Option<Dice>,
+}
+
+/// About what steps take here.
+fn prices() -> Prices {
+    let rows = [(1, 7_000_000), (4, 9_000_000), (12, 14_000_000)];
+    Prices {
+        rows: rows.map(|(rows, nanos)| RowPrice { rows, nanos }).to_vec(),
+        pair_picos: 2_000_000,
+        context_picos: 10_000_000,
+        draw_nanos: 100_000,
+        ..Prices::default()
+    }
 }
 
 impl Chaos {
@@ -60,6 +74,7 @@ impl Chaos {
             world: World::default(),
             desk: Desk::default(),
             faults: true,
+            promises: None,
         };
         let dice = &mut chaos.dice;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
@@ -73,6 +88,10 @@ impl Chaos {
         } else {
             Writer::Receiver
         };
+        // Drawn apart: in half of the worlds work has prices, and flights were promised something.
+        let mut promises = Dice(seed ^ 0x5851_f42d_4c95_7f2d);
+        let priced = promises.percent(50);
+        chaos.promises = priced.then_some(promises);
         for i in 0..count {
             let role = match (shape, i % 2) {
                 (0, _) => Role::Both,
@@ -89,6 +108,9 @@ impl Chaos {
             limits.prefix_cache = cache;
             limits.swap_blocks = swap * dice.between(0, 12);
             limits.writer = writer;
+            if priced {
+                limits.prices = prices();
+            }
             let name = char::from(b'a' + u8::try_from(i).expect("few"));
             chaos.world.add(name, limits);
         }

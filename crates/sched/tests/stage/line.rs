@@ -124,6 +124,7 @@ pub fn input(input: &Input) -> String {
         } => format!("imported {} {} {outcome:?}", id(*handoff), part(*of)),
         Input::Stepped { result, .. } => stepped(result),
         Input::StepFailed { step, reason, .. } => format!("step {step} failed: {reason}"),
+        Input::LinkMeasured { peer, .. } => format!("link to {} measured", worker(*peer)),
         Input::Woke => "woke".into(),
         Input::Severed { peer } => format!("severed from {}", worker(*peer)),
         Input::SwappedOut {
@@ -221,12 +222,14 @@ fn report(report: &Report) -> String {
             blocks(list)
         ),
         Report::Refused { handoff, refusal } => format!("refused {} {refusal:?}", id(*handoff)),
-        Report::Prefilled { handoff } => format!("prefilled {}", id(*handoff)),
+        Report::Prices(_) => "prices".to_owned(),
+        Report::Prefilled { handoff, .. } => format!("prefilled {}", id(*handoff)),
         Report::Landed { handoff } => format!("landed {}", id(*handoff)),
         Report::Finished {
             handoff,
             reason,
             output_tokens,
+            ..
         } => format!("finished {} {reason:?} {output_tokens}", id(*handoff)),
         Report::LegFailed { handoff, failure } => {
             format!("leg failed {} {failure:?}", id(*handoff))

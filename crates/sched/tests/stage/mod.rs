@@ -153,6 +153,7 @@ pub fn limits(worker: u64, role: Role) -> Limits {
         prefix_cache: true,
         swap_blocks: 0,
         writer: Writer::Receiver,
+        prices: cleave_domain::Prices::default(),
     }
 }
 

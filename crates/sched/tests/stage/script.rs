@@ -257,6 +257,7 @@ impl Play {
             expected_output_tokens: words.number("expect", 2),
             ahead_tokens: words.number("ahead", 0),
             waited: Duration::from_millis(u64::from(words.number("waited", 0))),
+            due: None,
         });
         self.order(at, order);
     }
@@ -274,6 +275,7 @@ impl Play {
                 blocks,
             },
             waited: Duration::ZERO,
+            due: None,
         });
         self.order(at, order);
     }

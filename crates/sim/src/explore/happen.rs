@@ -149,7 +149,13 @@ impl State {
         let reader = self.reader(index);
         reader.leave();
         let flight = reader.flight;
-        self.router_hears(small, cleave_router::Input::Cancelled { flight })?;
+        self.router_hears(
+            small,
+            cleave_router::Input::Cancelled {
+                flight,
+                why: cleave_router::CancelReason::Left,
+            },
+        )?;
         match self.readers[index].ending {
             Some(_) => Ok(()),
             None => Err(format!("S5: {flight} was left and did not end at once")),
@@ -224,6 +230,7 @@ impl State {
                     flight,
                     ending,
                     output_tokens,
+                    timing: _,
                 } => self.end(flight, ending, output_tokens)?,
                 cleave_router::Output::Note(cleave_router::Note::Fleet { workers, .. }) => {
                     self.desk().workers = workers.total();

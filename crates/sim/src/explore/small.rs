@@ -5,8 +5,8 @@
 
 use super::guard::Guard;
 use cleave_domain::{
-    Capacity, Fingerprint, FlightId, Request, Role, RouterId, Sampling, Slo, StopRules,
-    WorkerDescription,
+    Capacity, Fingerprint, FlightId, Prices, Request, Role, RouterId, RowPrice, Sampling, Slo,
+    StopRules, WorkerDescription,
 };
 use cleave_router::Command;
 use cleave_sched::Writer;
@@ -68,6 +68,8 @@ pub(super) struct Small {
     pub(super) writer: Writer,
     /// By which a step moves every clock.
     pub(super) step: Duration,
+    /// Within so much a first token is promised; then work has a price too, and legs are placed by it.
+    pub(super) promised: Option<Duration>,
     /// The guard that is missing.
     pub(super) without: Option<Guard>,
 }
@@ -106,6 +108,7 @@ pub(super) fn all() -> Vec<Small> {
         surprises_max: 1,
         writer: Writer::Receiver,
         step: Duration::ZERO,
+        promised: None,
         without: None,
     };
     let three = Small {
@@ -155,6 +158,13 @@ pub(super) fn all() -> Vec<Small> {
             faults: &[Fault::Astray],
             ..one
         },
+        // Later than any timer: nobody is ever refused for it, and yet everything is placed by it.
+        Small {
+            name: "promised",
+            requests: &[(3, 3), (2, 2)],
+            promised: Some(Duration::from_secs(3600)),
+            ..three.clone()
+        },
         Small {
             name: "leases",
             requests: &[(1, 5), (2, 4), (1, 5)],
@@ -180,6 +190,22 @@ impl Small {
             prefix_cache: false,
             swap_blocks: 0,
             writer: self.writer,
+            prices: self.prices(),
+        }
+    }
+
+    fn prices(&self) -> Prices {
+        if self.promised.is_none() {
+            return Prices::default();
+        }
+        let row = |rows| RowPrice {
+            rows,
+            nanos: 1_000_000 * u64::from(rows + 4),
+        };
+        Prices {
+            rows: vec![row(1), row(4)],
+            draw_nanos: 10_000,
+            ..Prices::default()
         }
     }
 
@@ -207,6 +233,7 @@ impl Small {
             move_ahead_tokens: 1,
             reader_wait_max: Duration::from_secs(60),
             stuck_max: Duration::from_secs(30),
+            ..cleave_router::Limits::default()
         }
     }
 
@@ -230,7 +257,11 @@ impl Small {
             },
             priority: 0,
             cache_salt: 0,
-            slo: Slo::default(),
+            slo: Slo {
+                ttft: self.promised,
+                tpot: self.promised,
+                ..Slo::default()
+            },
         })
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: each name with its help. Never: counts. Invariant: every series is registered once.
 
 use super::{FloatGauge, Model, Peer, Sorted, Worker};
-use crate::telemetry::{Histograms, histograms};
+use crate::telemetry::{Histograms, histograms, ratio_histograms};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -21,6 +21,9 @@ pub(crate) struct Series {
     pub(super) frames_discarded: Family<Worker, Counter>,
     pub(super) step_tokens: Family<Sorted, Counter>,
     pub(super) step_seconds: Histograms<Sorted>,
+    pub(super) step_ratio: Histograms<Worker>,
+    pub(super) mfu: Family<Worker, FloatGauge>,
+    pub(super) mbu: Family<Worker, FloatGauge>,
     pub(super) prompt_tokens: Family<Worker, Counter>,
     pub(super) cached_tokens: Family<Worker, Counter>,
     pub(super) prefill_wait: Histograms<Worker>,
@@ -54,6 +57,9 @@ impl Series {
             frames_discarded: Family::default(),
             step_tokens: Family::default(),
             step_seconds: histograms(),
+            step_ratio: ratio_histograms(),
+            mfu: Family::default(),
+            mbu: Family::default(),
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
             prefill_wait: histograms(),
@@ -76,6 +82,7 @@ impl Series {
         };
         series.register_handoffs(registry);
         series.register_steps(registry);
+        series.register_prices(registry);
         series.register_pool(registry);
         series.register_pressure(registry);
         series
@@ -210,6 +217,25 @@ impl Series {
             "cleave_worker_stuck",
             "1 while the step under way takes too long",
             self.stuck.clone(),
+        );
+    }
+
+    fn register_prices(&self, registry: &mut Registry) {
+        registry.register(
+            "cleave_step_forecast_ratio",
+            "Real times of steps by those predicted from the worker's prices; 1 is right",
+            self.step_ratio.clone(),
+        );
+        registry.register(
+            "cleave_mfu_ratio",
+            "Part of the device's arithmetic used in the steps of late (an estimate; idle time aside)",
+            self.mfu.clone(),
+        );
+        registry.register(
+            "cleave_mbu_ratio",
+            "Part of the device's memory bandwidth used in the steps of late (an estimate; idle time \
+             aside)",
+            self.mbu.clone(),
         );
     }
 

@@ -1,0 +1,215 @@
+//! One request after the other, or thousands at once.
+//!
+//! Owns: connections, and reading an answer into a record. Never: asks again (but where a server had
+//! closed a connection before any of the request went out), or waits for its turn: the pool has no
+//! limit. Invariant: whatever happens, a record says how its request ended.
+
+use crate::record::{Failure, Outcome, Record};
+use crate::sse::{self, Event, Lines};
+use crate::stages::Stages;
+use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
+use cleave_domain::Time;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::{HeaderMap, RETRY_AFTER};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::client::legacy::Client as Pool;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// What servers answer beside streams.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Of an error's text.
+const TEXT_CHARS_MAX: usize = 300;
+
+/// A server's address and the connections to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    pool: Pool<HttpConnector, Full<Bytes>>,
+    /// Scheme and authority, then the path before `/v1`.
+    base: String,
+}
+
+/// The client's clock: zero is the run's start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(pub(crate) Instant);
+
+impl Clock {
+    pub(crate) fn now(self) -> Time {
+        Time::ZERO + self.0.elapsed()
+    }
+}
+
+impl Client {
+    /// Checks an address such as `http://127.0.0.1:8000`; `/v1` at its end is allowed.
+    pub(crate) fn new(url: &str) -> anyhow::Result<Self> {
+        let uri: Uri = url.parse().with_context(|| format!("URL `{url}`"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some("https") => bail!(
+                "URL `{url}`: only http is spoken; give the server's plain port, or put a proxy before it"
+            ),
+            _ => bail!("URL `{url}`: expected http://host:port"),
+        }
+        ensure!(uri.query().is_none(), "URL `{url}` has a query");
+        let authority = uri.authority().context("URL without a host")?;
+        let path = uri.path().trim_end_matches('/');
+        let path = path.strip_suffix("/v1").unwrap_or(path);
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_MAX));
+        let pool = Pool::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(usize::MAX)
+            .build(connector);
+        Ok(Self {
+            pool,
+            base: format!("http://{authority}{path}"),
+        })
+    }
+
+    pub(crate) fn uri(&self, path: &str) -> anyhow::Result<Uri> {
+        let uri = format!("{}{path}", self.base);
+        uri.parse().with_context(|| format!("URL `{uri}`"))
+    }
+
+    /// A JSON answer, whatever its status.
+    pub(crate) async fn json(
+        &self,
+        (path, body): (&str, Option<&Value>),
+        headers: &HeaderMap,
+    ) -> anyhow::Result<(StatusCode, Value)> {
+        let (method, body) = match body {
+            Some(body) => (Method::POST, Bytes::from(body.to_string())),
+            None => (Method::GET, Bytes::new()),
+        };
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = self.uri(path)?;
+        *request.headers_mut() = headers.clone();
+        let answer = async {
+            let response = self.pool.request(request).await.map_err(flat)?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+                .collect()
+                .await;
+            let bytes = body.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes();
+            let text = || Value::from(String::from_utf8_lossy(&bytes).into_owned());
+            let value = serde_json::from_slice(&bytes).unwrap_or_else(|_| text());
+            anyhow::Ok((status, value))
+        };
+        let answer = tokio::time::timeout(ANSWER_MAX, answer).await;
+        answer
+            .context("no answer within a minute")
+            .flatten()
+            .with_context(|| format!("{}{path}", self.base))
+    }
+
+    /// Sends `request` and reads the answer into `record`; returns how it ended.
+    pub(crate) async fn stream(
+        &self,
+        request: Request<Full<Bytes>>,
+        (clock, record): (Clock, &mut Record),
+    ) -> Outcome {
+        let response = match self.pool.request(request).await {
+            Ok(response) => response,
+            Err(error) => {
+                let kind = match error.is_connect() {
+                    true => Failure::Connect,
+                    false => Failure::Broken,
+                };
+                return failed(kind, &flat(error).to_string());
+            }
+        };
+        if response.status() != StatusCode::OK {
+            return turned_away(response).await;
+        }
+        let timing = response.headers().get("x-cleave-timing");
+        record.stages = timing
+            .and_then(|value| value.to_str().ok())
+            .and_then(Stages::parse);
+        answer(response.into_body(), (clock, record)).await
+    }
+}
+
+/// An error with its causes in one line.
+fn flat(error: hyper_util::client::legacy::Error) -> anyhow::Error {
+    let error = anyhow::Error::from(error);
+    anyhow::anyhow!("{error:#}")
+}
+
+fn failed(kind: Failure, text: &str) -> Outcome {
+    let text = text.chars().take(TEXT_CHARS_MAX).collect();
+    Outcome::Failed { kind, text }
+}
+
+/// What an answer other than 200 says.
+async fn turned_away(response: Response<Incoming>) -> Outcome {
+    let status = response.status();
+    let retry_after = response.headers().get(RETRY_AFTER);
+    let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    // Read to its end, so that the connection can be used again.
+    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+        .collect()
+        .await;
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        return Outcome::Refused {
+            status: status.as_u16(),
+            retry_after,
+        };
+    }
+    let bytes = body.map(|body| body.to_bytes()).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    failed(Failure::Status, &format!("{status}: {}", text.trim()))
+}
+
+async fn answer(mut body: Incoming, (clock, record): (Clock, &mut Record)) -> Outcome {
+    let mut lines = Lines::default();
+    let (mut finished, mut ended, mut flaw) = (false, false, None);
+    while let Some(frame) = body.frame().await {
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) => return failed(Failure::Broken, &error.to_string()),
+        };
+        let Some(bytes) = frame.data_ref() else {
+            continue;
+        };
+        let now = clock.now();
+        let fed = lines.feed(bytes, |data| match sse::read(data) {
+            Event::End => ended = true,
+            Event::Error(text) => flaw = Some((Failure::Error, text)),
+            Event::Garbled => {
+                flaw = Some((Failure::Garbled, String::from_utf8_lossy(data).into_owned()));
+            }
+            Event::Chunk(chunk) => {
+                if chunk.output {
+                    record.chunk(now);
+                }
+                finished |= chunk.finished;
+                if let Some(usage) = chunk.usage {
+                    record.usage = Some(usage.length);
+                    record.cached = usage.cached;
+                }
+                record.stages = chunk.stages.or(record.stages);
+            }
+        });
+        if fed.is_err() {
+            return failed(Failure::Garbled, "a line without an end");
+        }
+        if let Some((kind, text)) = flaw.take() {
+            return failed(kind, &text);
+        }
+        // The body's end follows; waiting for it lets the connection be used again.
+    }
+    match ended || finished {
+        true => Outcome::Done,
+        false => failed(
+            Failure::Cut,
+            &format!("the stream ended after {} chunks", record.chunks),
+        ),
+    }
+}

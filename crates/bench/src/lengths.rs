@@ -1,0 +1,188 @@
+//! How long prompts and answers are.
+//!
+//! Owns: length distributions and what is done to lengths. Never: knows when a request comes.
+//! Invariant: a length is at least 1.
+
+use crate::dice::Dice;
+use crate::prompt::Prompt;
+
+/// A log-normal's long tail ends at this many times its mean.
+const TAIL: f64 = 8.0;
+
+/// Tokens of one request: (input, output).
+pub(crate) type Pair = (u32, u32);
+
+/// Where the lengths of a class come from.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Lengths {
+    /// Independent log-normals with these means; `cv` is the coefficient of variation of both, 0
+    /// for fixed lengths.
+    LogNormal { input: f64, output: f64, cv: f64 },
+    /// Pairs as measured, each as likely as the others; never empty.
+    Pairs(Vec<Pair>),
+    /// Input and output apart: what was published of a set of pairs is often no more.
+    Histograms { input: Histogram, output: Histogram },
+}
+
+impl Lengths {
+    pub(crate) fn draw(&self, dice: &mut Dice) -> Pair {
+        match self {
+            Self::LogNormal { input, output, cv } => {
+                let mut draw = |mean: f64| match *cv > 0.0 {
+                    true => tokens(dice.log_normal(mean, *cv).min(TAIL * mean)),
+                    false => tokens(mean),
+                };
+                (draw(*input), draw(*output))
+            }
+            Self::Pairs(pairs) => pairs[dice.below(pairs.len())],
+            Self::Histograms { input, output } => (input.draw(dice), output.draw(dice)),
+        }
+    }
+}
+
+/// Bins with weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Histogram {
+    /// First and last length in tokens, and the weights of this and all bins before it.
+    bins: Vec<(u32, u32, f64)>,
+}
+
+impl Histogram {
+    /// Adds a bin of lengths `from..=to`, each as likely. `None` if a number is out of order.
+    pub(crate) fn add(&mut self, from: u32, to: u32, weight: f64) -> Option<()> {
+        let before = self.bins.last().map_or(0.0, |bin| bin.2);
+        if from > to || !weight.is_finite() || weight < 0.0 {
+            return None;
+        }
+        if weight > 0.0 {
+            self.bins.push((from, to, before + weight));
+        }
+        Some(())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bins.is_empty()
+    }
+
+    /// By inverse distribution.
+    pub(crate) fn draw(&self, dice: &mut Dice) -> u32 {
+        let Some(&(.., total)) = self.bins.last() else {
+            return 1;
+        };
+        let wanted = dice.unit() * total;
+        let at = self.bins.partition_point(|bin| bin.2 <= wanted);
+        let (from, to, _) = self.bins[at.min(self.bins.len() - 1)];
+        let inside = dice.below((to - from) as usize + 1) as u32;
+        (from + inside).max(1)
+    }
+}
+
+fn tokens(length: f64) -> u32 {
+    (length.round() as u32).max(1)
+}
+
+/// What is done to the lengths of a workload, so that a small model can serve it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// Factor on prompt lengths.
+    pub input: f64,
+    /// Factor on answer lengths.
+    pub output: f64,
+    /// Longest prompt, in tokens; longer ones are cut.
+    pub input_max: u32,
+    /// Longest answer, in tokens; longer ones are cut.
+    pub output_max: u32,
+    /// Prompt and answer together, in tokens: a model's context. The answer gets at most half of it
+    /// unless the prompt leaves more, then the prompt is cut.
+    pub context_max: u32,
+}
+
+impl Default for Scaling {
+    fn default() -> Self {
+        Self {
+            input: 1.0,
+            output: 1.0,
+            input_max: u32::MAX,
+            output_max: u32::MAX,
+            context_max: u32::MAX,
+        }
+    }
+}
+
+impl Scaling {
+    /// Prompt and answer as they are sent.
+    pub(crate) fn apply(&self, prompt: &Prompt, output: u32) -> (Prompt, u32) {
+        let mut output = tokens(f64::from(output) * self.output).min(self.output_max);
+        let prompt = prompt.scaled(self.input, self.input_max.min(self.context_max - 1));
+        let input = prompt.tokens();
+        if u64::from(input) + u64::from(output) <= u64::from(self.context_max) {
+            return (prompt, output);
+        }
+        let left = self.context_max.saturating_sub(input);
+        output = output.min(left.max(self.context_max / 2)).max(1);
+        (prompt.scaled(1.0, self.context_max - output), output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dice::Purpose;
+
+    #[test]
+    fn draws_have_the_mean_and_the_spread_asked_for() {
+        let mut dice = Dice::new(3, Purpose::Lengths);
+        let lengths = Lengths::LogNormal {
+            input: 1000.0,
+            output: 200.0,
+            cv: 0.5,
+        };
+        let drawn: Vec<Pair> = (0..100_000).map(|_| lengths.draw(&mut dice)).collect();
+        let mean = |of: fn(&Pair) -> u32| {
+            drawn.iter().map(|pair| f64::from(of(pair))).sum::<f64>() / drawn.len() as f64
+        };
+        let (input, output) = (mean(|pair| pair.0), mean(|pair| pair.1));
+        assert!((input - 1000.0).abs() < 10.0, "{input}");
+        assert!((output - 200.0).abs() < 2.0, "{output}");
+        let spread = drawn.iter().map(|pair| (f64::from(pair.0) - input).powi(2));
+        let cv = (spread.sum::<f64>() / drawn.len() as f64).sqrt() / input;
+        assert!((cv - 0.5).abs() < 0.02, "{cv}");
+        let fixed = Lengths::LogNormal {
+            input: 7.0,
+            output: 9.0,
+            cv: 0.0,
+        };
+        assert_eq!(fixed.draw(&mut dice), (7, 9));
+    }
+
+    #[test]
+    fn a_bin_is_drawn_as_often_as_it_weighs() {
+        let mut histogram = Histogram::default();
+        histogram.add(1, 10, 0.25).unwrap();
+        histogram.add(11, 20, 0.0).unwrap();
+        histogram.add(101, 101, 0.75).unwrap();
+        assert!(histogram.add(5, 4, 1.0).is_none());
+        assert!(histogram.add(5, 6, f64::NAN).is_none());
+        let mut dice = Dice::new(3, Purpose::Lengths);
+        let drawn: Vec<u32> = (0..40_000).map(|_| histogram.draw(&mut dice)).collect();
+        let low = drawn.iter().filter(|tokens| **tokens <= 10).count();
+        assert!((9_700..10_300).contains(&low), "{low}");
+        assert!(drawn.iter().all(|tokens| *tokens <= 10 || *tokens == 101));
+    }
+
+    #[test]
+    fn a_request_was_longer_than_the_models_context() {
+        let scaling = Scaling {
+            context_max: 1000,
+            ..Scaling::default()
+        };
+        let both = |input, output| {
+            let (prompt, output) = scaling.apply(&Prompt::unique(1, input), output);
+            (prompt.tokens(), output)
+        };
+        assert_eq!(both(300, 300), (300, 300));
+        assert_eq!(both(300, 900), (300, 700));
+        assert_eq!(both(5000, 20), (980, 20));
+        assert_eq!(both(5000, 5000), (500, 500));
+    }
+}

@@ -1,0 +1,285 @@
+//! What a prompt is made of, and its text or tokens.
+//!
+//! Owns: the content of prompts. Never: knows a server.
+//! Invariant: two prompts whose first parts are equal begin with the same tokens, to the last one
+//! of those parts; parts of other keys have other contents.
+
+use crate::dice::mix;
+
+/// A run of tokens that is the same wherever its key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Names the content. A part of the same key that is shorter is its beginning.
+    pub(crate) key: u64,
+    /// Tokens; at least 1.
+    pub(crate) tokens: u32,
+}
+
+/// A prompt before it has tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prompt(pub(crate) Vec<Part>);
+
+impl Prompt {
+    /// A prompt that shares nothing with others.
+    pub(crate) fn unique(key: u64, tokens: u32) -> Self {
+        Self(vec![Part { key, tokens }])
+    }
+
+    pub(crate) fn tokens(&self) -> u32 {
+        self.0.iter().map(|part| part.tokens).sum()
+    }
+
+    /// The same parts, `factor` times as long, cut off after `tokens_max`; at least one token. Ends
+    /// of parts are scaled, not lengths, so that equal prefixes stay equal.
+    pub(crate) fn scaled(&self, factor: f64, tokens_max: u32) -> Self {
+        let mut parts = Vec::with_capacity(self.0.len());
+        let (mut end, mut scaled_end) = (0_u64, 0_u32);
+        for part in &self.0 {
+            end += u64::from(part.tokens);
+            let to = ((end as f64 * factor).round() as u32).min(tokens_max);
+            if to > scaled_end {
+                let tokens = to - scaled_end;
+                parts.push(Part { tokens, ..*part });
+                scaled_end = to;
+            }
+        }
+        match (parts.is_empty(), self.0.first()) {
+            (true, Some(first)) => Self::unique(first.key, 1),
+            _ => Self(parts),
+        }
+    }
+}
+
+/// The key of what belongs to one request alone. Traces number what is shared from 0, and so do
+/// we; the two never meet.
+pub(crate) fn own_key(request_index: u64) -> u64 {
+    mix(request_index) | 1 << 63
+}
+
+/// The key of block `id` of a trace, or of shared prefix `id` of class `class`.
+pub(crate) fn shared_key(class: u32, id: u64) -> u64 {
+    mix(id ^ mix(u64::from(class))) & !(1 << 63)
+}
+
+/// A word, with the blank before it, and how many tokens the server makes of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Word {
+    pub(crate) text: String,
+    pub(crate) tokens: u32,
+}
+
+/// What prompts are written with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Alphabet {
+    /// Token ids from `first` to before `end`; never empty.
+    Range { first: u32, end: u32 },
+    /// These token ids; never empty.
+    Listed(Vec<u32>),
+    /// Text of these words, shortest in tokens first; `overhead` tokens are the server's own
+    /// (begin token, chat template).
+    Words { words: Vec<Word>, overhead: u32 },
+}
+
+impl Alphabet {
+    /// Appends the prompt as a JSON value: an array of numbers or a string. `salt` makes the contents
+    /// of one run others than those of the next, which would find them in the server's cache.
+    pub(crate) fn write(&self, prompt: &Prompt, salt: u64, out: &mut Vec<u8>) {
+        match self {
+            Self::Range { first, end } => {
+                let span = u64::from(end - first);
+                write_ids(prompt, salt, out, |draw| first + below(draw, span));
+            }
+            Self::Listed(ids) => {
+                let count = ids.len() as u64;
+                write_ids(prompt, salt, out, |draw| ids[below(draw, count) as usize]);
+            }
+            Self::Words { words, overhead } => write_text((words, *overhead), prompt, salt, out),
+        }
+    }
+}
+
+/// The `at`-th number of a part's content.
+fn draw(key: u64, salt: u64, at: u32) -> u64 {
+    mix(mix(key ^ salt).wrapping_add(u64::from(at).wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+}
+
+/// A number below `count` from 64 random bits.
+fn below(draw: u64, count: u64) -> u32 {
+    ((u128::from(draw) * u128::from(count)) >> 64) as u32
+}
+
+fn write_ids(prompt: &Prompt, salt: u64, out: &mut Vec<u8>, id_of: impl Fn(u64) -> u32) {
+    let mut before = b'[';
+    for part in &prompt.0 {
+        for at in 0..part.tokens {
+            out.push(before);
+            before = b',';
+            write_number(id_of(draw(part.key, salt, at)), out);
+        }
+    }
+    if before == b'[' {
+        out.push(before);
+    }
+    out.push(b']');
+}
+
+/// Prompts are hundreds of thousands of numbers: this is what building them takes.
+fn write_number(mut number: u32, out: &mut Vec<u8>) {
+    let mut digits = [0_u8; 10];
+    let mut from = digits.len();
+    loop {
+        from -= 1;
+        digits[from] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[from..]);
+}
+
+/// Words until each part's end; the shortest ones where others do not fit any more.
+fn write_text((words, overhead): (&[Word], u32), prompt: &Prompt, salt: u64, out: &mut Vec<u8>) {
+    let budget = prompt.tokens().saturating_sub(overhead).max(1);
+    let (mut end, mut written) = (0, 0);
+    out.push(b'"');
+    for part in &prompt.0 {
+        end = (end + part.tokens).min(budget);
+        let mut at = 0;
+        while written < end {
+            let room = end - written;
+            let fitting = words.partition_point(|word| word.tokens <= room);
+            // Not even the shortest one: the next part begins a little early, the same for all that
+            // share this one.
+            if fitting == 0 && written > 0 {
+                break;
+            }
+            let pick = below(draw(part.key, salt, at), fitting.max(1) as u64);
+            let word = &words[pick as usize];
+            out.extend_from_slice(word.text.as_bytes());
+            written += word.tokens;
+            at += 1;
+        }
+    }
+    out.push(b'"');
+}
+
+/// The salt of one run's prompts: no run finds those of another in the server's cache.
+pub(crate) fn run_salt(seed: u64, run_index: u32) -> u64 {
+    mix(mix(seed) ^ u64::from(run_index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const RANGE: Alphabet = Alphabet::Range {
+        first: 256,
+        end: 30_000,
+    };
+
+    fn ids(alphabet: &Alphabet, prompt: &Prompt, salt: u64) -> Vec<u32> {
+        let mut out = Vec::new();
+        alphabet.write(prompt, salt, &mut out);
+        serde_json::from_slice(&out).unwrap()
+    }
+
+    fn text(alphabet: &Alphabet, prompt: &Prompt) -> String {
+        let mut out = Vec::new();
+        alphabet.write(prompt, 0, &mut out);
+        serde_json::from_slice(&out).unwrap()
+    }
+
+    fn words() -> Alphabet {
+        let word = |text: &str, tokens| Word {
+            text: text.into(),
+            tokens,
+        };
+        Alphabet::Words {
+            words: vec![
+                word(" a", 1),
+                word(" the", 1),
+                word(" slice", 2),
+                word(" vector", 3),
+            ],
+            overhead: 4,
+        }
+    }
+
+    fn count(text: &str) -> u32 {
+        let tokens = |word: &str| match word {
+            "a" | "the" => 1,
+            "slice" => 2,
+            "vector" => 3,
+            other => panic!("{other}"),
+        };
+        text.split_whitespace().map(tokens).sum()
+    }
+
+    fn parts() -> impl Strategy<Value = Prompt> {
+        let part = (0_u64..50, 1_u32..700).prop_map(|(key, tokens)| Part { key, tokens });
+        proptest::collection::vec(part, 1..6).prop_map(Prompt)
+    }
+
+    proptest! {
+        #[test]
+        fn equal_parts_are_equal_tokens_and_nothing_else_is(
+            shared in parts(), scale in 0.01_f64..2.0, one in 60_u64..80, other in 90_u64..110,
+        ) {
+            let with = |key| {
+                let mut prompt = shared.clone();
+                prompt.0.push(Part { key, tokens: 400 });
+                prompt.scaled(scale, u32::MAX)
+            };
+            let prefix = shared.scaled(scale, u32::MAX);
+            let (left, right) = (ids(&RANGE, &with(one), 9), ids(&RANGE, &with(other), 9));
+            prop_assert_eq!(left.len() as u32, with(one).tokens());
+            let shared_tokens = prefix.tokens() as usize;
+            if shared_tokens > 1 {
+                prop_assert_eq!(&left[..shared_tokens], &right[..shared_tokens]);
+                prop_assert_eq!(&left[..shared_tokens], &ids(&RANGE, &prefix, 9)[..]);
+            }
+            let rest = left.len() - shared_tokens;
+            if rest >= 8 {
+                prop_assert_ne!(&left[shared_tokens..], &right[shared_tokens..]);
+            }
+            prop_assert!(left.iter().all(|id| (256..30_000).contains(id)));
+            if left.len() >= 8 {
+                prop_assert_ne!(&ids(&RANGE, &with(one), 10), &left, "another run, other contents");
+            }
+        }
+
+        #[test]
+        fn text_is_as_long_as_the_server_will_count(prompt in parts()) {
+            let wanted = prompt.tokens().saturating_sub(4).max(1);
+            prop_assert_eq!(count(&text(&words(), &prompt)), wanted);
+        }
+    }
+
+    #[test]
+    fn text_shares_prefixes() {
+        let block = |key| Part { key, tokens: 512 };
+        let one = text(&words(), &Prompt(vec![block(1), block(2), block(3)]));
+        let other = text(&words(), &Prompt(vec![block(1), block(2), block(4)]));
+        let common = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b);
+        assert!(count(one[..common.count()].rsplit_once(' ').unwrap().0) >= 1020);
+    }
+
+    #[test]
+    fn a_scaled_prompt_is_never_empty_and_never_above_its_limit() {
+        let prompt = Prompt::unique(1, 1000);
+        assert_eq!(prompt.scaled(1e-6, 100).tokens(), 1);
+        assert_eq!(prompt.scaled(1.0, 100).tokens(), 100);
+        assert_eq!(prompt.scaled(0.25, 1000).tokens(), 250);
+    }
+
+    #[test]
+    fn numbers_are_written_as_everybody_writes_them() {
+        for number in [0, 7, 10, 4_294_967_295] {
+            let mut out = Vec::new();
+            write_number(number, &mut out);
+            assert_eq!(out, number.to_string().as_bytes());
+        }
+    }
+}

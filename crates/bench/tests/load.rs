@@ -1,0 +1,553 @@
+//! Load on a server in this process, whose behaviour is known.
+//!
+//! Times are compared where the server waits for the client's clock to reach something, never with a
+//! tolerance: what a server holds back for a span cannot be seen earlier.
+
+#![allow(clippy::unwrap_used)]
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use cleave_bench::{
+    Arrivals, Asking, Bounds, Cut, Endpoint, Folder, Hunt, Job, Miss, Progress, PromptForm, Report,
+    Scaling, Server, Slo, SloHeaders, Stop, Target, Timing, Try, Watch, Wish, Workload,
+};
+use futures::stream;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// What the server does with the request of this number, probes not counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Answer,
+    /// Two tokens in a chunk.
+    Pairs,
+    Refuse,
+    Fail,
+    /// An error in the middle of the stream.
+    Break,
+    /// The stream just ends.
+    Cut,
+    /// Never answers.
+    Hang,
+    /// The first token is held back for this long.
+    Late(Duration),
+}
+
+struct House {
+    way: fn(usize) -> Way,
+    asked: AtomicUsize,
+    bodies: Mutex<Vec<(HeaderMap, Value)>>,
+    /// Under way now, and the most there ever were.
+    present: AtomicUsize,
+    present_max: AtomicUsize,
+    /// Answers begin when so many requests are there.
+    opens: watch::Sender<usize>,
+    opens_at: usize,
+}
+
+/// A server and what it saw.
+async fn serve(way: fn(usize) -> Way, opens_at: usize) -> (String, Arc<House>) {
+    let house = Arc::new(House {
+        way,
+        asked: AtomicUsize::new(0),
+        bodies: Mutex::default(),
+        present: AtomicUsize::new(0),
+        present_max: AtomicUsize::new(0),
+        opens: watch::channel(0).0,
+        opens_at,
+    });
+    let models = || async {
+        Json(json!({"data": [{"id": "tiny", "max_model_len": 4096, "vocab_size": 1000}]}))
+    };
+    let app = Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/completions", post(complete))
+        .route("/v1/chat/completions", post(complete))
+        .with_state(house.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (url, house)
+}
+
+async fn complete(State(house): State<Arc<House>>, headers: HeaderMap, body: Bytes) -> Response {
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    if body["stream"] != json!(true) {
+        return counted(&body);
+    }
+    let tokens = body["max_tokens"].as_u64().unwrap();
+    if tokens == 1 {
+        return answer(1, 1, &house, Way::Answer);
+    }
+    let number = house.asked.fetch_add(1, Ordering::SeqCst);
+    house.bodies.lock().unwrap().push((headers, body.clone()));
+    let present = house.present.fetch_add(1, Ordering::SeqCst) + 1;
+    house.present_max.fetch_max(present, Ordering::SeqCst);
+    house.opens.send_modify(|count| *count += 1);
+    let mut opens = house.opens.subscribe();
+    opens
+        .wait_for(|count| *count >= house.opens_at)
+        .await
+        .unwrap();
+    let way = (house.way)(number);
+    let input = body["prompt"].as_array().map_or(0, Vec::len);
+    match way {
+        Way::Refuse => {
+            house.present.fetch_sub(1, Ordering::SeqCst);
+            (
+                StatusCode::TOO_MANY_REQUESTS,
+                [(header::RETRY_AFTER, "7")],
+                "later",
+            )
+                .into_response()
+        }
+        Way::Fail => (StatusCode::INTERNAL_SERVER_ERROR, "broken").into_response(),
+        Way::Hang => std::future::pending().await,
+        Way::Late(span) => {
+            tokio::time::timeout(span, std::future::pending::<()>())
+                .await
+                .ok();
+            answer(input, tokens, &house, way)
+        }
+        Way::Answer | Way::Pairs | Way::Break | Way::Cut => answer(input, tokens, &house, way),
+    }
+}
+
+/// An answer that is no stream: three tokens for the server's own, and two for each word.
+fn counted(body: &Value) -> Response {
+    let text = body["messages"][0]["content"]
+        .as_str()
+        .or(body["prompt"].as_str());
+    let words = text.unwrap().split_whitespace().count();
+    Json(json!({"usage": {"prompt_tokens": 3 + 2 * words}})).into_response()
+}
+
+fn answer(input: usize, tokens: u64, house: &Arc<House>, way: Way) -> Response {
+    let chunk = |text: &str, finish: Value| {
+        let chunk = json!({"choices": [{"index": 0, "text": text, "finish_reason": finish}]});
+        format!("data: {chunk}\n\n")
+    };
+    let mut events = Vec::new();
+    let step = if way == Way::Pairs { 2 } else { 1 };
+    for at in (0..tokens).step_by(step) {
+        let last = at + step as u64 >= tokens;
+        events.push(chunk(
+            "ab",
+            if last { json!("length") } else { Value::Null },
+        ));
+    }
+    let usage = json!({"prompt_tokens": input, "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": 2}});
+    let timing = json!({"router_queue_ms": 0.5, "prefill_ms": 4.0});
+    match way {
+        Way::Break => {
+            events.truncate(2);
+            events.push("data: {\"error\": {\"message\": \"worker lost\"}}\n\n".into());
+        }
+        Way::Cut => events.truncate(2),
+        _ => {
+            let closing = json!({"choices": [], "usage": usage, "timing": timing});
+            events.push(format!("data: {closing}\n\ndata: [DONE]\n\n"));
+        }
+    }
+    house
+        .present
+        .fetch_sub(usize::from(tokens > 1), Ordering::SeqCst);
+    let events = events.into_iter().map(Ok::<_, std::convert::Infallible>);
+    let stream = Body::from_stream(stream::iter(events));
+    ([("content-type", "text/event-stream")], stream).into_response()
+}
+
+struct Quiet;
+
+impl Watch for Quiet {
+    fn progress(&self, _: &Progress) {}
+    fn begins(&self, _: f64, _: usize) {}
+    fn tried(&self, _: &Try) {}
+}
+
+fn wish(requests: usize) -> Wish {
+    Wish {
+        arrivals: Some(Arrivals::Uniform),
+        rate: Some(1000.0),
+        speed: None,
+        requests: Some(requests),
+        duration: None,
+        scaling: Scaling::default(),
+        seed: 4,
+    }
+}
+
+/// A measurement of 20 requests of 30 tokens in and 6 out, to be changed.
+async fn job(url: &str, asking: Asking) -> (Job, watch::Sender<bool>) {
+    let target = Target {
+        url: url.to_owned(),
+        form: PromptForm::Auto,
+        asking,
+        ..Target::default()
+    };
+    let server = Server::find(&target).await.unwrap();
+    let (switch, stop) = Stop::new();
+    let workload: Workload = "short-short:input=30,output=6,cv=0".parse().unwrap();
+    let job = Job {
+        server,
+        asking: target.asking,
+        slo: Slo::parse(&["ttft=60s".to_owned()], workload.classes()).unwrap(),
+        workload,
+        wish: wish(20),
+        timeout: Duration::from_secs(120),
+        grace: Duration::from_secs(120),
+        warmup: Duration::ZERO,
+        devices: 2,
+        configuration: Value::Null,
+        folder: None,
+        stop,
+    };
+    (job, switch)
+}
+
+async fn measured(way: fn(usize) -> Way) -> (Report, Arc<House>) {
+    let (url, house) = serve(way, 0).await;
+    let (job, _switch) = job(&url, Asking::default()).await;
+    (job.run(&Quiet).await.unwrap(), house)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_request_is_asked_as_planned_and_counted_as_answered() {
+    let (report, house) = measured(|_| Way::Answer).await;
+    let all = &report.runs[0].all;
+    assert_eq!(
+        (all.offered, all.done, all.met, all.attainment),
+        (20, 20, 20, 1.0)
+    );
+    assert_eq!((all.input_tokens.mean, all.output_tokens.mean), (30.0, 6.0));
+    assert_eq!(
+        (all.chunks_differ, all.outputs_differ, all.inputs_differ),
+        (0, 0, 0)
+    );
+    assert_eq!((all.gap_ms.count, all.cached_tokens.mean), (100, 2.0));
+    assert_eq!(all.stages_ms["prefill"].mean, 4.0);
+    assert!(!all.stages_ms.contains_key("transfer"));
+    assert_eq!(report.runs[0].span_s, 0.02);
+    assert_eq!(
+        (all.goodput_rps, all.goodput_rps_per_device),
+        (1000.0, 500.0)
+    );
+    assert_eq!(report.server.model.as_deref(), Some("tiny"));
+    for (_, body) in house.bodies.lock().unwrap().iter() {
+        assert_eq!(
+            (&body["min_tokens"], &body["ignore_eos"]),
+            (&json!(6), &json!(true))
+        );
+        let ids = body["prompt"].as_array().unwrap();
+        // A tenth at either end may be special ids.
+        assert!(
+            ids.iter()
+                .all(|id| (256..900).contains(&id.as_u64().unwrap()))
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lesson_25_refused_failed_and_broken_answers_are_misses() {
+    let (report, _) = measured(|number| match number % 5 {
+        0 => Way::Refuse,
+        1 => Way::Fail,
+        2 => Way::Break,
+        3 => Way::Cut,
+        _ => Way::Answer,
+    })
+    .await;
+    let all = &report.runs[0].all;
+    assert_eq!(
+        (all.offered, all.done, all.met, all.attainment),
+        (20, 4, 4, 0.2)
+    );
+    let missed = BTreeMap::from([(Miss::Refused, 4), (Miss::Failed, 12)]);
+    assert_eq!(all.missed, missed);
+    let kinds = ["status", "error", "cut"].map(|kind| all.failures[kind]);
+    assert_eq!(kinds, [4, 4, 4]);
+    assert_eq!((all.retry_after_s.count, all.retry_after_s.max), (4, 7.0));
+    let errors = &report.runs[0].errors;
+    assert_eq!(errors["worker lost"], 4);
+    assert!(
+        errors
+            .keys()
+            .any(|text| text.contains("500") && text.contains("broken"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arrivals_waited_for_answers() {
+    // No answer begins before all requests are there: a closed loop would wait for ever.
+    let (url, house) = serve(|_| Way::Answer, 20).await;
+    let (job, _switch) = job(&url, Asking::default()).await;
+    let report = job.run(&Quiet).await.unwrap();
+    assert_eq!(report.runs[0].all.met, 20);
+    assert_eq!(house.present_max.load(Ordering::SeqCst), 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_never_answered_is_a_miss_in_the_end() {
+    let (url, _) = serve(|number| [Way::Answer, Way::Hang][number % 2], 0).await;
+    let (mut job, _switch) = job(&url, Asking::default()).await;
+    job.grace = Duration::from_millis(300);
+    let report = job.run(&Quiet).await.unwrap();
+    let all = &report.runs[0].all;
+    assert_eq!((all.offered, all.met, all.undecided), (20, 10, 0));
+    assert_eq!(all.missed[&Miss::Unfinished], 10);
+    assert_eq!(report.runs[0].cut, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_token_held_back_is_late_and_chunks_are_not_tokens() {
+    let late = |number| match number % 2 {
+        0 => Way::Late(Duration::from_millis(200)),
+        _ => Way::Pairs,
+    };
+    let (url, _) = serve(late, 0).await;
+    let (mut job, _switch) = job(&url, Asking::default()).await;
+    job.slo = Slo::parse(&["ttft=200ms".to_owned()], job.workload.classes()).unwrap();
+    let report = job.run(&Quiet).await.unwrap();
+    let all = &report.runs[0].all;
+    assert!(all.missed[&Miss::Ttft] >= 10, "{:?}", all.missed);
+    assert_eq!(all.chunks_differ, 10);
+    assert!(
+        report
+            .notes
+            .iter()
+            .any(|note| note.contains("number of chunks"))
+    );
+    assert_eq!(all.output_tokens.mean, 6.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_run_kept_what_it_had() {
+    let (url, house) = serve(|number| [Way::Answer, Way::Hang][number % 2], 0).await;
+    let (mut job, switch) = job(&url, Asking::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    job.folder = Some(Folder::create(folder.path()).unwrap());
+    let mut seen = house.opens.subscribe();
+    tokio::spawn(async move {
+        seen.wait_for(|count| *count == 20).await.unwrap();
+        switch.send_replace(true);
+        // The switch is held until the run is over: dropping it is no signal.
+        std::future::pending::<()>().await;
+    });
+    let report = job.run(&Quiet).await.unwrap();
+    assert!(report.interrupted);
+    let run = &report.runs[0];
+    assert_eq!(run.cut, Some(Cut::Interrupted));
+    assert!(
+        run.all.undecided >= 10 && run.all.missed.is_empty(),
+        "{:?}",
+        run.all
+    );
+    written(folder.path(), 20);
+}
+
+/// What a reader finds in the folder.
+fn written(folder: &Path, requests: usize) -> Value {
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let result: Value = serde_json::from_str(&read("result.json")).unwrap();
+    assert_eq!(result["schema"], "cleave-bench/1");
+    let lines: Vec<Value> = read("requests.jsonl")
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), requests);
+    let html = read("report.html");
+    assert!(html.starts_with("<!doctype html>") && html.trim_end().ends_with("</html>"));
+    for outside in [
+        "http://www",
+        "https://",
+        "<script",
+        "src=",
+        "@import",
+        "url(",
+    ] {
+        assert!(!html.contains(outside), "the page loads {outside}");
+    }
+    assert!(!html.contains("NaN"));
+    result
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn classes_have_their_headers_targets_and_numbers() {
+    let (url, house) = serve(|_| Way::Answer, 0).await;
+    let asking = Asking {
+        slo_headers: SloHeaders::Both,
+        timing: Timing::Asked,
+        ..Asking::default()
+    };
+    let (mut job, _switch) = job(&url, asking).await;
+    job.workload = "a=1*short-short:cv=0,b=1*short-short:cv=0".parse().unwrap();
+    let texts = ["a:ttft=60s,tpot=30ms".to_owned(), "b:e2e=1us".to_owned()];
+    job.slo = Slo::parse(&texts, job.workload.classes()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    job.folder = Some(Folder::create(folder.path()).unwrap());
+    let report = job.run(&Quiet).await.unwrap();
+    let run = &report.runs[0];
+    let (a, b) = (&run.classes["a"], &run.classes["b"]);
+    assert_eq!(a.offered + b.offered, 20);
+    assert_eq!((b.met, b.missed[&Miss::E2e]), (0, b.offered));
+    let bodies = house.bodies.lock().unwrap();
+    let of_a = bodies
+        .iter()
+        .filter(|(headers, _)| headers["x-slo-class"] == "a");
+    let of_a: Vec<_> = of_a.collect();
+    assert_eq!(of_a.len() as u64, a.offered);
+    let targets = |(headers, _): &&(HeaderMap, Value)| {
+        headers["x-slo-ttft-ms"] == "60000" && headers["x-slo-tpot-ms"] == "30"
+    };
+    assert!(of_a.iter().all(targets));
+    assert!(
+        bodies
+            .iter()
+            .all(|(headers, _)| headers["x-cleave-timing"] == "1")
+    );
+    let result = written(folder.path(), 20);
+    assert_eq!(result["runs"][0]["classes"]["b"]["met"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_is_as_long_as_the_server_counts_it() {
+    let (url, house) = serve(|_| Way::Answer, 0).await;
+    let asking = Asking {
+        endpoint: Endpoint::Chat,
+        ..Asking::default()
+    };
+    let (job, _switch) = job(&url, asking).await;
+    assert!(
+        job.server.findings.prompts.contains("2 to 2 tokens"),
+        "{}",
+        job.server.findings.prompts
+    );
+    job.run(&Quiet).await.unwrap();
+    let bodies = house.bodies.lock().unwrap();
+    for (_, body) in bodies.iter() {
+        let text = body["messages"][0]["content"].as_str().unwrap();
+        // 3 of the server, 2 each: 13 words are 29 tokens, 14 would be 31.
+        assert_eq!(text.split_whitespace().count(), 13);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_of_a_trace_share_their_prefixes_on_the_wire_and_no_two_runs_do() {
+    let (url, house) = serve(|_| Way::Answer, 0).await;
+    let (mut job, _switch) = job(&url, Asking::default()).await;
+    let trace =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/mooncake_conversation.jsonl");
+    job.workload = Workload::from_trace(&trace, None).unwrap();
+    job.wish.arrivals = Some(Arrivals::Uniform);
+    job.wish.rate = Some(200.0);
+    job.wish.requests = None;
+    job.wish.scaling.input = 0.125;
+    let hunt = Hunt {
+        rates: vec![150.0, 200.0],
+        repeats: 1,
+        ..hunt()
+    };
+    let report = job.goodput(&hunt, &Quiet).await.unwrap();
+    assert_eq!(report.runs.len(), 2);
+    let bodies = house.bodies.lock().unwrap();
+    let prompts: Vec<&Vec<Value>> = bodies
+        .iter()
+        .map(|(_, body)| body["prompt"].as_array().unwrap())
+        .collect();
+    assert_eq!(prompts.len(), 48);
+    let common =
+        |one: &[Value], other: &[Value]| one.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let most = |one: usize, others: &[&Vec<Value>]| {
+        others
+            .iter()
+            .map(|other| common(prompts[one], other))
+            .max()
+            .unwrap()
+    };
+    // Blocks of 512 tokens are 64 here. The longest prefixes that two requests share are 12 blocks.
+    let (first, second) = prompts.split_at(24);
+    let longest = (0..24).map(|one| {
+        let others: Vec<_> = (0..24)
+            .filter(|other| *other != one)
+            .map(|other| first[other])
+            .collect();
+        most(one, &others)
+    });
+    assert_eq!(longest.max().unwrap(), 6144 / 8);
+    assert!(
+        (0..24).all(|one| most(one, second) < 8),
+        "found in the next run's cache"
+    );
+}
+
+fn hunt() -> Hunt {
+    Hunt {
+        goal: 0.9,
+        bounds: Bounds {
+            first: 500.0,
+            max: 2000.0,
+            min: 100.0,
+            precision: 0.1,
+        },
+        rates: Vec::new(),
+        requests_min: 60,
+        duration_min: Duration::from_millis(1),
+        repeats: 2,
+        time_max: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_ends_at_its_limits_and_says_what_it_found() {
+    let (url, _) = serve(|_| Way::Answer, 0).await;
+    let (mut job_, _switch) = job(&url, Asking::default()).await;
+    job_.wish = wish(1000);
+    let folder = tempfile::tempdir().unwrap();
+    job_.folder = Some(Folder::create(folder.path()).unwrap());
+    let report = job_.goodput(&hunt(), &Quiet).await.unwrap();
+    let found = report.goodput.as_ref().unwrap();
+    assert_eq!((found.rate_max, found.rate_broken), (Some(2000.0), None));
+    assert_eq!(found.goodput_rps_per_device, found.goodput_rps / 2.0);
+    let rates: Vec<f64> = report.tries.iter().map(|tried| tried.rate).collect();
+    assert_eq!(rates, [500.0, 1000.0, 2000.0]);
+    written(folder.path(), 180);
+
+    let (url, house) = serve(|_| Way::Refuse, 0).await;
+    let (mut job, _switch) = job(&url, Asking::default()).await;
+    job.wish = wish(1000);
+    let report = job.goodput(&hunt(), &Quiet).await.unwrap();
+    let found = report.goodput.as_ref().unwrap();
+    assert_eq!((found.rate_max, found.rate_broken), (None, Some(100.0)));
+    assert_eq!(found.goodput_rps, 0.0);
+    // Runs whose goal was out of reach were not sent to their end.
+    assert!(report.runs.iter().all(|run| run.cut == Some(Cut::Hopeless)));
+    assert!(house.asked.load(Ordering::SeqCst) < 4 * 60);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_not_there_was_measured() {
+    let target = Target {
+        url: "http://127.0.0.1:1".to_owned(),
+        ..Target::default()
+    };
+    let error = format!("{:#}", Server::find(&target).await.unwrap_err());
+    assert!(error.contains("127.0.0.1:1"), "{error}");
+    for bad in ["https://a", "localhost:8000", "", "http://a?b=c"] {
+        let target = Target {
+            url: bad.to_owned(),
+            ..Target::default()
+        };
+        assert!(Server::find(&target).await.is_err(), "{bad}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Which model, and how an engine runs it.
+//!
+//! Owns: these flags, which every command that loads a model shares. Never: reads a file.
+
+use crate::values::{parse_bytes, parse_mock_block_bytes};
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Which model, and how it is held in memory.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ModelArgs {
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors); the bundled demo if absent.
+    #[arg(long, value_name = "DIR", env = "CLEAVE_MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// Name under which the API serves the model; the folder's name if absent.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
+    /// Number format of weights and KV cache; `auto` takes the checkpoint's (f16 runs as bf16).
+    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
+    pub(crate) dtype: Dtype,
+    /// Shorten the model's context to this many tokens (prompt and output).
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_model_len: Option<u32>,
+}
+
+/// How an engine runs.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EngineArgs {
+    /// Where to compute. `cpu` is the only device of this build.
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub(crate) device: Device,
+    /// Processor threads, all workers of this process together; the machine's cores if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// Instruction set; the best that the processor has if absent.
+    #[arg(long, value_name = "ISA")]
+    pub(crate) isa: Option<String>,
+    /// KV cache of each worker, such as `512MiB` or `4GiB`; sized from free memory if absent.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(crate) kv_cache: Option<u64>,
+    /// Tokens per KV block; 16 if absent, or what a mock engine's profile says.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub(crate) block_size: Option<u32>,
+    /// Sequences that one worker runs at once; 64 if absent, or what a mock engine's profile says.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) max_num_seqs: Option<u32>,
+    /// Tokens in one step, which bounds the prefill chunk; 512 if absent, or what a mock engine's
+    /// profile says.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) max_num_batched_tokens: Option<u32>,
+    /// Requests a worker queues before it refuses, each leg.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub(crate) max_queue: Option<u32>,
+    /// Do not keep blocks of finished sequences for reuse.
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
+}
+
+/// Tokens of a block, where neither a flag nor a profile says how many.
+const BLOCK_TOKENS: u32 = 16;
+/// Sequences at once, where neither a flag nor a profile says how many.
+const SLOTS_COUNT: u32 = 64;
+/// Tokens in one step, likewise.
+const STEP_TOKENS_MAX: u32 = 512;
+
+impl EngineArgs {
+    /// Tokens per KV block.
+    pub(crate) fn block_tokens(&self) -> u32 {
+        self.block_size.unwrap_or(BLOCK_TOKENS)
+    }
+
+    /// Sequences that one worker runs at once.
+    pub(crate) fn slots_count(&self) -> u32 {
+        self.max_num_seqs.unwrap_or(SLOTS_COUNT)
+    }
+
+    /// Tokens in one step.
+    pub(crate) fn step_tokens_max(&self) -> u32 {
+        self.max_num_batched_tokens.unwrap_or(STEP_TOKENS_MAX)
+    }
+
+    /// Threads of all workers of this process together.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+            .map_or_else(cleave_cpu::cores_count, |threads| threads as usize)
+    }
+}
+
+/// What runs the steps of a fleet.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MockArgs {
+    /// `model` computes. `mock` computes nothing: its steps take the time that a profile prices them at,
+    /// its tokens are drawn from a hash of seed and position, and it needs no model folder. Everything
+    /// else is real: HTTP, router, scheduling, hand-offs.
+    #[arg(long, value_enum, default_value_t = EngineKind::Model)]
+    pub(crate) engine: EngineKind,
+    /// Whose time a mock engine's steps take: a name, or a JSON file like those of the
+    /// simulator. A wrong name lists the names.
+    #[arg(long, value_name = "NAME|FILE", default_value = crate::mock::PROFILE)]
+    pub(crate) mock_profile: String,
+    /// Bytes of a mock engine's KV block. Hand-offs move them, but steps read none, so a few do; the
+    /// size of the real one shows what its way costs.
+    #[arg(long, value_name = "SIZE", default_value = "64", value_parser = parse_mock_block_bytes)]
+    pub(crate) mock_block_bytes: u32,
+}
+
+/// See [`MockArgs::engine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineKind {
+    Model,
+    Mock,
+}
+
+/// See [`ModelArgs::dtype`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    Auto,
+    F32,
+    Bf16,
+}
+
+/// See [`EngineArgs::device`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    Cpu,
+}

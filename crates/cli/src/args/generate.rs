@@ -1,0 +1,69 @@
+//! The flags of what runs once on one model: `generate`, `synth`.
+
+use super::{EngineArgs, ModelArgs};
+use crate::values::{parse_temperature, parse_top_p};
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  cleave generate --prompt 'Ownership is'
+  cleave generate --model ./Qwen3-0.6B --prompt 'Hello' --temperature 0.8 --seed 7 --max-tokens 64
+  cleave generate --json --dtype f32 --prompt-tokens 1,2,3 --max-tokens 32
+
+With --json one object is printed: prompt_tokens, tokens, text, finish_reason and
+first_top_logits, the 20 largest logits [id, logit] at the last prompt position.
+No special token is added to the prompt.")]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// The text to continue.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        required_unless_present = "prompt_tokens",
+        conflicts_with = "prompt_tokens"
+    )]
+    pub(crate) prompt: Option<String>,
+    /// The token ids to continue, with commas.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub(crate) prompt_tokens: Option<Vec<u32>>,
+    /// Tokens to produce at most; as many as the context holds, if that is fewer.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// 0 always takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
+    pub(crate) temperature: f32,
+    /// Draw from the N most likely tokens; 0 from all.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) top_k: u32,
+    /// Draw from the most likely tokens that together reach this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = parse_top_p)]
+    pub(crate) top_p: f32,
+    /// Same seed, same tokens.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Go on past the end token.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cleave synth --shape llama-3.2-1b --out /tmp/llama-1b && cleave serve --model /tmp/llama-1b")]
+pub(crate) struct SynthArgs {
+    /// Which shape; an unknown one lists all.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) shape: String,
+    /// Folder to write; must not exist or be empty.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Same seed, same weights.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+}

@@ -1,0 +1,77 @@
+//! The flags of `kv`.
+
+use crate::values::parse_block_bytes;
+use clap::{Args, Subcommand, ValueEnum};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  cleave kv bench")]
+pub(crate) struct KvArgs {
+    #[command(subcommand)]
+    pub(crate) command: KvCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KvCommand {
+    /// Bandwidth and latency of each transport, by number of blocks, beside what the machine can do.
+    #[command(after_help = "Examples:
+  cleave kv bench
+  cleave kv bench --transport shm --block-bytes 2MiB --blocks 1,32 --rounds 31 --json
+
+A sample is the time from asking for the first block in one worker's pool until the last one is in
+the other's, verified, and the sender knows. `tcp` and `shm` run between two processes. The floor is
+taken in turns with it: for `tcp` the same blocks over one plain blocking socket between the same
+processes, for the others a copy of them from pool to pool by one thread.")]
+    Bench(KvBenchArgs),
+    /// The other process of a measurement; started by it.
+    #[command(hide = true)]
+    FarEnd(KvFarArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KvBenchArgs {
+    /// What carries the blocks.
+    #[arg(long, value_enum, default_value_t = TransportArg::All)]
+    pub(crate) transport: TransportArg,
+    /// Bytes of a block, such as 512KiB.
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_block_bytes)]
+    pub(crate) block_bytes: u32,
+    /// Blocks sent at once, with commas; the largest is the size of the pools.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,64,512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) blocks: Vec<u32>,
+    /// Samples of each; medians are printed.
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KvFarArgs {
+    #[arg(long, value_enum)]
+    pub(crate) transport: FarTransport,
+    #[arg(long)]
+    pub(crate) block_bytes: u32,
+    #[arg(long)]
+    pub(crate) blocks_count: u32,
+    /// Where the near end listens.
+    #[arg(long)]
+    pub(crate) near: String,
+}
+
+/// See [`KvBenchArgs::transport`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportArg {
+    All,
+    Local,
+    Shm,
+    Tcp,
+}
+
+/// See [`KvFarArgs::transport`]: those between processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FarTransport {
+    Shm,
+    Tcp,
+}

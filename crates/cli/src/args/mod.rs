@@ -1,0 +1,141 @@
+//! The command line: every flag with its unit, its default and an example.
+//!
+//! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
+//! or holds a default that another place holds too.
+
+mod bench;
+mod engine;
+mod generate;
+mod goodput;
+mod kv;
+mod plan;
+mod serve;
+mod sim;
+
+pub(crate) use bench::{BenchArgs, BenchCommand};
+pub(crate) use engine::{Device, Dtype, EngineArgs, EngineKind, MockArgs, ModelArgs};
+pub(crate) use generate::{GenerateArgs, SynthArgs};
+pub(crate) use goodput::{CheckArgs, GoodputArgs, ScenarioArgs, TargetArgs};
+pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
+pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
+pub(crate) use serve::{
+    ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerLimitArgs,
+};
+pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
+
+use clap::{Parser, Subcommand};
+
+/// Serves large language models with prefill and decode split apart.
+///
+/// Prefill workers run prompts, decode workers generate, a router assigns each request to one of
+/// each and KV blocks travel between them. One binary, one OpenAI-compatible HTTP API.
+#[derive(Debug, Parser)]
+#[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  cleave serve                                  everything on this machine, bundled checkpoint
+  cleave serve --model ./Llama-3.2-1B --port 8080 --prefill 1 --decode 2
+  cleave generate --prompt 'A slice is'         one prompt, no server
+  curl localhost:8000/v1/completions -H 'content-type: application/json' \\
+       -d '{\"prompt\": \"A vector is\", \"max_tokens\": 40, \"stream\": true}'
+
+`cleave COMMAND --help` explains each command.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run router, prefill and decode workers in this one process.
+    Serve(ServeArgs),
+    /// Run the router alone: HTTP API for clients, gRPC for workers, both on one port.
+    Router(RouterArgs),
+    /// Run one worker that dials one or several routers.
+    Worker(WorkerArgs),
+    /// Continue one prompt and exit; no server.
+    Generate(GenerateArgs),
+    /// Write a checkpoint of a named shape with random weights.
+    Synth(SynthArgs),
+    /// Run the decision code in a simulated fleet.
+    Sim(SimArgs),
+    /// Check a policy, and whether a fleet could keep what it promises.
+    Check(Box<CheckArgs>),
+    /// Feed a recorded tape to a fresh brain and compare what it decides.
+    Replay(ReplayArgs),
+    /// Measure.
+    Bench(BenchArgs),
+    /// How KV blocks travel between workers.
+    Kv(KvArgs),
+    /// What work costs on this machine, and how well that is known.
+    Plan(PlanArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::parse_name;
+    use clap::CommandFactory;
+    use cleave_domain::Role;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_worker_could_be_called_anything_and_be_reached_nowhere() {
+        for good in ["d0", "decode-host.7-123", "rack:3@b"] {
+            assert_eq!(parse_name(good).as_deref(), Ok(good));
+        }
+        let long = "x".repeat(129);
+        for bad in ["", "a\nb", "\"", "../w", "\u{1b}[2J", long.as_str()] {
+            assert!(parse_name(bad).is_err(), "{bad:?}");
+        }
+        let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
+        for more in [
+            ["--data-advertise", "foo"],
+            ["--name", ""],
+            ["--admin-key", ""],
+        ] {
+            let words = words.iter().chain(&more);
+            assert!(Cli::try_parse_from(words).is_err(), "{more:?}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_parts() {
+        let parse = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
+        let Command::Router(router) = parse(&["cleave", "router"]) else {
+            panic!("a router was asked for");
+        };
+        let limits = cleave_node::RouterOptions::default();
+        let RouterLimitArgs {
+            migration_limit,
+            max_moves,
+            reader_wait,
+            reader_backlog,
+            policy,
+            router_mode,
+            placement,
+        } = router.limits;
+        assert_eq!(policy, None);
+        assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
+        let placement = cleave_node::Placement::from(placement);
+        assert_eq!(placement, limits.limits.placement);
+        assert_eq!(migration_limit, limits.limits.failures_max);
+        assert_eq!(max_moves, limits.limits.moves_max);
+        assert_eq!(reader_wait.0, limits.limits.reader_wait_max);
+        assert_eq!(reader_backlog, limits.reader_backlog_max);
+        assert_eq!(router.process.worker_silence.0, limits.silence_max);
+        let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
+        let Command::Worker(worker) = parse(&words) else {
+            panic!("a worker was asked for");
+        };
+        let options = cleave_node::WorkerOptions::new("w", Role::Both);
+        assert_eq!(worker.limits.step_max.0, options.step_max);
+        assert_eq!(worker.limits.swap_space, options.swap_bytes);
+        assert_eq!(worker.limits.calibrate.0, cleave_node::CALIBRATION);
+        assert_eq!(worker.process.worker_silence.0, options.silence_max);
+    }
+}

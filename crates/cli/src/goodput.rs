@@ -1,0 +1,377 @@
+//! `cleave sim goodput`: how much a simulated fleet serves within its promises.
+//!
+//! Owns: what is printed. Never: decides how a request is routed, or what counts.
+//! Invariant: every way to route gets the same devices and the same arrivals.
+
+use crate::args::{GoodputArgs, ScenarioArgs, TargetArgs};
+use crate::load::{Pace, wish, workload_of};
+use crate::router_cost::{Cost, Meter};
+use anyhow::{Context, bail, ensure};
+use cleave_bench::{Asked, Schedule, Wish, Workload};
+use cleave_domain::{Origin, Slo, SloClass, SloPolicy};
+use cleave_sim::goodput::{
+    Arrival, ClassScore, Contest, Fleet, Outcome, Part, Profile, Prompt, Score, Way, promise, run,
+    run_observed,
+};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// One line of the table.
+pub(crate) struct Row {
+    pub(crate) way: Way,
+    /// Arrivals per second, in thousandths; none if the search found none.
+    pub(crate) rate_milli: Option<u64>,
+    pub(crate) outcome: Option<Outcome>,
+    pub(crate) cost: Option<Cost>,
+}
+
+/// Runs what was asked for and prints it.
+///
+/// # Errors
+/// Flags that contradict each other, or nowhere to print to.
+pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
+    let policy = Arc::new(one_class(&args.targets)?);
+    let clients = Clients::of(&args.scenario, &policy)?;
+    let contest = contest(&args.scenario, &clients)?;
+    let ways = match args.compare {
+        true => Way::ALL.to_vec(),
+        false => args.way.clone(),
+    };
+    let rate = clients.rate_milli;
+    let rows = match (args.search, args.router_cost) {
+        (true, true) => bail!("--search and --router-cost exclude each other"),
+        (false, true) => ways
+            .into_iter()
+            .map(|way| measured(&contest, way, &clients))
+            .collect(),
+        (true, false) => side_by_side(&ways, |way| {
+            let best = contest.best(way, rate, &|rate| clients.at(rate));
+            let (rate_milli, outcome) = best.map(|best| (best.rate_milli, best.outcome)).unzip();
+            Row {
+                way,
+                rate_milli,
+                outcome,
+                cost: None,
+            }
+        }),
+        (false, false) => side_by_side(&ways, |way| Row {
+            way,
+            rate_milli: Some(rate),
+            outcome: Some(run(&contest.scenario(way, clients.at(rate)))),
+            cost: None,
+        }),
+    };
+    print(&contest, &rows, args.scenario.json)
+}
+
+fn measured(contest: &Contest, way: Way, clients: &Clients) -> Row {
+    let scenario = contest.scenario(way, clients.at(clients.rate_milli));
+    let mut meter = Meter::default();
+    let outcome = run_observed(&scenario, &mut meter);
+    Row {
+        way,
+        rate_milli: Some(clients.rate_milli),
+        outcome: Some(outcome),
+        cost: Some(meter.cost()),
+    }
+}
+
+/// As many at a time as there are cores; in the order asked for.
+fn side_by_side(ways: &[Way], row: impl Fn(Way) -> Row + Sync) -> Vec<Row> {
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut rows = Vec::new();
+    for some in ways.chunks(cores) {
+        let done = thread::scope(|scope| {
+            let threads: Vec<_> = some.iter().map(|way| scope.spawn(|| row(*way))).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined
+                .map(|row| row.expect("a simulated world broke an invariant"))
+                .collect::<Vec<_>>()
+        });
+        rows.extend(done);
+    }
+    rows
+}
+
+// === what is simulated ===
+
+/// The one class that the flags describe.
+fn one_class(targets: &TargetArgs) -> anyhow::Result<SloPolicy> {
+    let TargetArgs {
+        ttft,
+        tpot,
+        e2e,
+        goal,
+    } = targets;
+    ensure!(
+        (0.0..=1.0).contains(goal),
+        "--goal {goal}: a share from 0 to 1 is meant"
+    );
+    let class = SloClass {
+        ttft: *ttft,
+        tpot: *tpot,
+        e2e: *e2e,
+        attainment_permille: (goal * 1000.0).round() as u32,
+        ..SloClass::default()
+    };
+    Ok(SloPolicy {
+        classes: vec![class],
+        ..SloPolicy::default()
+    })
+}
+
+/// Who asks, at any rate.
+pub(crate) struct Clients {
+    workload: Workload,
+    wish: Wish,
+    policy: Arc<SloPolicy>,
+    /// Arrivals per second asked for, in thousandths.
+    pub(crate) rate_milli: u64,
+}
+
+impl Clients {
+    /// Reads the trace, or the workload's text.
+    ///
+    /// # Errors
+    /// What is wrong with either, or with the rate.
+    pub(crate) fn of(args: &ScenarioArgs, policy: &Arc<SloPolicy>) -> anyhow::Result<Self> {
+        let timed = args.workload.trace.is_some();
+        let pace = Pace {
+            rate: args
+                .rate
+                .or_else(|| (!timed).then(|| f64::from(workers_count(args)))),
+            speed: None,
+            duration: args
+                .duration
+                .or((!timed).then_some(Duration::from_secs(60))),
+        };
+        let mut clients = Self {
+            workload: workload_of(&args.workload)?,
+            wish: wish(&args.workload, pace),
+            policy: Arc::clone(policy),
+            rate_milli: 0,
+        };
+        let schedule = clients.workload.schedule(&clients.wish)?;
+        let rate = pace.rate.unwrap_or_else(|| schedule.rate());
+        ensure!(
+            (0.001..=1e9).contains(&rate),
+            "--rate {rate}: arrivals per second are meant"
+        );
+        clients.rate_milli = (rate * 1e3).round() as u64;
+        Ok(clients)
+    }
+
+    /// What arrives at that rate; nothing where the rate is so low that nothing does.
+    pub(crate) fn at(&self, rate_milli: u64) -> Vec<Arrival> {
+        let wish = Wish {
+            rate: Some(rate_milli as f64 / 1e3),
+            ..self.wish
+        };
+        let schedule = self.workload.schedule(&wish);
+        let requests = schedule.iter().flat_map(Schedule::requests);
+        requests.map(|asked| self.arrival(asked)).collect()
+    }
+
+    fn arrival(&self, asked: Asked) -> Arrival {
+        let Asked {
+            at,
+            class,
+            parts,
+            output_tokens,
+        } = asked;
+        let part = |(name, tokens)| Part { name, tokens };
+        let prompt = Prompt {
+            parts: parts.into_iter().map(part).collect(),
+        };
+        Arrival {
+            at,
+            slo: self.promise(class, prompt.tokens()),
+            prompt,
+            output_tokens,
+            priority: 0,
+        }
+    }
+
+    /// A class of the workload that the policy knows by name is of that class; others are what the
+    /// rules make of them.
+    fn promise(&self, class: usize, prompt_tokens: u32) -> Slo {
+        let name = &self.workload.classes()[class];
+        let known = self.policy.classes.iter().any(|class| class.name == *name);
+        if known {
+            return promise(&self.policy, name);
+        }
+        let resolved = self.policy.resolve(&Origin::default(), "", prompt_tokens);
+        resolved.unwrap_or_else(|_| promise(&self.policy, &self.policy.default_class))
+    }
+}
+
+fn workers_count(args: &ScenarioArgs) -> u32 {
+    let named = args.fleet.as_ref().map(Fleet::workers_count);
+    named.or(args.devices).unwrap_or(1)
+}
+
+/// The devices and the promises.
+///
+/// # Errors
+/// An unknown profile, or devices that make no whole number of workers.
+pub(crate) fn contest(args: &ScenarioArgs, clients: &Clients) -> anyhow::Result<Contest> {
+    let contest = |fleet| Contest {
+        fleet,
+        policy: Arc::clone(&clients.policy),
+        noise_permille: args.noise,
+        seed: args.workload.seed,
+    };
+    if let Some(fleet) = &args.fleet {
+        return Ok(contest(fleet.clone()));
+    }
+    let devices = args.devices.context("--fleet or --devices is missing")?;
+    let profile = Profile::named(&args.profile).map_err(anyhow::Error::msg)?;
+    let each = profile.devices_count();
+    let workers = devices / each;
+    ensure!(
+        workers >= 1 && devices.is_multiple_of(each),
+        "--devices {devices}: a worker of {} is {each} devices",
+        profile.name
+    );
+    let undivided = contest(Fleet::aggregated(profile, workers));
+    if workers == 1 {
+        return Ok(undivided);
+    }
+    let fleet = undivided.divided(&clients.at(clients.rate_milli));
+    Ok(contest(fleet))
+}
+
+// === what is printed ===
+
+fn print(contest: &Contest, rows: &[Row], json: bool) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        let rows: Vec<Value> = rows.iter().map(row_json).collect();
+        let fleet = contest.fleet.to_string();
+        let all = json!({
+            "fleet": fleet,
+            "devices": contest.fleet.devices_count(),
+            "profile": contest.fleet.profile.source,
+            "rows": rows,
+        });
+        writeln!(out, "{all:#}")?;
+        return Ok(());
+    }
+    let (fleet, devices) = (&contest.fleet, contest.fleet.devices_count());
+    writeln!(out, "{fleet}: {}, {devices} devices", fleet.profile.about)?;
+    writeln!(
+        out,
+        "{:<24} {:>9} {:>8} {:>9} {:>7} {:>7} {:>15} {:>15} {:>7} {:>9}",
+        "way",
+        "rate/s",
+        "attained",
+        "good/s/dev",
+        "refused",
+        "failed",
+        "ttft p50/p99 s",
+        "tpot p50/p99 ms",
+        "whole",
+        "at fault",
+    )?;
+    for row in rows {
+        writeln!(out, "{}", row_text(row))?;
+    }
+    for row in rows {
+        if let Some(cost) = &row.cost {
+            writeln!(out, "{}: {cost}", row.way.name())?;
+        }
+    }
+    Ok(())
+}
+
+fn row_text(row: &Row) -> String {
+    let way = row.way.name();
+    let (Some(rate), Some(outcome)) = (row.rate_milli, &row.outcome) else {
+        return format!("{way:<24} no rate meets the goal");
+    };
+    let Score {
+        all, split, whole, ..
+    } = &outcome.score;
+    let seconds = |span: Duration| format!("{:.3}", span.as_secs_f64());
+    let millis = |span: Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
+    let ttft = format!("{}/{}", seconds(all.ttft.p50), seconds(all.ttft.p99));
+    let tpot = format!("{}/{}", millis(all.tpot.p50), millis(all.tpot.p99));
+    let placed = (split + whole).max(1);
+    format!(
+        "{way:<24} {:>9.2} {:>7.1}% {:>10.3} {:>7} {:>7} {ttft:>15} {tpot:>15} {:>6}% {:>9}",
+        rate as f64 / 1e3,
+        all.attainment_permille() as f64 / 10.0,
+        outcome.score.goodput_milli() as f64 / 1e3,
+        all.refused,
+        all.failed + all.unfinished,
+        whole * 100 / placed,
+        at_fault(all),
+    )
+}
+
+/// The stage most often at fault, or the target most often missed where none was named.
+fn at_fault(all: &ClassScore) -> &'static str {
+    let stages = all.stages.iter();
+    let stage = stages.max_by_key(|(_, count)| **count);
+    let late = all.late.iter().zip(["ttft", "tpot", "e2e"]);
+    let late = late.filter(|(count, _)| **count > 0);
+    let late = late.max_by_key(|(count, _)| **count).map(|(_, name)| name);
+    stage.map(|(stage, _)| *stage).or(late).unwrap_or("-")
+}
+
+fn row_json(row: &Row) -> Value {
+    let mut value = json!({
+        "way": row.way.name(),
+        "rate": row.rate_milli.map(|milli| milli as f64 / 1e3),
+    });
+    if let Some(outcome) = &row.outcome {
+        value["score"] = score_json(&outcome.score);
+        value["events"] = json!(outcome.events);
+    }
+    if let Some(cost) = &row.cost {
+        value["router"] = cost.json();
+    }
+    value
+}
+
+/// A score in seconds and shares.
+pub(crate) fn score_json(score: &Score) -> Value {
+    let classes: Vec<Value> = score.classes.iter().map(class_json).collect();
+    json!({
+        "goodput_per_device": score.goodput_milli() as f64 / 1e3,
+        "offered_per_device": score.offered_milli() as f64 / 1e3,
+        "span_s": score.span.as_secs_f64(),
+        "all": class_json(&score.all),
+        "classes": classes,
+        "placed": {"split": score.split, "whole": score.whole},
+        "verdicts_disputed": score.disputed,
+        "counts": score.counts,
+    })
+}
+
+fn class_json(class: &ClassScore) -> Value {
+    let quantiles = |q: &cleave_sim::goodput::Quantiles| {
+        json!({
+            "p50": q.p50.as_secs_f64(),
+            "p90": q.p90.as_secs_f64(),
+            "p99": q.p99.as_secs_f64(),
+        })
+    };
+    let [ttft, tpot, e2e] = class.late;
+    json!({
+        "class": class.class,
+        "arrivals": class.arrivals,
+        "good": class.good,
+        "attainment": class.attainment_permille() as f64 / 1e3,
+        "late": {"ttft": ttft, "tpot": tpot, "e2e": e2e},
+        "refused": class.refused,
+        "failed": class.failed,
+        "unfinished": class.unfinished,
+        "ttft_s": quantiles(&class.ttft),
+        "tpot_s": quantiles(&class.tpot),
+        "stages_at_fault": class.stages,
+    })
+}

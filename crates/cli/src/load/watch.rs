@@ -1,0 +1,236 @@
+//! What a user sees of a measurement.
+//!
+//! Owns: the progress bar (on a terminal only) and the tables. Never: computes a number.
+
+use cleave_bench::{Progress, Report, Stats, Summary, Try, Verdict, Watch};
+use cleave_domain::Stage;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::Write;
+use std::time::Duration;
+
+/// Without a terminal there is no bar; a line in so many tells that it goes on.
+const BAR: &str = "{bar:30} {pos}/{len}  {msg}";
+
+/// A user's screen.
+pub(crate) struct Screen {
+    bar: ProgressBar,
+}
+
+impl Screen {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template(BAR) {
+            bar.set_style(style);
+        }
+        Self { bar }
+    }
+
+    /// With the head of a table of rates.
+    pub(crate) fn with_table() -> anyhow::Result<Self> {
+        let mut out = std::io::stdout().lock();
+        writeln!(
+            out,
+            "{:>9}  {:>9}  {:>10}  {:>15}  {:>9}  {:>17}  {:>17}  ",
+            "rate/s",
+            "requests",
+            "attainment",
+            "95 % interval",
+            "goodput/s",
+            "TTFT p50 p99 ms",
+            "TPOT p50 p99 ms"
+        )?;
+        out.flush()?;
+        Ok(Self::new())
+    }
+}
+
+impl Watch for Screen {
+    fn progress(&self, progress: &Progress) {
+        let Progress {
+            planned: _,
+            sent,
+            over,
+            met,
+            took,
+        } = progress;
+        self.bar.set_position(u64::from(*over));
+        let flight = sent.saturating_sub(*over);
+        let took = Duration::from_secs(took.as_secs());
+        self.bar
+            .set_message(format!("{flight} in flight, {met} met, {took:?}"));
+    }
+
+    fn begins(&self, rate: f64, planned: usize) {
+        tracing::debug!("{planned} requests at {rate:.3} per second");
+        self.bar.reset();
+        self.bar.set_length(planned as u64);
+    }
+
+    fn tried(&self, tried: &Try) {
+        let line = row(tried);
+        self.bar.suspend(|| {
+            let mut out = std::io::stdout().lock();
+            // A table that nobody reads any more is no reason to stop.
+            writeln!(out, "{line}").and_then(|()| out.flush()).ok();
+        });
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn row(tried: &Try) -> String {
+    let interval = tried.attainment_interval;
+    let verdict = match (tried.verdict, tried.kept) {
+        (Verdict::Kept, _) => "kept",
+        (Verdict::Broken, _) => "broken",
+        (Verdict::Open, true) => "kept (open)",
+        (Verdict::Open, false) => "broken (open)",
+    };
+    format!(
+        "{:>9.3}  {:>9}  {:>9.1}%  {:>6.1}–{:>5.1} %  {:>9.3}  {:>8.1} {:>8.1}  {:>8.2} {:>8.2}  {verdict}",
+        tried.rate,
+        tried.decided,
+        100.0 * tried.attainment,
+        100.0 * interval.low,
+        100.0 * interval.high,
+        tried.goodput_rps,
+        tried.ttft_ms[0],
+        tried.ttft_ms[1],
+        tried.tpot_ms[0],
+        tried.tpot_ms[1],
+    )
+}
+
+/// A run's numbers, by class if there are several.
+pub(crate) fn print_run(report: &Report) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for run in &report.runs {
+        print_summary(&mut out, "all", &run.all)?;
+        if run.classes.len() > 1 {
+            for (class, summary) in &run.classes {
+                print_summary(&mut out, class, summary)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_summary(out: &mut impl Write, name: &str, summary: &Summary) -> anyhow::Result<()> {
+    let interval = summary.attainment_interval;
+    let (low, high) = interval.map_or((0.0, 1.0), |interval| (interval.low, interval.high));
+    writeln!(
+        out,
+        "{name}: {} requests ({:.3}/s), {} answered, {} within targets: attainment {:.1} % ({:.1}–{:.1} %), \
+         goodput {:.3}/s, {:.3}/s per device",
+        summary.offered,
+        summary.offered_rps,
+        summary.done,
+        summary.met,
+        100.0 * summary.attainment,
+        100.0 * low,
+        100.0 * high,
+        summary.goodput_rps,
+        summary.goodput_rps_per_device,
+    )?;
+    if !summary.missed.is_empty() || summary.undecided > 0 {
+        let missed = summary.missed.iter();
+        let missed = missed.map(|(miss, count)| format!("{count} {}", word(miss)));
+        let missed: Vec<String> = missed.collect();
+        let undecided = summary.undecided;
+        writeln!(
+            out,
+            "  missed: {}; undecided: {undecided}",
+            missed.join(", ")
+        )?;
+    }
+    writeln!(
+        out,
+        "  tokens/s: {:.1} out, {:.1} in\n  {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        summary.output_tokens_per_second,
+        summary.input_tokens_per_second,
+        "ms",
+        "mean",
+        "p50",
+        "p90",
+        "p95",
+        "p99",
+        "max"
+    )?;
+    let stages = Stage::ALL.iter().filter_map(|stage| {
+        let stats = summary.stages_ms.get(stage.name())?;
+        Some((stage.name(), stats))
+    });
+    let latencies = [
+        ("TTFT", &summary.ttft_ms),
+        ("TPOT", &summary.tpot_ms),
+        ("gap", &summary.gap_ms),
+        ("end to end", &summary.e2e_ms),
+        ("lateness", &summary.lateness_ms),
+    ];
+    for (name, stats) in latencies.into_iter().chain(stages) {
+        print_stats(out, name, stats)?;
+    }
+    Ok(())
+}
+
+fn print_stats(out: &mut impl Write, name: &str, stats: &Stats) -> anyhow::Result<()> {
+    let Stats {
+        count: _,
+        mean,
+        p50,
+        p90,
+        p95,
+        p99,
+        max,
+    } = stats;
+    writeln!(
+        out,
+        "  {name:<12} {mean:>9.2} {p50:>9.2} {p90:>9.2} {p95:>9.2} {p99:>9.2} {max:>9.2}"
+    )?;
+    Ok(())
+}
+
+fn word(miss: &cleave_bench::Miss) -> String {
+    let word = serde_json::to_value(miss).unwrap_or_default();
+    word.as_str().unwrap_or_default().to_owned()
+}
+
+/// What a search found.
+pub(crate) fn print_goodput(report: &Report) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let Some(found) = &report.goodput else {
+        return Ok(());
+    };
+    let (low, high) = (
+        found.attainment_interval.low,
+        found.attainment_interval.high,
+    );
+    match found.rate_max {
+        Some(rate) => writeln!(
+            out,
+            "\ngoodput {:.3}/s ({:.3}/s per device) at {rate:.3} requests per second: attainment {:.1} % \
+             ({:.1}–{:.1} %), goal {:.1} %",
+            found.goodput_rps,
+            found.goodput_rps_per_device,
+            100.0 * found.attainment,
+            100.0 * low,
+            100.0 * high,
+            100.0 * found.goal,
+        )?,
+        None => writeln!(
+            out,
+            "\nno rate kept the goal of {:.1} %",
+            100.0 * found.goal
+        )?,
+    }
+    match (found.complete, found.rate_broken) {
+        (false, _) => writeln!(out, "time ran out: the true rate may be higher")?,
+        (true, None) => writeln!(out, "no rate broke the goal: the true rate may be higher")?,
+        (true, Some(_)) => {}
+    }
+    Ok(())
+}

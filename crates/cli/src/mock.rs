@@ -1,0 +1,137 @@
+//! Engines that compute nothing, in the time of devices that are not here.
+//!
+//! Owns: where a profile comes from, and the model folder that a mock engine does not need.
+//! Never: invents a price: profiles are those of the simulator, or the user's own in the same form.
+//! Invariant: whatever is wrong with a profile is one error that names it, before a port is bound.
+
+use crate::args::{EngineArgs, MockArgs, ModelArgs};
+use crate::demo;
+use anyhow::{Context, anyhow};
+use cleave_api::{ModelFiles, ModelText};
+use cleave_domain::{Capacity, Fingerprint, Prices, Role};
+use cleave_engine::{Engine, EngineDescription, MockEngine};
+use cleave_sim::goodput::Profile;
+use serde_json::Value;
+use std::path::Path;
+
+/// The profile of who names none.
+pub(crate) const PROFILE: &str = "h100-llama-3-8b";
+
+/// See the module.
+pub(crate) struct Mock {
+    profile: Profile,
+    /// What the profile says; bytes and context are this mock's own.
+    capacity: Capacity,
+    files: ModelFiles,
+    vocab_size: u32,
+}
+
+impl Mock {
+    /// Reads the profile, and the text side of the folder given, or of the bundled checkpoint.
+    ///
+    /// # Errors
+    /// One that names what is wrong, and where.
+    pub(crate) fn open(args: &MockArgs, model: &ModelArgs) -> anyhow::Result<Self> {
+        let profile = profile(&args.mock_profile)?;
+        let mut capacity = profile.device(0, Role::Both).limits.capacity;
+        let mut files = match &model.model {
+            Some(folder) => ModelFiles::read(folder)?,
+            None => demo::files(),
+        };
+        files.config = with_context(&files.config, capacity.context_tokens_max)?;
+        files.context_tokens_max = model.max_model_len;
+        if let Some(name) = &model.served_model_name {
+            files.name.clone_from(name);
+        }
+        let text = ModelText::new(files.clone())?;
+        capacity.context_tokens_max = text.context_tokens_max();
+        capacity.block_bytes = args.mock_block_bytes;
+        Ok(Self {
+            vocab_size: text.vocabulary_count(),
+            profile,
+            capacity,
+            files,
+        })
+    }
+
+    pub(crate) fn files(&self) -> &ModelFiles {
+        &self.files
+    }
+
+    pub(crate) fn title(&self) -> String {
+        format!("{} (mock of {})", self.files.name, self.profile.name)
+    }
+
+    pub(crate) fn context_tokens_max(&self) -> u32 {
+        self.capacity.context_tokens_max
+    }
+
+    /// What the work of a worker with these legs costs.
+    pub(crate) fn prices(&self, role: Role) -> Prices {
+        self.profile.prices(role)
+    }
+
+    /// An engine. Flags go before the profile.
+    ///
+    /// # Errors
+    /// If there is no memory for its blocks.
+    pub(crate) fn engine(&self, args: &EngineArgs) -> anyhow::Result<Box<dyn Engine>> {
+        let its = &self.capacity;
+        let block_tokens = args.block_size.unwrap_or(its.block_tokens);
+        let blocks = match args.kv_cache {
+            Some(bytes) => bytes / u64::from(its.block_bytes),
+            None => {
+                let tokens = u64::from(its.blocks_count) * u64::from(its.block_tokens);
+                tokens / u64::from(block_tokens)
+            }
+        };
+        let step_tokens_max = args.max_num_batched_tokens;
+        let capacity = Capacity {
+            block_tokens,
+            blocks_count: u32::try_from(blocks.max(1)).unwrap_or(u32::MAX),
+            slots_count: args.max_num_seqs.unwrap_or(its.slots_count),
+            step_tokens_max: step_tokens_max.unwrap_or(its.step_tokens_max),
+            ..*its
+        };
+        let (bytes, vocab) = (capacity.block_bytes, self.vocab_size);
+        Ok(Box::new(MockEngine::new(EngineDescription {
+            model: "mock".to_owned(),
+            device: format!("mock of {}", self.profile.about),
+            fingerprint: Fingerprint(format!("mock {vocab} {block_tokens}x{bytes}")),
+            capacity,
+            vocab_size: vocab,
+        })?))
+    }
+}
+
+/// By name, or from a file.
+fn profile(name: &str) -> anyhow::Result<Profile> {
+    if !Path::new(name).is_file() {
+        let named = Profile::named(name);
+        return named.map_err(|error| anyhow!("--mock-profile {name}: no such file, and {error}"));
+    }
+    let text = std::fs::read_to_string(name).with_context(|| format!("--mock-profile {name}"))?;
+    let profile: Profile =
+        serde_json::from_str(&text).with_context(|| format!("--mock-profile {name}"))?;
+    let rows = profile.prices(Role::Both).rows;
+    match !rows.is_empty() && rows.is_sorted_by(|a, b| a.rows < b.rows) {
+        true => Ok(profile),
+        false => Err(anyhow!(
+            "--mock-profile {name}: rows must name at least one number of rows, each once, in \
+             ascending order"
+        )),
+    }
+}
+
+/// The tokenizer is any; the context is the profile's.
+fn with_context(config: &str, tokens: u32) -> anyhow::Result<String> {
+    let mut config: Value = serde_json::from_str(config).context("config.json")?;
+    let text = match config.get("text_config") {
+        Some(Value::Object(_)) => &mut config["text_config"],
+        _ => &mut config,
+    };
+    text["max_position_embeddings"] = tokens.into();
+    text["rope_scaling"] = Value::Null;
+    text["rope_parameters"] = Value::Null;
+    Ok(config.to_string())
+}

@@ -1,0 +1,195 @@
+//! `cleave plan calibrate`: how well the prices of this machine's steps are known.
+//!
+//! Owns: which steps are held out. Never: serves, or changes how a worker measures.
+//! Invariant: a step that is judged was never learned from; a seed draws the same steps twice.
+
+use crate::args::PlanCalibrateArgs;
+use crate::bench::Form;
+use crate::model;
+use anyhow::Context;
+use cleave_domain::Capacity;
+use cleave_node::{Calibration, Part, Rehearsal, calibrate};
+use cleave_planner::Predict;
+use serde::Serialize;
+use std::io::Write;
+
+/// A long context is drawn up to so many tokens, if the model has it.
+const CONTEXT_MAX: u32 = 4096;
+
+#[derive(Serialize)]
+struct Found {
+    model: String,
+    device: String,
+    /// What the start of a worker measures alone.
+    start: Judged,
+    /// After the steps that refined it.
+    refined: Judged,
+    flops_per_second: f64,
+    bytes_per_second: f64,
+    prices: cleave_domain::Prices,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct Judged {
+    /// Steps learned from so far.
+    steps_learned: u32,
+    /// Steps held out.
+    steps_judged: usize,
+    /// Of `|predicted / real - 1|`.
+    error_median: f64,
+    error_p95: f64,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
+    let loaded = model::load(&args.model, &args.engine)?;
+    let shape = loaded.shape();
+    let mut engines = loaded.engines(&args.engine, 1)?;
+    let engine = engines.first_mut().context("one engine was asked for")?;
+    let calibration = calibrate(engine.as_mut(), &shape, args.budget.0)?;
+    let start = calibration.prices();
+    let device = calibration.ceilings.device;
+    let mut trial = Trial {
+        draw: Draw(args.seed),
+        capacity: engine.describe().capacity,
+        calibration,
+        of_start: Vec::new(),
+        of_refined: Vec::new(),
+    };
+    let mut rehearsal = Rehearsal::new(engine.as_mut());
+    let (learned, mut drawn) = (trial.calibration.steps, 0_u32);
+    while trial.of_refined.len() < args.steps as usize {
+        let parts = trial.parts();
+        let Some((work, took)) = rehearsal.step(&parts)? else {
+            continue;
+        };
+        let error =
+            |told: std::time::Duration| (told.as_secs_f64() / took.as_secs_f64() - 1.0).abs();
+        drawn += 1;
+        // Every third is held out once as many as are judged have been learned from.
+        if drawn > args.steps && drawn.is_multiple_of(3) {
+            trial.of_start.push(error(start.step(&work)));
+            let prices = trial.calibration.learner.prices();
+            trial.of_refined.push(error(prices.step(&work)));
+        } else {
+            trial.calibration.learner.observe(&work, took);
+            trial.calibration.steps += 1;
+        }
+    }
+    let found = Found {
+        model: loaded.title(),
+        device: engine.describe().device.clone(),
+        start: judge(learned, &mut trial.of_start),
+        refined: judge(trial.calibration.steps, &mut trial.of_refined),
+        flops_per_second: device.flops_per_second,
+        bytes_per_second: device.bytes_per_second,
+        prices: trial.calibration.prices(),
+    };
+    print(&found, if args.json { Form::Json } else { Form::Table })
+}
+
+/// What is drawn from, and what came of it.
+struct Trial {
+    draw: Draw,
+    capacity: Capacity,
+    calibration: Calibration,
+    of_start: Vec<f64>,
+    of_refined: Vec<f64>,
+}
+
+impl Trial {
+    /// A batch that decodes, some prompts' chunks, or both.
+    fn parts(&mut self) -> Vec<Part> {
+        let Capacity {
+            block_tokens,
+            blocks_count,
+            slots_count,
+            step_tokens_max,
+            context_tokens_max,
+            ..
+        } = self.capacity;
+        let longest = CONTEXT_MAX.min(context_tokens_max - 1);
+        let kind = self.draw.below(3);
+        let mut parts = Vec::new();
+        let mut left = step_tokens_max;
+        if kind != 0 {
+            let most = 1 << self.draw.below(6);
+            let sequences = 1 + self.draw.below(most.min(slots_count));
+            let context = longest
+                .min(blocks_count * block_tokens / (sequences + 3))
+                .max(2);
+            let context = 1 + self.draw.below(context);
+            for _ in 0..sequences.min(left) {
+                parts.push(Part::token(1 + self.draw.below(context)));
+            }
+            left -= sequences.min(left);
+        }
+        if kind != 1 {
+            for _ in 0..=self.draw.below(2) {
+                let tokens = 1 + self.draw.below(left.max(1));
+                let before = self.draw.below(longest / 2);
+                if tokens < 2 || tokens > left || before + tokens > longest {
+                    break;
+                }
+                left -= tokens;
+                let chunk = Part::chunk(before, tokens);
+                let last = self.draw.below(2) == 0;
+                parts.push(if last { chunk.last() } else { chunk });
+            }
+        }
+        if parts.is_empty() {
+            parts.push(Part::token(1 + self.draw.below(longest)));
+        }
+        parts
+    }
+}
+
+fn judge(steps_learned: u32, errors: &mut [f64]) -> Judged {
+    errors.sort_by(f64::total_cmp);
+    let at = |part: usize| errors.get((errors.len().max(1) - 1) * part / 100).copied();
+    Judged {
+        steps_learned,
+        steps_judged: errors.len(),
+        error_median: at(50).unwrap_or_default(),
+        error_p95: at(95).unwrap_or_default(),
+    }
+}
+
+fn print(found: &Found, form: Form) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if let Form::Json = form {
+        writeln!(out, "{}", serde_json::to_string(found)?)?;
+        return Ok(());
+    }
+    writeln!(out, "{}, {}\n", found.model, found.device)?;
+    writeln!(
+        out,
+        "| prices | steps learned from | held out | error, median | p95 |\n|---|---|---|---|---|"
+    )?;
+    for (name, judged) in [("of the start", found.start), ("refined", found.refined)] {
+        writeln!(
+            out,
+            "| {name} | {} | {} | {:.1} % | {:.1} % |",
+            judged.steps_learned,
+            judged.steps_judged,
+            judged.error_median * 100.0,
+            judged.error_p95 * 100.0
+        )?;
+    }
+    Ok(())
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014): a seed is the whole state.
+struct Draw(u64);
+
+impl Draw {
+    /// A number below `bound`, which is at least 1.
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^= mixed >> 31;
+        u32::try_from((u128::from(mixed) * u128::from(bound)) >> 64).unwrap_or(0)
+    }
+}

@@ -1,0 +1,409 @@
+//! Which promise a request gets.
+//!
+//! Owns: the way from a request's origin to its class, tenant and targets. Never: judges whether they
+//! can be met. Invariant: a function of its arguments; what it gives names a class of the policy.
+
+use crate::{Origin, Rule, Slo, SloPolicy, Tenant};
+use std::error::Error;
+use std::fmt;
+
+/// The header by which a request asks for a class; a rule may look at it too.
+pub const CLASS_HEADER: &str = "x-slo-class";
+
+/// A request asked for a class that it cannot have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownClass {
+    /// What it asked for.
+    pub asked: String,
+    /// What it may ask for, in the policy's order.
+    pub known: Vec<String>,
+}
+
+impl fmt::Display for UnknownClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "there is no class `{}` to ask for", self.asked)?;
+        match self.known.as_slice() {
+            [] => f.write_str("; requests may not choose one here"),
+            known => write!(f, "; there is {}", known.join(", ")),
+        }
+    }
+}
+
+impl Error for UnknownClass {}
+
+impl SloPolicy {
+    /// Class, tenant and targets of a request for this model with so long a prompt. The class is the
+    /// one asked for by name, or that of the first rule that fits, or the default; targets that the
+    /// request brings replace those of the class, where they are believed.
+    ///
+    /// # Errors
+    /// If it asks for a class that does not exist, or that only rules lead to.
+    pub fn resolve(
+        &self,
+        origin: &Origin,
+        model: &str,
+        prompt_tokens: u32,
+    ) -> Result<Slo, UnknownClass> {
+        let tenant = self.tenant_of(origin);
+        let fits = |rule: &&Rule| rule.fits(origin, &tenant, (model, prompt_tokens));
+        let class = match &origin.class {
+            Some(asked) if self.may_ask_for(asked) => asked,
+            Some(asked) => {
+                let rule = self.rules.iter().find(fits);
+                let leads = rule.filter(|rule| rule.is_about_class_header());
+                &leads.ok_or_else(|| self.unknown(asked))?.class
+            }
+            None => {
+                let rule = self.rules.iter().find(fits);
+                rule.map_or(&self.default_class, |rule| &rule.class)
+            }
+        };
+        let class = self.class(class);
+        let believed = |own, of_class| {
+            match self.trust.targets {
+                true => own,
+                false => None,
+            }
+            .or(of_class)
+        };
+        Ok(Slo {
+            class: class.name.clone(),
+            tenant,
+            ttft: believed(origin.ttft, class.ttft),
+            tpot: believed(origin.tpot, class.tpot),
+            e2e: believed(origin.e2e, class.e2e),
+            priority: class.priority,
+        })
+    }
+
+    /// Whether a request may ask for that class by its name.
+    pub fn may_ask_for(&self, class: &str) -> bool {
+        let mut named = self.classes.iter().filter(|one| one.by_name);
+        named.any(|one| one.name == class)
+    }
+
+    /// The headers that rules look at.
+    pub fn headers(&self) -> impl Iterator<Item = &str> {
+        let asked = self.rules.iter().filter_map(|rule| rule.header.as_ref());
+        asked.map(|(name, _)| name.as_str())
+    }
+
+    /// Whose key the request brought; else the tenant of the policy that it names, if such names are
+    /// believed. One with keys is believed by a key alone, and all whom the policy does not know are
+    /// one: who can make up names must not make up shares.
+    fn tenant_of(&self, origin: &Origin) -> String {
+        let keyed = origin.key_digest.and_then(|digest| {
+            let mut tenants = self.tenants.iter();
+            tenants.find(|tenant| tenant.key_digests.contains(&digest))
+        });
+        if let Some(tenant) = keyed {
+            return tenant.name.clone();
+        }
+        let known = |name: &String| {
+            let is_it = |one: &Tenant| one.name == *name && one.key_digests.is_empty();
+            self.tenants.iter().any(is_it)
+        };
+        let named = origin.tenant.as_ref().filter(|_| self.trust.tenant);
+        named
+            .filter(|name| known(name))
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    fn unknown(&self, asked: &str) -> UnknownClass {
+        let known = self.classes.iter().filter(|class| class.by_name);
+        UnknownClass {
+            asked: asked.to_owned(),
+            known: known.map(|class| class.name.clone()).collect(),
+        }
+    }
+}
+
+impl Rule {
+    /// Whether every condition holds.
+    fn fits(&self, origin: &Origin, tenant: &str, (model, prompt_tokens): (&str, u32)) -> bool {
+        let header = self.header.as_ref().is_none_or(|(name, value)| {
+            let mut sent = origin.headers.iter().filter(|(sent, _)| sent == name);
+            sent.any(|(_, sent)| value.as_ref().is_none_or(|value| value == sent))
+        });
+        let length = self.prompt_tokens.as_ref();
+        header
+            && self.tenant.as_ref().is_none_or(|one| one == tenant)
+            && self.model.as_ref().is_none_or(|one| one == model)
+            && length.is_none_or(|range| range.contains(&prompt_tokens))
+    }
+
+    /// Whether it fits only what names a class by header.
+    pub fn is_about_class_header(&self) -> bool {
+        let header = self.header.as_ref();
+        header.is_some_and(|(name, _)| name == CLASS_HEADER)
+    }
+
+    /// Whether it fits everything that `later` fits, so that `later` never decides behind it.
+    pub fn covers(&self, later: &Self) -> bool {
+        fn wider<T: PartialEq>(one: Option<&T>, other: Option<&T>) -> bool {
+            one.is_none_or(|one| other == Some(one))
+        }
+        let header = match (&self.header, &later.header) {
+            (None, _) => true,
+            (Some((name, None)), Some((other, _))) => name == other,
+            (one, other) => one == other,
+        };
+        let length = match (&self.prompt_tokens, &later.prompt_tokens) {
+            (None, _) => true,
+            (Some(one), Some(other)) => one.start() <= other.start() && other.end() <= one.end(),
+            (Some(_), None) => false,
+        };
+        header
+            && length
+            && wider(self.tenant.as_ref(), later.tenant.as_ref())
+            && wider(self.model.as_ref(), later.model.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SloClass, Trust, Unmet};
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn class(name: &str) -> SloClass {
+        SloClass {
+            name: name.to_owned(),
+            ttft: Some(Duration::from_millis(100)),
+            ..SloClass::default()
+        }
+    }
+
+    /// Two tenants, one by its key; a class that only rules lead to.
+    fn policy() -> SloPolicy {
+        let rule = |class: &str| Rule {
+            class: class.to_owned(),
+            ..Rule::default()
+        };
+        SloPolicy {
+            classes: vec![
+                class("fast"),
+                class("plain"),
+                SloClass {
+                    by_name: false,
+                    ..class("vip")
+                },
+            ],
+            default_class: "plain".to_owned(),
+            rules: vec![
+                Rule {
+                    header: Some((CLASS_HEADER.to_owned(), Some("gold".to_owned()))),
+                    ..rule("vip")
+                },
+                Rule {
+                    tenant: Some("acme".to_owned()),
+                    prompt_tokens: Some(0..=100),
+                    ..rule("vip")
+                },
+                Rule {
+                    header: Some(("x-app".to_owned(), None)),
+                    model: Some("m".to_owned()),
+                    ..rule("fast")
+                },
+            ],
+            tenants: vec![
+                Tenant {
+                    name: "acme".to_owned(),
+                    key_digests: vec![[7; 32]],
+                    share: 3,
+                },
+                Tenant {
+                    name: "open".to_owned(),
+                    key_digests: Vec::new(),
+                    share: 1,
+                },
+            ],
+            trust: Trust {
+                targets: true,
+                tenant: true,
+            },
+        }
+    }
+
+    fn named(class: &str) -> Origin {
+        Origin {
+            class: Some(class.to_owned()),
+            ..Origin::default()
+        }
+    }
+
+    fn header(name: &str, value: &str) -> Origin {
+        Origin {
+            headers: vec![(name.to_owned(), value.to_owned())],
+            ..Origin::default()
+        }
+    }
+
+    #[track_caller]
+    fn check(origin: &Origin, expected: (&str, &str)) {
+        let slo = policy().resolve(origin, "m", 50).unwrap();
+        assert_eq!((slo.class.as_str(), slo.tenant.as_str()), expected);
+    }
+
+    #[test]
+    fn the_name_goes_before_rules_and_rules_before_the_default() {
+        check(&Origin::default(), ("plain", ""));
+        check(&header("x-app", "any"), ("fast", ""));
+        check(&named("plain"), ("plain", ""));
+        let both = Origin {
+            class: Some("plain".to_owned()),
+            ..header("x-app", "any")
+        };
+        check(&both, ("plain", ""));
+    }
+
+    #[test]
+    fn a_class_kept_for_rules_was_had_by_its_name() {
+        let refused = policy().resolve(&named("vip"), "m", 50).unwrap_err();
+        let expected = "there is no class `vip` to ask for; there is fast, plain";
+        assert_eq!(refused.to_string(), expected);
+        // Another rule that fits does not make the wrong name right.
+        let wrong = Origin {
+            class: Some("nonsense".to_owned()),
+            ..header("x-app", "any")
+        };
+        assert!(policy().resolve(&wrong, "m", 50).is_err());
+        let gold = Origin {
+            class: Some("gold".to_owned()),
+            ..header(CLASS_HEADER, "gold")
+        };
+        check(&gold, ("vip", ""));
+    }
+
+    #[test]
+    fn a_tenants_name_was_believed_without_its_key() {
+        let keyed = |digest, tenant: Option<&str>| Origin {
+            key_digest: Some(digest),
+            tenant: tenant.map(str::to_owned),
+            ..Origin::default()
+        };
+        check(&keyed([7; 32], None), ("vip", "acme"));
+        check(&keyed([7; 32], Some("open")), ("vip", "acme"));
+        check(&keyed([8; 32], Some("acme")), ("plain", ""));
+        check(&keyed([8; 32], Some("open")), ("plain", "open"));
+        check(&keyed([8; 32], Some("new")), ("plain", ""));
+        let mut wary = policy();
+        wary.trust.tenant = false;
+        let slo = wary.resolve(&keyed([8; 32], Some("open")), "m", 50);
+        assert_eq!(slo.unwrap().tenant, "");
+        // Its prompt is too long for the rule.
+        let long = policy().resolve(&keyed([7; 32], None), "m", 101).unwrap();
+        assert_eq!(long.class, "plain");
+    }
+
+    #[test]
+    fn own_targets_replace_those_of_the_class_where_they_are_believed() {
+        let own = Origin {
+            ttft: Some(Duration::from_millis(5)),
+            e2e: Some(Duration::from_millis(9)),
+            ..Origin::default()
+        };
+        let slo = policy().resolve(&own, "m", 1).unwrap();
+        assert_eq!((slo.ttft, slo.tpot, slo.e2e), (own.ttft, None, own.e2e));
+        let mut wary = policy();
+        wary.trust.targets = false;
+        let slo = wary.resolve(&own, "m", 1).unwrap();
+        assert_eq!((slo.ttft, slo.e2e), (class("").ttft, None));
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[a-d]"
+    }
+
+    fn rule() -> impl Strategy<Value = Rule> {
+        (
+            option::of((name(), option::of(name()))),
+            option::of(name()),
+            option::of(name()),
+            option::of((0..9_u32, 0..9_u32)),
+            0..3_usize,
+        )
+            .prop_map(|(header, tenant, model, range, class)| Rule {
+                header,
+                tenant,
+                model,
+                prompt_tokens: range.map(|(a, b)| a.min(b)..=a.max(b)),
+                class: class.to_string(),
+            })
+    }
+
+    fn any_policy() -> impl Strategy<Value = SloPolicy> {
+        let tenant = (name(), vec(Just([1; 32]), 0..2));
+        let tenants = vec(tenant, 0..3);
+        let classes = any::<[bool; 3]>();
+        let trust = any::<(bool, bool)>();
+        (classes, vec(rule(), 0..5), tenants, trust).prop_map(
+            |(by_name, rules, tenants, (targets, tenant))| SloPolicy {
+                classes: (0..3)
+                    .map(|number| SloClass {
+                        by_name: by_name[number],
+                        unmet: Unmet::Reject,
+                        ..class(&number.to_string())
+                    })
+                    .collect(),
+                default_class: "0".to_owned(),
+                rules,
+                tenants: tenants
+                    .into_iter()
+                    .map(|(name, key_digests)| Tenant {
+                        name,
+                        key_digests,
+                        share: 1,
+                    })
+                    .collect(),
+                trust: Trust { targets, tenant },
+            },
+        )
+    }
+
+    fn any_origin() -> impl Strategy<Value = Origin> {
+        (
+            vec((name(), name()), 0..3),
+            option::of(Just([1; 32])),
+            option::of("[0-4]"),
+            option::of(name()),
+            option::of(Just(Duration::from_millis(3))),
+        )
+            .prop_map(|(headers, key_digest, class, tenant, ttft)| Origin {
+                headers,
+                key_digest,
+                class,
+                tenant,
+                ttft,
+                tpot: None,
+                e2e: None,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn every_request_gets_one_answer_and_always_the_same(
+            policy in any_policy(), origin in any_origin(), model in name(), tokens in 0..12_u32,
+        ) {
+            let slo = policy.resolve(&origin, &model, tokens);
+            prop_assert_eq!(&slo, &policy.resolve(&origin, &model, tokens));
+            match slo {
+                Ok(slo) => prop_assert!(policy.classes.iter().any(|class| class.name == slo.class)),
+                Err(unknown) => prop_assert_eq!(Some(unknown.asked), origin.class),
+            }
+        }
+
+        #[test]
+        fn a_rule_behind_one_that_covers_it_never_decides(
+            first in rule(), later in rule(), origin in any_origin(), model in name(), tokens in 0..12_u32,
+        ) {
+            let tenant = origin.tenant.clone().unwrap_or_default();
+            let fits = |rule: &Rule| rule.fits(&origin, &tenant, (model.as_str(), tokens));
+            prop_assert!(!first.covers(&later) || !fits(&later) || fits(&first));
+        }
+    }
+}

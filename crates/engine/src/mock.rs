@@ -1,0 +1,304 @@
+//! An engine that computes nothing.
+//!
+//! Owns: slots' histories, the tokens it makes up, and a pool of blocks just large enough to be sent.
+//! Never: takes time: whoever runs it says what a step costs. Never: reads a block, so what is in one
+//! changes no token.
+//! Invariant: a token is a function of the sequence's seed and the token's position, so every path
+//! through a fleet gives the same ones; all tokens are equally likely, and are scored as that.
+
+use crate::{Engine, EngineDescription, EngineError};
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Sampled, Scores, Segment, SlotIndex, StepPlan, StepResult,
+    TokenId,
+};
+
+/// See the module.
+pub struct MockEngine {
+    description: EngineDescription,
+    /// `[blocks_count][block_bytes]`.
+    pool: Vec<u8>,
+    /// `[slots_count]`; the output of each grows with what is drawn.
+    slots: Vec<Option<OpenSlot>>,
+}
+
+impl MockEngine {
+    /// An engine that says this of itself, and holds as much.
+    ///
+    /// # Errors
+    /// `Device` if there is no memory for the pool.
+    pub fn new(description: EngineDescription) -> Result<Self, EngineError> {
+        let capacity = &description.capacity;
+        let bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
+        let no_memory = || EngineError::Device(format!("no memory for {bytes} bytes of blocks"));
+        let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
+        let mut pool = Vec::new();
+        pool.try_reserve_exact(bytes).map_err(|_| no_memory())?;
+        pool.resize(bytes, 0);
+        let slots = std::iter::repeat_with(|| None).take(capacity.slots_count as usize);
+        Ok(Self {
+            slots: slots.collect(),
+            pool,
+            description,
+        })
+    }
+
+    fn open(&mut self, open: &OpenSlot) -> Result<(), EngineError> {
+        let seat = self.slots.get_mut(open.slot.0 as usize);
+        let seat = seat.ok_or_else(|| impossible(open.slot, "no such slot"))?;
+        *seat = Some(open.clone());
+        Ok(())
+    }
+
+    fn run(&mut self, segment: &Segment, result: &mut StepResult) -> Result<(), EngineError> {
+        let slot = segment.slot;
+        let vocab_size = self.description.vocab_size;
+        let seat = self.slots.get_mut(slot.0 as usize);
+        let open = seat.and_then(Option::as_mut);
+        let open = open.ok_or_else(|| impossible(slot, "was never opened"))?;
+        let known = open.prompt.len() + open.output.len();
+        let end = segment.position as usize + segment.len as usize;
+        if segment.len == 0 || end > known {
+            let what = format!("{}+{} of {known} tokens", segment.position, segment.len);
+            return Err(impossible(slot, &what));
+        }
+        let scores = match segment.logits {
+            LogitsWanted::Score | LogitsWanted::ScoreAndSample => open.sampling.prompt_logprobs,
+            LogitsWanted::No | LogitsWanted::Sample => None,
+        };
+        if let Some(top) = scores {
+            let history = open.prompt.iter().chain(&open.output);
+            let scored = history
+                .skip(segment.position as usize + 1)
+                .take(segment.len as usize);
+            let scored = scored.map(|token| sampled(*token, Some(top), vocab_size));
+            result.prompt_scores.push((slot, scored.collect()));
+        }
+        if segment.logits.samples() {
+            let token = token(open, end as u32, vocab_size);
+            let drawn = sampled(token, open.sampling.logprobs, vocab_size);
+            open.output.push(token);
+            result.sampled.push((slot, drawn));
+        }
+        Ok(())
+    }
+
+    /// Where a part of a block is in the pool.
+    fn span(
+        &self,
+        block: BlockIndex,
+        offset: usize,
+        len: usize,
+    ) -> Result<std::ops::Range<usize>, EngineError> {
+        let size = self.description.capacity.block_bytes as usize;
+        let start = block.0 as usize * size + offset;
+        match offset + len <= size && start + len <= self.pool.len() {
+            true => Ok(start..start + len),
+            false => Err(EngineError::Plan(format!(
+                "{len} bytes from {offset} of {block}: outside the pool"
+            ))),
+        }
+    }
+}
+
+impl Engine for MockEngine {
+    fn describe(&self) -> &EngineDescription {
+        &self.description
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
+        for open in &plan.opens {
+            self.open(open)?;
+        }
+        let mut result = StepResult {
+            step: plan.step,
+            ..StepResult::default()
+        };
+        for segment in &plan.segments {
+            self.run(segment, &mut result)?;
+        }
+        Ok(result)
+    }
+
+    fn read_block(
+        &self,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let span = self.span(block, offset, out.len())?;
+        out.copy_from_slice(&self.pool[span]);
+        Ok(())
+    }
+
+    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
+        let size = self.description.capacity.block_bytes as usize;
+        Some(&self.pool[self.span(block, 0, size).ok()?])
+    }
+
+    fn write_block(
+        &mut self,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        let span = self.span(block, offset, bytes.len())?;
+        self.pool[span].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        let size = self.description.capacity.block_bytes as usize;
+        for (from, to) in pairs {
+            let from = self.span(*from, 0, size)?;
+            let to = self.span(*to, 0, size)?;
+            self.pool.copy_within(from, to.start);
+        }
+        Ok(())
+    }
+}
+
+fn impossible(slot: SlotIndex, what: &str) -> EngineError {
+    EngineError::Plan(format!("{slot}: {what}"))
+}
+
+/// The token at `position`: the first of a chain of hashes that may be drawn.
+fn token(open: &OpenSlot, position: u32, vocab_size: u32) -> TokenId {
+    let early = open.output.len() < open.min_tokens as usize;
+    let banned: &[TokenId] = match early {
+        true => &open.stop_tokens,
+        false => &[],
+    };
+    let mut throw = mix(open.sampling.seed ^ mix(u64::from(position) + 1));
+    // Bans of a whole vocabulary leave nothing to draw, and then any token is as good.
+    for _ in 0..64 {
+        let token = (throw % u64::from(vocab_size.max(1))) as TokenId;
+        if !banned.contains(&token) {
+            return token;
+        }
+        throw = mix(throw);
+    }
+    0
+}
+
+/// All logits are 0.
+fn sampled(token: TokenId, top: Option<u32>, vocab_size: u32) -> Sampled {
+    let scores = top.map(|top| Scores {
+        normalizer: (vocab_size.max(1) as f32).ln(),
+        chosen: 0.0,
+        top: (0..top.min(vocab_size)).map(|token| (token, 0.0)).collect(),
+    });
+    Sampled { token, scores }
+}
+
+/// splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::{Capacity, Fingerprint, Sampling, StepId};
+    use std::sync::Arc;
+
+    fn engine() -> MockEngine {
+        let capacity = Capacity {
+            block_tokens: 4,
+            block_bytes: 8,
+            blocks_count: 6,
+            slots_count: 2,
+            step_tokens_max: 16,
+            context_tokens_max: 24,
+        };
+        MockEngine::new(EngineDescription {
+            model: "mock".into(),
+            device: "none".into(),
+            fingerprint: Fingerprint::default(),
+            capacity,
+            vocab_size: 100,
+        })
+        .unwrap()
+    }
+
+    fn open(slot: u32, output: &[TokenId]) -> OpenSlot {
+        let sampling = Sampling {
+            seed: 7,
+            logprobs: Some(2),
+            ..Sampling::greedy()
+        };
+        OpenSlot {
+            slot: SlotIndex(slot),
+            sampling: Arc::new(sampling),
+            prompt: Arc::from([1, 2, 3, 4, 5]),
+            output: output.to_vec(),
+            stop_tokens: Arc::from([]),
+            min_tokens: 0,
+        }
+    }
+
+    fn step(
+        engine: &mut MockEngine,
+        opens: Vec<OpenSlot>,
+        (position, len): (u32, u32),
+    ) -> Result<StepResult, EngineError> {
+        let slot = opens.first().map_or(SlotIndex(0), |open| open.slot);
+        engine.step(&StepPlan {
+            step: StepId(1),
+            segments: vec![Segment {
+                slot,
+                position,
+                len,
+                blocks: vec![BlockIndex(0), BlockIndex(1)],
+                logits: LogitsWanted::Sample,
+            }],
+            opens,
+        })
+    }
+
+    fn drawn(result: &StepResult) -> TokenId {
+        result.sampled[0].1.token
+    }
+
+    #[test]
+    fn a_sequence_goes_on_elsewhere_with_the_tokens_it_would_have_had() {
+        let mut engine = engine();
+        let first = drawn(&step(&mut engine, vec![open(0, &[])], (0, 5)).unwrap());
+        let second = drawn(&step(&mut engine, vec![], (5, 1)).unwrap());
+        assert_ne!(first, second);
+        let resumed = step(&mut engine, vec![open(1, &[first])], (0, 6)).unwrap();
+        assert_eq!(drawn(&resumed), second);
+        let scores = resumed.sampled[0].1.scores.as_ref().unwrap();
+        assert!((scores.normalizer - 100f32.ln()).abs() < 1e-6);
+        assert_eq!(scores.top.len(), 2);
+    }
+
+    #[test]
+    fn banned_tokens_are_not_drawn_before_they_may_be() {
+        let mut engine = engine();
+        let token = drawn(&step(&mut engine, vec![open(0, &[])], (0, 5)).unwrap());
+        let banned = OpenSlot {
+            stop_tokens: Arc::from([token]),
+            min_tokens: 1,
+            ..open(0, &[])
+        };
+        let other = drawn(&step(&mut engine, vec![banned], (0, 5)).unwrap());
+        assert_ne!(other, token);
+    }
+
+    #[test]
+    fn what_cannot_be_run_or_reached_is_an_error() {
+        let mut engine = engine();
+        assert!(step(&mut engine, vec![open(0, &[])], (0, 6)).is_err());
+        assert!(step(&mut engine, vec![open(9, &[])], (0, 5)).is_err());
+        engine.write_block(BlockIndex(5), 4, &[1, 2, 3, 4]).unwrap();
+        engine
+            .copy_blocks(&[(BlockIndex(5), BlockIndex(0))])
+            .unwrap();
+        assert_eq!(engine.host_block(BlockIndex(0)).unwrap()[4..], [1, 2, 3, 4]);
+        assert!(engine.write_block(BlockIndex(5), 5, &[0; 4]).is_err());
+        assert!(engine.host_block(BlockIndex(6)).is_none());
+    }
+}

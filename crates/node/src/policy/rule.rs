@@ -1,0 +1,236 @@
+//! The rules, tenants and trust of a policy's file.
+//!
+//! Owns: their keys, and what can be. Never: looks whether a rule's class exists.
+
+use super::class::{name_of, small};
+use super::tree::{Flaws, Node, Value};
+use cleave_domain::{Rule, Tenant, Trust};
+use serde_saphyr::Location;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// Every request is held against them.
+const RULES_MAX: usize = 1024;
+
+/// A rule, and where it stands.
+pub(super) struct PlacedRule {
+    pub(super) rule: Rule,
+    pub(super) at: Location,
+    pub(super) class_at: Location,
+    pub(super) tenant_at: Location,
+}
+
+/// A tenant, and where its name stands.
+pub(super) struct PlacedTenant {
+    pub(super) tenant: Tenant,
+    /// It was to have keys, whatever became of them.
+    pub(super) is_keyed: bool,
+    pub(super) at: Location,
+}
+
+pub(super) fn trust(node: &Node, flaws: &mut Flaws) -> Trust {
+    let defaults = Trust::default();
+    let Some(mut fields) = flaws.fields(node, "`trust`") else {
+        return defaults;
+    };
+    let (targets, tenant) = (fields.take("targets"), fields.take("tenant"));
+    fields.end(flaws);
+    let targets = targets.and_then(|node| flaws.truth(node, "targets"));
+    let tenant = tenant.and_then(|node| flaws.truth(node, "tenant"));
+    Trust {
+        targets: targets.unwrap_or(defaults.targets),
+        tenant: tenant.unwrap_or(defaults.tenant),
+    }
+}
+
+pub(super) fn rules(node: &Node, flaws: &mut Flaws) -> Vec<PlacedRule> {
+    let entries = flaws.list(node, "rules");
+    if entries.len() > RULES_MAX {
+        let says = format!("there are more than {RULES_MAX} rules");
+        flaws.add(entries[RULES_MAX].referenced, says);
+    }
+    let rules = entries.iter().filter_map(|entry| rule(entry, flaws));
+    rules.collect()
+}
+
+fn rule(node: &Node, flaws: &mut Flaws) -> Option<PlacedRule> {
+    let mut fields = flaws.fields(node, "a rule")?;
+    let header = fields.take("header");
+    let tenant = fields.take("tenant");
+    let model = fields.take("model");
+    let length = fields.take("prompt_tokens");
+    let class = fields.need("class", flaws);
+    fields.end(flaws);
+
+    let at = node.referenced;
+    let mut sound = true;
+    // A condition that cannot be read must not make the rule fit everything.
+    let header = header.map(|node| header_of(node, flaws));
+    let name = tenant.map(|node| flaws.text(node, "tenant"));
+    let model = model.map(|node| flaws.text(node, "model"));
+    let length = length.map(|node| length_of(node, flaws));
+    sound &= header.as_ref().is_none_or(Option::is_some);
+    sound &= name.as_ref().is_none_or(Option::is_some);
+    sound &= model.as_ref().is_none_or(Option::is_some);
+    sound &= length.as_ref().is_none_or(Option::is_some);
+    let class_node = class?;
+    let class = flaws.text(class_node, "class")?;
+    sound.then(|| PlacedRule {
+        rule: Rule {
+            header: header.flatten(),
+            tenant: name.flatten(),
+            model: model.flatten(),
+            prompt_tokens: length.flatten(),
+            class,
+        },
+        at,
+        class_at: class_node.referenced,
+        tenant_at: tenant.map_or(at, |node| node.referenced),
+    })
+}
+
+/// A header's name, and its value unless any will do.
+fn header_of(node: &Node, flaws: &mut Flaws) -> Option<(String, Option<String>)> {
+    let mut fields = flaws.fields(node, "`header`")?;
+    let (name, value) = (fields.need("name", flaws), fields.take("value"));
+    fields.end(flaws);
+    let value = match value {
+        Some(value) => Some(flaws.text(value, "value")?),
+        None => None,
+    };
+    let node = name?;
+    let name = flaws.text(node, "name")?.to_ascii_lowercase();
+    let secret = [
+        "authorization",
+        "proxy-authorization",
+        "cookie",
+        "x-api-key",
+    ];
+    if secret.contains(&name.as_str()) {
+        let says = format!(
+            "`{name}` holds secrets, which do not belong into a policy: make the key's owner a \
+             tenant (tenants: api_key_sha256) and ask for `tenant`"
+        );
+        flaws.add(node.referenced, says);
+        return None;
+    }
+    let fits = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    if !name.chars().all(fits) {
+        let says = format!("{name:?} cannot be the name of a header");
+        flaws.add(node.referenced, says);
+        return None;
+    }
+    Some((name, value))
+}
+
+fn length_of(node: &Node, flaws: &mut Flaws) -> Option<RangeInclusive<u32>> {
+    let mut fields = flaws.fields(node, "`prompt_tokens`")?;
+    let (min, max) = (fields.take("min"), fields.take("max"));
+    fields.end(flaws);
+    let all = 0..=i64::from(u32::MAX);
+    let least = match min {
+        Some(node) => flaws.whole(node, "min", &all)?,
+        None => *all.start(),
+    };
+    let most = match max {
+        Some(node) => flaws.whole(node, "max", &all)?,
+        None => *all.end(),
+    };
+    if min.is_none() && max.is_none() {
+        let says = "`prompt_tokens` has a `min`, a `max` or both";
+        flaws.add(node.referenced, says);
+        return None;
+    }
+    if least > most {
+        let says = format!("no prompt has from {least} to {most} tokens: swap `min` and `max`?");
+        flaws.add(node.referenced, says);
+        return None;
+    }
+    Some(small(least)..=small(most))
+}
+
+pub(super) fn tenants(node: &Node, flaws: &mut Flaws) -> Vec<PlacedTenant> {
+    let mut names = BTreeMap::new();
+    let mut keys = BTreeMap::new();
+    let mut placed = Vec::new();
+    for entry in flaws.list(node, "tenants") {
+        let Some(one) = tenant(entry, &mut keys, flaws) else {
+            continue;
+        };
+        let name = one.tenant.name.clone();
+        match names.insert(name, one.at.line()) {
+            None => placed.push(one),
+            Some(line) => {
+                let name = &one.tenant.name;
+                let says = format!("there is a tenant `{name}` already, in line {line}");
+                flaws.add(one.at, says);
+            }
+        }
+    }
+    placed
+}
+
+fn tenant(
+    node: &Node,
+    keys: &mut BTreeMap<[u8; 32], u64>,
+    flaws: &mut Flaws,
+) -> Option<PlacedTenant> {
+    let mut fields = flaws.fields(node, "a tenant")?;
+    let name = fields.need("name", flaws);
+    let share = fields.take("share");
+    let digests = fields.take("api_key_sha256");
+    // One whose last key was taken away must not become one that is believed by its name.
+    let keys_taken_away = match digests {
+        Some(node) => (node.value == Value::List(Vec::new())).then_some(node.referenced),
+        None => fields.place("api_key_sha256"),
+    };
+    fields.end(flaws);
+
+    let share = share.and_then(|node| flaws.whole(node, "share", &(1..=1_000_000)));
+    if let Some(at) = keys_taken_away {
+        let says = "`api_key_sha256` is empty: give a key, or drop the line if the tenant is to be \
+                    known by its name alone";
+        flaws.add(at, says);
+    }
+    let mut key_digests = Vec::new();
+    for node in digests.map_or(&[][..], |node| flaws.list(node, "api_key_sha256")) {
+        let Some(digest) = digest_of(node, flaws) else {
+            continue;
+        };
+        match keys.insert(digest, node.referenced.line()) {
+            None => key_digests.push(digest),
+            Some(line) => {
+                let says = format!("this key is somebody's already, in line {line}");
+                flaws.add(node.referenced, says);
+            }
+        }
+    }
+    let node = name?;
+    Some(PlacedTenant {
+        tenant: Tenant {
+            name: name_of(node, flaws)?,
+            key_digests,
+            share: share.map_or(1, small),
+        },
+        is_keyed: digests.is_some() || keys_taken_away.is_some(),
+        at: node.referenced,
+    })
+}
+
+/// 64 hexadecimal digits.
+fn digest_of(node: &Node, flaws: &mut Flaws) -> Option<[u8; 32]> {
+    let text = flaws.text(node, "api_key_sha256")?;
+    let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
+    let digits = digits.filter(|digits| digits.len() == 64);
+    let Some(digits) = digits else {
+        let says =
+            "a key is given by its SHA-256 in 64 hexadecimal digits: printf %s KEY | sha256sum";
+        flaws.add(node.referenced, says);
+        return None;
+    };
+    let mut digest = [0; 32];
+    for (byte, pair) in digest.iter_mut().zip(digits.chunks(2)) {
+        *byte = u8::try_from(pair[0] * 16 + pair[1]).expect("two digits make a byte");
+    }
+    Some(digest)
+}

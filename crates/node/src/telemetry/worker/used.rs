@@ -1,0 +1,90 @@
+//! How much of its device a worker uses while it works.
+//!
+//! Owns: the sums of late, older steps weighing less. Never: knows the device: whoever starts the worker
+//! says what it can do. Invariant: what was idle counts for nothing, so that a ratio says how well
+//! steps are filled, and not how many there are.
+
+use cleave_domain::Work;
+use cleave_planner::{Device, Shape, bytes, flops};
+use std::time::Duration;
+
+/// Steps of so much busy time ago weigh a third (1/e).
+const MEMORY_SECONDS: f64 = 10.0;
+
+/// What a device can do, and what the model asks of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ceilings {
+    /// Sizes of the model.
+    pub shape: Shape,
+    /// What the device can do at most.
+    pub device: Device,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Used {
+    flops: f64,
+    bytes: f64,
+    busy_seconds: f64,
+}
+
+impl Used {
+    /// A step did so much in that time. Gives the parts of arithmetic and of memory bandwidth that
+    /// were used of late, 0 to 1.
+    pub(super) fn step(&mut self, ceilings: &Ceilings, work: &Work, took: Duration) -> (f64, f64) {
+        let Ceilings { shape, device } = ceilings;
+        let seconds = took.as_secs_f64();
+        let kept = (-seconds / MEMORY_SECONDS).exp();
+        self.flops = self.flops * kept + flops(shape, work);
+        self.bytes = self.bytes * kept + bytes(shape, work, 1);
+        self.busy_seconds = self.busy_seconds * kept + seconds;
+        let part = |used: f64, per_second: f64| {
+            let most = per_second * self.busy_seconds;
+            if most > 0.0 { used / most } else { 0.0 }
+        };
+        (
+            part(self.flops, device.flops_per_second),
+            part(self.bytes, device.bytes_per_second),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_at_the_ceiling_is_one_and_old_steps_are_forgotten() {
+        let shape = Shape {
+            layers: 2,
+            hidden: 8,
+            intermediate: 16,
+            query_heads: 2,
+            kv_heads: 1,
+            head_dim: 4,
+            vocab: 32,
+            element_bytes: 2,
+        };
+        let work = Work::decode(10);
+        let second = Duration::from_secs(1);
+        let device = Device {
+            flops_per_second: flops(&shape, &work),
+            bytes_per_second: 2.0 * bytes(&shape, &work, 1),
+            step: Duration::ZERO,
+        };
+        let ceilings = Ceilings { shape, device };
+        let close = |(mfu, mbu): (f64, f64), wanted: (f64, f64)| {
+            assert!(
+                (mfu - wanted.0).abs() < 1e-3 && (mbu - wanted.1).abs() < 1e-3,
+                "{mfu} {mbu}"
+            );
+        };
+        let mut used = Used::default();
+        close(used.step(&ceilings, &work, second), (1.0, 0.5));
+        close(used.step(&ceilings, &work, second), (1.0, 0.5));
+        for _ in 0..100 {
+            used.step(&ceilings, &work, 4 * second);
+        }
+        close(used.step(&ceilings, &work, 4 * second), (0.25, 0.125));
+    }
+}

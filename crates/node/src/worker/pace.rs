@@ -1,0 +1,150 @@
+//! How long steps take.
+//!
+//! Owns: the one place that knows whether time passes by itself or is priced, and the step whose time
+//! has yet to pass. Never: runs a step.
+//! Invariant: a step is answered once, and is said to have taken what it was priced at, whatever the
+//! timer made of it.
+
+use cleave_domain::{Prices, StepPlan, StepResult, Work};
+use cleave_planner::Predict;
+use cleave_sched::Input;
+use std::time::{Duration, Instant};
+use tokio::time::{Instant as Moment, sleep_until};
+
+/// How long an engine's steps take.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum StepTime {
+    /// As long as they take; the engine has a thread of its own.
+    #[default]
+    Measured,
+    /// What these prices say, on tokio's clock and on no processor: for an engine that computes
+    /// nothing. Such workers cost no thread, and where tokio's time is virtual so is theirs. Blocks
+    /// are copied while a step runs, as devices do.
+    Priced(Prices),
+}
+
+impl StepTime {
+    /// What steps cost, as far as it is known before any has run.
+    pub(crate) fn prices(&self) -> Prices {
+        match self {
+            Self::Measured => Prices::default(),
+            Self::Priced(prices) => prices.clone(),
+        }
+    }
+}
+
+/// Lets the time of steps pass.
+#[derive(Debug)]
+pub(super) struct Pace {
+    time: StepTime,
+    /// A step that has been run, and when its time has passed. At most one is under way.
+    pending: Option<(Moment, Input)>,
+    /// By how much the last timer was late, and by how much early. Timers tick in milliseconds, and a
+    /// decode step may take not many more: the next one makes up for it, so that the rate is what was
+    /// priced.
+    late: Duration,
+    early: Duration,
+}
+
+/// Timers tick in so much.
+const TICK: Duration = Duration::from_millis(1);
+/// Of a machine that was busy for longer no more is made up for.
+const LATE_MAX: Duration = Duration::from_millis(5);
+
+impl Pace {
+    pub(super) fn new(time: StepTime) -> Self {
+        Self {
+            time,
+            pending: None,
+            late: Duration::ZERO,
+            early: Duration::ZERO,
+        }
+    }
+
+    /// A step that began then has been run. Gives the answer, unless its time has yet to pass.
+    pub(super) fn stepped(
+        &mut self,
+        plan: &StepPlan,
+        (result, began): (StepResult, Instant),
+    ) -> Option<Input> {
+        let prices = match &self.time {
+            StepTime::Measured => {
+                let took = began.elapsed();
+                return Some(Input::Stepped { result, took });
+            }
+            StepTime::Priced(prices) => prices,
+        };
+        let took = prices.step(&Work::of(plan));
+        let over = Moment::now() + (took + self.early).saturating_sub(self.late);
+        self.pending = Some((over, Input::Stepped { result, took }));
+        None
+    }
+
+    /// Whether a step's time has yet to pass.
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Returns when the time of the pending step has passed, with its answer; without one, never.
+    pub(super) async fn over(&mut self) -> Input {
+        let Some((over, _)) = &self.pending else {
+            return std::future::pending().await;
+        };
+        let over = *over;
+        // Rounded to the nearest tick; timers by themselves round up.
+        sleep_until(over - TICK / 2).await;
+        let (_, answer) = self.pending.take().expect("it was looked at above");
+        let now = Moment::now();
+        self.late = now.saturating_duration_since(over).min(LATE_MAX);
+        self.early = over.saturating_duration_since(now);
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::RowPrice;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_priced_step_takes_its_price_and_no_processor() {
+        let prices = Prices {
+            rows: vec![RowPrice {
+                rows: 1,
+                nanos: 40_000_000_000,
+            }],
+            ..Prices::default()
+        };
+        let mut pace = Pace::new(StepTime::Priced(prices));
+        let ran = (StepResult::default(), Instant::now());
+        assert_eq!(pace.stepped(&StepPlan::default(), ran), None);
+        assert!(pace.is_pending());
+        let before = Moment::now();
+        let Input::Stepped { took, .. } = pace.over().await else {
+            panic!("a step is answered as one");
+        };
+        assert_eq!(took, Duration::from_secs(40));
+        assert_eq!(before.elapsed(), Duration::from_secs(40));
+        assert!(!pace.is_pending());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn steps_shorter_than_a_tick_did_not_come_at_their_rate() {
+        let prices = Prices {
+            rows: vec![RowPrice {
+                rows: 1,
+                nanos: 1_300_000,
+            }],
+            ..Prices::default()
+        };
+        let mut pace = Pace::new(StepTime::Priced(prices));
+        let before = Moment::now();
+        for _ in 0..1000 {
+            let ran = (StepResult::default(), Instant::now());
+            assert_eq!(pace.stepped(&StepPlan::default(), ran), None);
+            pace.over().await;
+        }
+        let took = before.elapsed().as_secs_f64();
+        assert!((1.299..=1.302).contains(&took), "{took}");
+    }
+}

@@ -1,0 +1,203 @@
+//! The fleet, and days for it.
+
+use cleave_api::ModelFiles;
+use cleave_domain::{
+    Capacity, Fingerprint, Incarnation, LinkPrice, Prices, Role, RowPrice, Slo, SloClass,
+    SloPolicy, Time, Unmet, WorkerId, WorkerRef,
+};
+use cleave_engine::{Engine, EngineDescription, MockEngine};
+use cleave_node::{RouterOptions, Running, Serve, StepTime, WorkerOptions};
+use cleave_sched::Writer;
+use cleave_sim::goodput::{Arrival, Device, Part, Prompt, Scenario, VOCAB_SIZE};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const LEGS: [Role; 5] = [
+    Role::Prefill,
+    Role::Prefill,
+    Role::Decode,
+    Role::Decode,
+    Role::Decode,
+];
+
+const CAPACITY: Capacity = Capacity {
+    block_tokens: 16,
+    block_bytes: 64,
+    blocks_count: 400,
+    slots_count: 12,
+    step_tokens_max: 128,
+    context_tokens_max: 1024,
+};
+
+/// What a step costs besides rows and draws, in milliseconds. Virtual clocks tick in these, so everything
+/// costs whole ones; and no two workers are equally fast, so that little happens at the same moment
+/// without one being the other's cause: in which order it does then is the body's own.
+const STEP_MILLIS: [u64; 5] = [17, 23, 13, 19, 29];
+
+/// One more for each row, three for each draw.
+fn prices(place: usize) -> Prices {
+    let knot = |rows: u32| RowPrice {
+        rows,
+        nanos: (STEP_MILLIS[place] + u64::from(rows)) * 1_000_000,
+    };
+    Prices {
+        rows: vec![knot(1), knot(4096)],
+        draw_nanos: 3_000_000,
+        ..Prices::default()
+    }
+}
+
+fn options(place: usize) -> WorkerOptions {
+    WorkerOptions {
+        swap_bytes: Some(0),
+        step_time: StepTime::Priced(prices(place)),
+        ..WorkerOptions::new(format!("w{place}"), LEGS[place])
+    }
+}
+
+/// What the node tells the brain of this worker, told to the simulator's.
+fn device(place: usize) -> Device {
+    let options = options(place);
+    let limits = cleave_sched::Limits {
+        me: WorkerRef {
+            worker: WorkerId(cleave_transfer::checksum(options.name.as_bytes())),
+            incarnation: Incarnation(0),
+        },
+        role: options.role,
+        capacity: CAPACITY,
+        vocab_size: VOCAB_SIZE,
+        queue_max: options.queue_max,
+        lease: options.lease,
+        stall_max: options.stall_max,
+        step_max: options.step_max,
+        prefix_cache: options.prefix_cache,
+        swap_blocks: 0,
+        writer: Writer::Receiver,
+        prices: prices(place),
+    };
+    Device {
+        limits,
+        real: prices(place),
+        host: LinkPrice::default(),
+        devices_count: 1,
+    }
+}
+
+/// What becomes of whom a target cannot be met for: refused, waits, becomes one of the first.
+const CLASSES: [&str; 3] = ["strict", "patient", "modest"];
+
+fn policy() -> SloPolicy {
+    let class = |name: &str, unmet| SloClass {
+        name: name.to_owned(),
+        unmet,
+        ..SloClass::default()
+    };
+    SloPolicy {
+        classes: vec![
+            class(CLASSES[0], Unmet::Reject),
+            class(CLASSES[1], Unmet::Queue(Duration::from_secs(2))),
+            class(CLASSES[2], Unmet::Downgrade(CLASSES[1].to_owned())),
+        ],
+        default_class: CLASSES[0].to_owned(),
+        ..SloPolicy::default()
+    }
+}
+
+/// Numbers of a seed (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+/// What is promised to those of a day to whom something is.
+#[derive(Clone, Copy)]
+pub(crate) struct Promises {
+    /// One in so many is promised something.
+    pub(crate) one_in: u64,
+    /// To the first token, at least and at most.
+    pub(crate) ttft_millis: (u64, u64),
+    /// Between tokens.
+    pub(crate) tpot_millis: u64,
+}
+
+/// A day of so many arrivals, `gap_millis` apart in the mean.
+pub(crate) fn day(seed: u64, (count, gap_millis): (u64, u64), promises: Promises) -> Scenario {
+    let mut dice = Dice(seed);
+    let mut at = Duration::from_secs(1);
+    let arrival = |number: u64| {
+        at += Duration::from_millis(1 + dice.below(2 * gap_millis));
+        let tokens = 20 + dice.below(280) as u32;
+        // One in three begins as others do.
+        let prompt = match dice.below(3) {
+            0 => {
+                let part = |name, tokens| Part { name, tokens };
+                Prompt {
+                    parts: Arc::new([part(dice.below(4), 96), part(1000 + number, tokens)]),
+                }
+            }
+            _ => Prompt::alone(1000 + number, tokens),
+        };
+        let promised = dice.below(promises.one_in) == 0;
+        let within = |millis: u64| promised.then(|| Duration::from_millis(millis));
+        let (least, most) = promises.ttft_millis;
+        Arrival {
+            at: Time::ZERO + at,
+            prompt,
+            output_tokens: 1 + dice.below(14) as u32,
+            slo: Slo {
+                class: CLASSES[dice.below(3) as usize].to_owned(),
+                ttft: within(least + dice.below(most - least)),
+                tpot: within(promises.tpot_millis),
+                ..Slo::default()
+            },
+            priority: 0,
+        }
+    };
+    Scenario {
+        devices: (0..LEGS.len()).map(device).collect(),
+        routers_count: 1,
+        router: cleave_router::Limits {
+            policy: Arc::new(policy()),
+            ..cleave_router::Limits::default()
+        },
+        arrivals: (0..count).map(arrival).collect(),
+        message: Duration::ZERO,
+        noise_permille: 0,
+        grain: Duration::from_millis(1),
+        misses_max: None,
+        seed,
+    }
+}
+
+/// The fleet of that day, ready to serve.
+pub(crate) async fn serve(router: RouterOptions) -> Running {
+    let worker = |place| {
+        let description = EngineDescription {
+            model: "mock".into(),
+            device: "none".into(),
+            fingerprint: Fingerprint("mock".into()),
+            capacity: CAPACITY,
+            vocab_size: VOCAB_SIZE,
+        };
+        let engine: Box<dyn Engine> = Box::new(MockEngine::new(description).unwrap());
+        (options(place), engine)
+    };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
+    let serve = Serve {
+        listen: "127.0.0.1:0".into(),
+        router,
+        workers: (0..LEGS.len()).map(worker).collect(),
+        files: ModelFiles::read(&folder).unwrap(),
+    };
+    let running = serve.start().await.unwrap();
+    running.ready().await;
+    running
+}

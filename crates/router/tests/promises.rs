@@ -1,0 +1,426 @@
+//! What the router promises, in a world that keeps to its prices: who is taken on is served in time, who
+//! is not is told at once and truly, tenants get their shares, and batch work harms nobody.
+
+#[path = "priced/world.rs"]
+mod world;
+
+use cleave_domain::{
+    Refusal, Request, Role, Slo, SloClass, SloPolicy, Tenant, Time, Unmet, Verdict,
+};
+use cleave_router::{Limits, Mode, PlaceReason, Placement};
+use std::sync::Arc;
+use std::time::Duration;
+use world::{Dice, World, millis, request};
+
+fn class(name: &str, ttft: Option<u64>, tpot: Option<u64>) -> SloClass {
+    SloClass {
+        name: name.to_owned(),
+        ttft: ttft.map(millis),
+        tpot: tpot.map(millis),
+        ..SloClass::default()
+    }
+}
+
+fn policy(classes: Vec<SloClass>) -> SloPolicy {
+    SloPolicy {
+        default_class: classes[0].name.clone(),
+        classes,
+        ..SloPolicy::default()
+    }
+}
+
+fn limits(policy: SloPolicy) -> Limits {
+    Limits {
+        policy: Arc::new(policy),
+        expected_output_tokens: 64,
+        queue_wait_max: Duration::from_secs(600),
+        renew_every: Duration::from_secs(3600),
+        reserve_timeout: Duration::from_secs(3600),
+        ..Limits::default()
+    }
+}
+
+fn slo(class: &SloClass, tenant: &str) -> Slo {
+    Slo {
+        class: class.name.clone(),
+        tenant: tenant.to_owned(),
+        ttft: class.ttft,
+        tpot: class.tpot,
+        e2e: class.e2e,
+        priority: class.priority,
+    }
+}
+
+const TWO_AND_TWO: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+
+/// So many requests, on average so far apart, of lengths between these.
+struct Crowd {
+    seed: u64,
+    count: u64,
+    gap_micros: u64,
+    prompt: (u32, u32),
+    output: (u32, u32),
+}
+
+impl Crowd {
+    fn come(&self, world: &mut World, of: impl Fn(u64) -> Slo) {
+        let mut dice = Dice(self.seed);
+        let mut at = 0;
+        let mut within = |(least, most): (u32, u32)| {
+            (
+                least + dice.below(u64::from(most - least) + 1) as u32,
+                dice.below(1000),
+            )
+        };
+        for number in 0..self.count {
+            let (prompt, luck) = within(self.prompt);
+            let (output, _) = within(self.output);
+            // Exponential gaps would do as well; these have the same mean and some bursts.
+            at += self.gap_micros * luck * luck / 333_000;
+            let request = request(prompt, output, of(number));
+            world.arrive(Time::from_nanos(at * 1000), request);
+        }
+    }
+}
+
+fn end() -> Time {
+    Time::from_nanos(3_600_000_000_000)
+}
+
+/// Requests come twice as fast as the fleet can serve them.
+#[test]
+fn what_is_taken_on_meets_its_target() {
+    for seed in 1..4 {
+        let chat = class("chat", Some(600), Some(12));
+        let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+        let crowd = Crowd {
+            seed,
+            count: 600,
+            gap_micros: 6_000,
+            prompt: (100, 2000),
+            output: (20, 100),
+        };
+        crowd.come(&mut world, |_| slo(&chat, ""));
+        world.run(end());
+        let (good, late) = (world.good(), world.late());
+        let refused = world.count(|o| o.refused.is_some());
+        let mut waited = 0;
+        for outcome in world.outcomes.values() {
+            if let Some((at, refusal)) = &outcome.refused {
+                assert!(matches!(refusal, Refusal::Late { .. }), "{refusal:?}");
+                waited += usize::from(*at != outcome.submitted);
+            }
+        }
+        assert_eq!(good + late + refused, 600);
+        assert!(refused > 100, "there is no overload");
+        assert!(waited * 10 <= refused, "{waited} were told late");
+        // As many as the class says; the worst of what is let in is at the edge of its time.
+        let attained = good * 1000 / (good + late);
+        assert!(
+            attained >= chat.attainment_permille as usize,
+            "{attained} ‰"
+        );
+    }
+}
+
+#[test]
+fn who_is_refused_and_comes_back_when_told_is_served() {
+    let chat = class("chat", Some(400), None);
+    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    let mut tried = 0;
+    for _ in 0..60 {
+        world.submit(0, request(2000, 20, slo(&chat, "")));
+    }
+    let told = world.outcomes.values().find_map(|o| o.refused.clone());
+    let (at, refusal) = told.expect("sixty at once are too many");
+    assert_eq!(at, Time::ZERO);
+    let Refusal::Late {
+        retry_after,
+        predicted,
+        ..
+    } = refusal
+    else {
+        panic!("{refusal:?}");
+    };
+    assert!(
+        predicted > millis(400) && retry_after < millis(400),
+        "{retry_after:?}"
+    );
+    for share in [0_u32, 1, 2] {
+        // Before that it is refused again; then it is taken on, and in time.
+        world.run(Time::ZERO + retry_after * share / 2);
+        let flight = world.submit(0, request(2000, 20, slo(&chat, "")));
+        let refused = world.outcomes[&flight].refused.is_some();
+        assert_eq!(
+            refused,
+            share < 2,
+            "after {share} halves of {retry_after:?}"
+        );
+        tried += 1;
+        if !refused {
+            world.run(end());
+            let outcome = &world.outcomes[&flight];
+            assert_eq!(outcome.verdict, Some(Verdict::Good), "{}", outcome.words);
+            break;
+        }
+    }
+    assert!(tried > 1);
+}
+
+#[test]
+fn tenants_are_served_by_their_shares() {
+    let batch = SloClass {
+        name: "batch".to_owned(),
+        ..SloClass::default()
+    };
+    let mut policy = policy(vec![batch.clone()]);
+    for (name, share) in [("one", 1), ("three", 3)] {
+        policy.tenants.push(Tenant {
+            name: name.to_owned(),
+            key_digests: Vec::new(),
+            share,
+        });
+    }
+    let mut world = World::new(&limits(policy), 1, &[Role::Prefill, Role::Decode]);
+    let crowd = Crowd {
+        seed: 5,
+        count: 900,
+        gap_micros: 100,
+        prompt: (200, 1000),
+        output: (40, 160),
+    };
+    crowd.come(&mut world, |number| {
+        let tenant = if number % 2 == 0 { "one" } else { "three" };
+        slo(&batch, tenant)
+    });
+    // Until one of them has nothing left that waits.
+    world.run(Time::ZERO + Duration::from_secs(10));
+    let served = |tenant: &str| {
+        let of = |o: &&world::Outcome| o.tenant == tenant && o.verdict.is_some();
+        world.outcomes.values().filter(of).count()
+    };
+    let (one, three) = (served("one"), served("three"));
+    assert!(three < 440, "nobody waits any more");
+    let ratio = three * 100 / one.max(1);
+    assert!((240..360).contains(&ratio), "{one} and {three}");
+}
+
+#[test]
+fn batch_work_takes_what_is_left() {
+    let chat = class("chat", Some(500), Some(12));
+    let batch = class("batch", None, None);
+    let both = policy(vec![chat.clone(), batch.clone()]);
+    let good = |with_batch: bool| {
+        let mut world = World::new(&limits(both.clone()), 1, &TWO_AND_TWO);
+        let crowd = Crowd {
+            seed: 7,
+            count: 400,
+            gap_micros: 25_000,
+            prompt: (100, 1500),
+            output: (20, 80),
+        };
+        crowd.come(&mut world, |_| slo(&chat, ""));
+        if with_batch {
+            let crowd = Crowd {
+                seed: 8,
+                count: 300,
+                gap_micros: 10_000,
+                prompt: (500, 3000),
+                output: (50, 150),
+            };
+            crowd.come(&mut world, |_| slo(&batch, ""));
+        }
+        world.run(end());
+        let chats = world.count(|o| o.class == "chat" && o.verdict == Some(Verdict::Good));
+        let batches = world.count(|o| o.class == "batch" && o.verdict == Some(Verdict::Good));
+        (chats, batches)
+    };
+    let (alone, _) = good(false);
+    let (with, batches) = good(true);
+    assert!(alone > 300, "{alone}");
+    assert!(with * 100 >= alone * 90, "{with} of {alone}");
+    assert!(batches > 200, "{batches}");
+}
+
+/// A class that waits is served when it can be; one that is downgraded runs as another.
+#[test]
+fn what_cannot_be_met_waits_or_becomes_another() {
+    let patient = SloClass {
+        unmet: Unmet::Queue(Duration::from_secs(20)),
+        ..class("patient", Some(400), None)
+    };
+    let modest = SloClass {
+        unmet: Unmet::Downgrade("rest".to_owned()),
+        ..class("modest", Some(400), None)
+    };
+    let rest = class("rest", None, None);
+    let classes = policy(vec![patient.clone(), modest.clone(), rest]);
+    let mut world = World::new(&limits(classes), 1, &TWO_AND_TWO);
+    for number in 0..60 {
+        let class = if number % 2 == 0 { &patient } else { &modest };
+        world.submit(0, request(2000, 20, slo(class, "")));
+    }
+    world.run(end());
+    assert_eq!(world.count(|o| o.refused.is_some()), 0);
+    assert!(world.count(|o| o.verdict == Some(Verdict::Good)) > 30);
+}
+
+/// Two routers see each other's requests in the workers' reports only.
+#[test]
+fn two_routers_do_not_book_anything_twice() {
+    let chat = class("chat", Some(600), Some(12));
+    let good = |routers: usize| {
+        let limits = limits(policy(vec![chat.clone()]));
+        let mut world = World::new(&limits, routers, &TWO_AND_TWO);
+        let crowd = Crowd {
+            seed: 3,
+            count: 600,
+            gap_micros: 14_000,
+            prompt: (100, 2000),
+            output: (20, 100),
+        };
+        crowd.come(&mut world, |_| slo(&chat, ""));
+        world.run(end());
+        world.good()
+    };
+    let (one, two) = (good(1), good(2));
+    assert!(two * 100 >= one * 95, "{two} of {one}");
+}
+
+/// Whatever the shape of the work, choosing is no worse than either.
+#[test]
+fn lesson_22_choosing_is_never_worse_than_splitting_or_not() {
+    let shapes = [
+        ("short and short", (50, 200), (10, 40), 4_000),
+        ("short and long", (50, 200), (100, 400), 20_000),
+        ("long and short", (1000, 4000), (5, 20), 40_000),
+        ("long and long", (1000, 4000), (100, 400), 70_000),
+    ];
+    let mut seen = std::collections::BTreeSet::new();
+    let mut worst = (100, "");
+    for (name, prompt, output, gap_micros) in shapes {
+        let chat = class("chat", Some(1000), Some(14));
+        let mut good = |mode, placement| {
+            let limits = Limits {
+                mode,
+                placement,
+                ..limits(policy(vec![chat.clone()]))
+            };
+            let mut world = World::new(&limits, 1, &TWO_AND_TWO);
+            let crowd = Crowd {
+                seed: 11,
+                count: 400,
+                gap_micros,
+                prompt,
+                output,
+            };
+            crowd.come(&mut world, |_| slo(&chat, ""));
+            world.run(end());
+            if placement == Placement::Auto {
+                seen.extend(world.outcomes.values().filter_map(|o| o.placed));
+            }
+            (world.good(), world.late())
+        };
+        let auto = good(Mode::Slo, Placement::Auto);
+        let split = good(Mode::Slo, Placement::Split);
+        let whole = good(Mode::Slo, Placement::Whole);
+        let load = good(Mode::Load, Placement::Auto);
+        let best = split.0.max(whole.0).max(load.0);
+        worst = worst.min((auto.0 * 100 / best, name));
+    }
+    assert!(worst.0 >= 97, "{worst:?} % of the best");
+    assert!(seen.contains(&PlaceReason::Split), "{seen:?}");
+    assert!(seen.contains(&PlaceReason::OnDecode), "{seen:?}");
+}
+
+/// A request that is longer than any policy thought of is refused by its own target, not by others'.
+#[test]
+fn a_prompt_that_no_worker_could_run_in_time_is_told_so() {
+    let chat = class("chat", Some(50), None);
+    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    let long: Request = request(8000, 20, slo(&chat, ""));
+    let flight = world.submit(0, long);
+    let (_, refusal) = world.outcomes[&flight].refused.clone().expect("is refused");
+    let Refusal::Late { retry_after, .. } = refusal else {
+        panic!("{refusal:?}");
+    };
+    assert_eq!(retry_after, Duration::from_secs(30), "it never will be");
+}
+
+#[test]
+fn what_no_worker_could_ever_meet_held_up_its_class() {
+    let chat = SloClass {
+        unmet: Unmet::Queue(Duration::from_secs(5)),
+        ..class("chat", Some(2_000), Some(50))
+    };
+    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    let hopeless = Slo {
+        ttft: Some(Duration::from_micros(1)),
+        ..slo(&chat, "")
+    };
+    for number in 0..20 {
+        world.arrive(
+            Time::ZERO + millis(200 * number),
+            request(100, 4, hopeless.clone()),
+        );
+        world.arrive(
+            Time::ZERO + millis(200 * number + 50),
+            request(100, 4, slo(&chat, "")),
+        );
+    }
+    world.run(end());
+    assert_eq!(world.good(), 20, "the others are served in time");
+    for outcome in world.outcomes.values() {
+        if let Some((at, refusal)) = &outcome.refused {
+            assert_eq!(*at, outcome.submitted, "told at once");
+            let Refusal::Late { retry_after, .. } = refusal else {
+                panic!("{refusal:?}");
+            };
+            assert!(*retry_after >= Duration::from_secs(10), "{retry_after:?}");
+        }
+    }
+}
+
+#[test]
+fn a_gap_that_no_step_could_keep_stopped_its_worker_for_others() {
+    let chat = class("chat", Some(600), Some(50));
+    let batch = class("batch", None, None);
+    let mut world = World::new(
+        &limits(policy(vec![batch.clone(), chat.clone()])),
+        1,
+        &TWO_AND_TWO,
+    );
+    let absurd = Slo {
+        tpot: Some(Duration::from_nanos(1)),
+        ..slo(&batch, "")
+    };
+    for _ in 0..8 {
+        world.submit(0, request(2000, 1, absurd.clone()));
+        world.submit(0, request(2000, 50, absurd.clone()));
+    }
+    for number in 0..20 {
+        let at = Time::ZERO + millis(1_000 + 100 * number);
+        world.arrive(at, request(100, 20, slo(&chat, "")));
+    }
+    world.run(end());
+    let chats = world.count(|o| o.class == "chat" && o.verdict == Some(Verdict::Good));
+    assert_eq!(chats, 20);
+}
+
+#[test]
+fn a_thousand_downgrades_at_once_were_a_call_each_within_the_other() {
+    let second = class("second", Some(600_000), None);
+    let first = SloClass {
+        unmet: Unmet::Downgrade("second".to_owned()),
+        ..class("first", Some(1_500), None)
+    };
+    let limits = limits(policy(vec![first.clone(), second]));
+    let mut world = World::new(&limits, 1, &TWO_AND_TWO);
+    for _ in 0..1000 {
+        world.submit(0, request(1500, 30, slo(&first, "")));
+    }
+    world.run(end());
+    let ended = world.count(|o| o.verdict.is_some());
+    assert_eq!(ended, 1000);
+    assert!(world.good() > 900, "{}", world.good());
+}

@@ -1,0 +1,138 @@
+//! Fleets of one kind of device, as a line of text.
+//!
+//! Owns: how many workers of which role. Never: says which is better; see `compare`.
+//! Invariant: what is parsed has a worker for each leg.
+
+use super::{Device, Profile};
+use cleave_domain::Role;
+use std::fmt;
+use std::str::FromStr;
+
+/// So many workers of each role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fleet {
+    /// What they are.
+    pub profile: Profile,
+    /// Run prompts.
+    pub prefill: u32,
+    /// Generate.
+    pub decode: u32,
+    /// Do both.
+    pub both: u32,
+}
+
+impl Fleet {
+    /// All workers do both.
+    pub fn aggregated(profile: Profile, workers: u32) -> Self {
+        Self {
+            profile,
+            prefill: 0,
+            decode: 0,
+            both: workers,
+        }
+    }
+
+    /// Workers of any role.
+    pub fn workers_count(&self) -> u32 {
+        self.prefill + self.decode + self.both
+    }
+
+    /// Real devices.
+    pub fn devices_count(&self) -> u32 {
+        self.workers_count() * self.profile.devices_count()
+    }
+
+    /// The workers: those that prefill, then those that decode, then the others.
+    pub fn devices(&self) -> Vec<Device> {
+        let roles = [
+            (Role::Prefill, self.prefill),
+            (Role::Decode, self.decode),
+            (Role::Both, self.both),
+        ];
+        let all = roles
+            .into_iter()
+            .flat_map(|(role, count)| std::iter::repeat_n(role, count as usize));
+        all.zip(0..)
+            .map(|(role, number)| self.profile.device(number, role))
+            .collect()
+    }
+}
+
+impl fmt::Display for Fleet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, count) in [
+            ("prefill", self.prefill),
+            ("decode", self.decode),
+            ("both", self.both),
+        ] {
+            if count > 0 {
+                write!(f, "{name}={count},")?;
+            }
+        }
+        write!(f, "profile={}", self.profile.name)
+    }
+}
+
+impl FromStr for Fleet {
+    type Err = String;
+
+    /// `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` too.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut prefill, mut decode, mut both, mut profile) = (0, 0, 0, None);
+        for part in text.split(',').filter(|part| !part.trim().is_empty()) {
+            let (name, value) = part
+                .trim()
+                .split_once('=')
+                .ok_or_else(|| format!("`{part}` of a fleet is not name=value"))?;
+            let count = || {
+                let count = value.parse::<u32>().ok().filter(|count| *count <= 100_000);
+                count.ok_or_else(|| format!("{name}={value}: a count up to 100000 is meant"))
+            };
+            match name {
+                "prefill" => prefill = count()?,
+                "decode" => decode = count()?,
+                "both" => both = count()?,
+                "profile" => profile = Some(Profile::named(value)?),
+                _ => {
+                    return Err(format!(
+                        "`{name}` of a fleet is unknown; there are prefill, decode, both and profile"
+                    ));
+                }
+            }
+        }
+        let profile = profile.ok_or("a fleet needs profile=NAME")?;
+        if both == 0 && (prefill == 0 || decode == 0) {
+            return Err("a fleet needs workers for both legs: prefill=N,decode=N or both=N".into());
+        }
+        Ok(Self {
+            profile,
+            prefill,
+            decode,
+            both,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Fleet;
+
+    #[test]
+    fn a_fleet_is_what_its_text_says_and_what_is_wrong_is_named() {
+        let text = "prefill=2,decode=3,profile=a100-opt-13b";
+        let fleet: Fleet = text.parse().unwrap();
+        assert_eq!(fleet.to_string(), text);
+        assert_eq!(fleet.devices().len(), 5);
+        let wrong = [
+            ("prefill=2", "profile"),
+            ("prefill=2,profile=a100-opt-13b", "both legs"),
+            ("prefill=x,profile=a100-opt-13b", "prefill=x"),
+            ("towers=1", "towers"),
+            ("both", "name=value"),
+        ];
+        for (text, says) in wrong {
+            let error = text.parse::<Fleet>().unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

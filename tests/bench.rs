@@ -1,0 +1,218 @@
+//! `cleave bench run` and `cleave bench goodput` as a user runs them, on a server that serves.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod harness;
+
+use harness::Process;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A folder of its own for each test.
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}-{}", std::process::id()))
+}
+
+fn result(folder: &Path) -> Value {
+    let text = std::fs::read_to_string(folder.join("result.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn serve() -> (Process, String) {
+    let mut server = Process::start(&["serve", "--port", "0", "--threads", "2"]);
+    let url = format!("http://{}", server.address());
+    (server, url)
+}
+
+#[test]
+fn a_run_on_our_own_server_is_whole_and_says_where_the_time_went() {
+    let (_server, url) = serve();
+    let out = folder("run");
+    let (status, said, errors) = harness::run(&[
+        "bench",
+        "run",
+        "--url",
+        &url,
+        "--rate",
+        "20",
+        "--limit",
+        "12",
+        "--timing",
+        "--workload",
+        "a=1*short-short:input=40,output=8,cv=0,b=1*short-short:input=90,output=8,cv=0,prefix=64",
+        "--slo",
+        "e2e=100s",
+        "--slo-headers",
+        "targets",
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    assert!(status.success(), "{errors}");
+    assert!(said.contains("attainment 100.0 %"), "{said}");
+    let result = result(&out);
+    let run = &result["runs"][0];
+    let all = &run["all"];
+    assert_eq!(
+        (&all["offered"], &all["done"], &all["met"]),
+        (&12.into(), &12.into(), &12.into())
+    );
+    // The server counts what was meant: prompts of 40, and of 64 shared and 90 own tokens.
+    assert_eq!(
+        (&all["inputs_differ"], &all["outputs_differ"]),
+        (&0.into(), &0.into())
+    );
+    assert_eq!(run["classes"]["b"]["input_tokens"]["mean"], 154.0);
+    for stage in [
+        "router_queue",
+        "prefill_wait",
+        "prefill",
+        "transfer",
+        "decode_wait",
+        "first_decode",
+    ] {
+        assert_eq!(all["stages_ms"][stage]["count"], 12, "{stage}: {all}");
+    }
+    let lines = std::fs::read_to_string(out.join("requests.jsonl")).unwrap();
+    assert_eq!(lines.lines().count(), 12);
+    assert!(
+        std::fs::read_to_string(out.join("report.html"))
+            .unwrap()
+            .contains("first_decode")
+    );
+    std::fs::remove_dir_all(out).unwrap();
+}
+
+#[test]
+fn a_sweep_prints_a_line_for_each_rate() {
+    let (_server, url) = serve();
+    let out = folder("sweep");
+    let (status, said, errors) = harness::run(&[
+        "bench",
+        "goodput",
+        "--url",
+        &url,
+        "--rates",
+        "20,40",
+        "--requests",
+        "8",
+        "--duration",
+        "100ms",
+        "--workload",
+        "short-short:input=40,output=4,cv=0",
+        "--repeats",
+        "1",
+        "--slo",
+        "ttft=100s,tpot=100s",
+        "--devices",
+        "2",
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    assert!(status.success(), "{errors}");
+    let rows: Vec<&str> = said.lines().filter(|line| line.contains("kept")).collect();
+    assert_eq!(rows.len(), 2, "{said}");
+    let result = result(&out);
+    let found = &result["goodput"];
+    assert_eq!(
+        (&found["rate_max"], &found["devices"]),
+        (&40.0.into(), &2.into())
+    );
+    let (all, one) = (&found["goodput_rps"], &found["goodput_rps_per_device"]);
+    assert!((all.as_f64().unwrap() - 2.0 * one.as_f64().unwrap()).abs() < 1e-9);
+    std::fs::remove_dir_all(out).unwrap();
+}
+
+#[test]
+fn what_was_measured_before_a_signal_was_lost() {
+    let (_server, url) = serve();
+    let out = folder("signal");
+    let mut bench = Process::start(&[
+        "bench",
+        "run",
+        "--url",
+        &url,
+        "--rate",
+        "50",
+        "--duration",
+        "600s",
+        "--workload",
+        "short-short:input=20,output=2,cv=0",
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    // Some requests went through: the server's own counters say so.
+    let client = harness::Client::new(url.trim_start_matches("http://"));
+    harness::wait_for("requests", || {
+        let (_, text) = client.get("/metrics");
+        let ended = harness::sum_metric(&text, "cleave_flights_ended_total", &[]);
+        (ended > 10.0).then_some(())
+    });
+    bench.signal("INT");
+    assert!(bench.wait().success(), "{}", bench.logs());
+    let result = result(&out);
+    assert_eq!(result["interrupted"], true);
+    assert!(result["runs"][0]["all"]["done"].as_u64().unwrap() > 0);
+    std::fs::remove_dir_all(out).unwrap();
+}
+
+#[test]
+fn what_cannot_be_done_is_said_at_once() {
+    for (more, says) in [
+        (&["run", "--workload", "short-long"][..], "rate"),
+        (
+            &[
+                "run",
+                "--workload",
+                "short-lang",
+                "--rate",
+                "1",
+                "--limit",
+                "1",
+            ],
+            "short-long",
+        ),
+        (
+            &["run", "--trace", "/no/such/file", "--rate", "1"],
+            "/no/such/file",
+        ),
+        (
+            &[
+                "run",
+                "--workload",
+                "short-long",
+                "--rate",
+                "1",
+                "--limit",
+                "1",
+                "--slo",
+                "ttft=5",
+            ],
+            "5ms",
+        ),
+        (&["goodput", "--workload", "short-long"], "--slo"),
+        (
+            &[
+                "run",
+                "--workload",
+                "short-long",
+                "--rate",
+                "1",
+                "--limit",
+                "1",
+            ],
+            "127.0.0.1:1",
+        ),
+    ] {
+        let words = [
+            &["bench"],
+            &more[..1],
+            &["--url", "http://127.0.0.1:1"],
+            &more[1..],
+        ]
+        .concat();
+        let (status, _, errors) = harness::run(&words);
+        assert!(
+            !status.success() && errors.contains(says),
+            "{more:?}: {errors}"
+        );
+    }
+}

@@ -1,0 +1,42 @@
+"""The official OpenAI Python client is refused: `retry.py BASE_URL`.
+
+Exits with 0 when it waited for as long as it was told each time, and then came back.
+"""
+
+import sys
+import time
+
+import openai
+
+try:
+    import httpx2 as httpx  # what the client speaks HTTP with, from its version 3 on
+except ModuleNotFoundError:
+    import httpx
+
+
+def main() -> None:
+    answers: list[tuple[float, httpx.Response]] = []
+    hooks = {"response": [lambda response: answers.append((time.monotonic(), response))]}
+    client = openai.OpenAI(
+        base_url=sys.argv[1] + "/v1",
+        api_key="none",
+        max_retries=2,
+        http_client=httpx.Client(event_hooks=hooks),
+    )
+    model = client.models.list().data[0].id
+    answers.clear()
+    try:
+        client.completions.create(
+            model=model, prompt="Never in time", max_tokens=4, extra_headers={"x-slo-ttft-ms": "0.001"}
+        )
+    except openai.RateLimitError as error:
+        assert error.code == "slo_ttft_unreachable", error
+    else:
+        raise AssertionError("what cannot be met was served")
+    assert [response.status_code for _, response in answers] == [429] * 3, answers
+    for (before, refused), (after, _) in zip(answers, answers[1:]):
+        told = float(refused.headers["retry-after-ms"]) / 1000
+        assert after - before >= told, f"came back after {after - before} s, told to wait {told} s"
+
+
+main()
