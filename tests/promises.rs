@@ -54,6 +54,41 @@ fn a_policy_with_mistakes_is_told_whole_before_a_port_is_bound() {
 }
 
 #[test]
+fn a_policy_could_not_be_checked_without_a_fleet() {
+    let example = root().join("assets/policy.yaml");
+    let example = example.to_str().expect("a path is text");
+    let check = |words: &[&str]| {
+        let output = cleave(&["check", example]).args(words).output();
+        let output = output.expect("it starts");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        (output.status.code(), said)
+    };
+    let (status, said) = check(&[]);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("no mistakes (classes: 3, rules: 3"), "{said}");
+    for (words, missing) in [
+        (["--devices", "2"], "give --workload SPEC or --trace FILE"),
+        (
+            ["--workload", "short-short"],
+            "give --fleet SPEC or --devices N",
+        ),
+        (["--rate", "4"], "give --fleet SPEC or --devices N"),
+        (["--rate", "nan"], "expected a number from"),
+        (["--rate", "0"], "expected a number from"),
+    ] {
+        let (status, said) = check(&words);
+        assert!(matches!(status, Some(1 | 2)), "{said}");
+        assert!(said.contains(missing), "{said}");
+    }
+    let path = folder("policy-check").join("policy.yaml");
+    std::fs::write(&path, "classes: []\n").expect("written");
+    let path = path.to_str().expect("a path is text");
+    let output = cleave(&["check", path]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn the_example_policy_serves() {
     let (_process, client) = serve(&root().join("assets/policy.yaml"));
     let body = json!({"prompt": "A policy", "max_tokens": 4, "temperature": 0});

@@ -3,14 +3,19 @@
 //! Owns: what is printed, and the exit status. Never: forgives a class that misses its goal.
 //! Invariant: what is wrong with the file is said before anything is simulated.
 
-use crate::args::CheckArgs;
-use crate::goodput::{Clients, contest, score_json};
+use crate::args::{CheckArgs, ScenarioArgs};
+use crate::goodput::{Clients, complete, contest, score_json};
 use anyhow::bail;
+use cleave_domain::SloPolicy;
 use cleave_node::PolicyFile;
 use cleave_sim::goodput::{Break, Checked, ClassScore, Contest, check as check_fleet};
 use serde_json::json;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
+
+/// Of one simulated run, of which a search has dozens. Fewer are served by a fleet of this size even if
+/// they come at once, and no rate would be too high.
+const REQUESTS_MAX: usize = 2000;
 
 /// Reads the policy, simulates the fleet, prints what became of each class.
 ///
@@ -20,10 +25,22 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let file = PolicyFile::open(&args.policy)?;
     let policy = file.policy();
     let scenario = &args.scenario;
-    let clients = Clients::of(scenario, policy)?;
+    if is_bare(scenario) {
+        return file_alone(args, policy);
+    }
+    complete(scenario)?;
+    let clients = Clients::of(scenario, (policy, Some(REQUESTS_MAX)))?;
+    show("dividing the fleet's legs ...");
     let contest = contest(scenario, &clients)?;
     let rate = clients.rate_milli;
-    let checked = check_fleet(&contest, rate, &|rate| clients.at(rate));
+    let checked = check_fleet(&contest, rate, &|rate| {
+        show(&format!(
+            "simulating {:.2} requests per second ...",
+            rate as f64 / 1e3
+        ));
+        clients.at(rate)
+    });
+    show("");
     let mut out = std::io::stdout().lock();
     match scenario.json {
         true => writeln!(out, "{:#}", in_json(&contest, rate, &checked))?,
@@ -36,6 +53,52 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
             args.policy.display(),
             rate as f64 / 1e3
         ),
+    }
+}
+
+/// Nothing was said about what is to be simulated.
+fn is_bare(scenario: &ScenarioArgs) -> bool {
+    let ScenarioArgs {
+        fleet,
+        devices,
+        profile: _,
+        workload,
+        rate,
+        duration,
+        noise: _,
+        json: _,
+    } = scenario;
+    let fleet = fleet.is_some() || devices.is_some();
+    let load = workload.workload.is_some() || workload.trace.is_some();
+    !fleet && !load && rate.is_none() && duration.is_none()
+}
+
+/// The file has no mistakes, or it would not have been opened.
+fn file_alone(args: &CheckArgs, policy: &SloPolicy) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let (classes, rules) = (policy.classes.len(), policy.rules.len());
+    let tenants = policy.tenants.len();
+    match args.scenario.json {
+        true => {
+            let counts = json!({"classes": classes, "rules": rules, "tenants": tenants});
+            writeln!(out, "{counts:#}")?;
+        }
+        false => writeln!(
+            out,
+            "{}: no mistakes (classes: {classes}, rules: {rules}, tenants: {tenants})",
+            args.policy.display()
+        )?,
+    }
+    Ok(())
+}
+
+/// One line that the next one overwrites, for whoever watches.
+fn show(line: &str) {
+    let mut err = std::io::stderr();
+    if err.is_terminal() {
+        // Who cannot be told waits as well.
+        let _ = write!(err, "\r\x1b[2K{line}");
+        let _ = err.flush();
     }
 }
 

@@ -33,8 +33,9 @@ pub(crate) struct Row {
 /// # Errors
 /// Flags that contradict each other, or nowhere to print to.
 pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
+    complete(&args.scenario)?;
     let policy = Arc::new(one_class(&args.targets)?);
-    let clients = Clients::of(&args.scenario, &policy)?;
+    let clients = Clients::of(&args.scenario, (&policy, None))?;
     let contest = contest(&args.scenario, &clients)?;
     let ways = match args.compare {
         true => Way::ALL.to_vec(),
@@ -132,12 +133,34 @@ pub(crate) struct Clients {
     pub(crate) rate_milli: u64,
 }
 
+/// What lacks in a scenario.
+///
+/// # Errors
+/// Which flags are missing: a fleet, or who asks it.
+pub(crate) fn complete(args: &ScenarioArgs) -> anyhow::Result<()> {
+    let fleet = args.fleet.is_some() || args.devices.is_some();
+    let workload = args.workload.workload.is_some() || args.workload.trace.is_some();
+    ensure!(
+        fleet,
+        "a fleet is missing: give --fleet SPEC or --devices N"
+    );
+    ensure!(
+        workload,
+        "it is missing what the fleet is asked: give --workload SPEC or --trace FILE"
+    );
+    Ok(())
+}
+
 impl Clients {
-    /// Reads the trace, or the workload's text.
+    /// Reads the trace, or the workload's text. So many requests at most are in a run, unless the
+    /// user says how many or how long.
     ///
     /// # Errors
     /// What is wrong with either, or with the rate.
-    pub(crate) fn of(args: &ScenarioArgs, policy: &Arc<SloPolicy>) -> anyhow::Result<Self> {
+    pub(crate) fn of(
+        args: &ScenarioArgs,
+        (policy, requests_max): (&Arc<SloPolicy>, Option<usize>),
+    ) -> anyhow::Result<Self> {
         let timed = args.workload.trace.is_some();
         let pace = Pace {
             rate: args
@@ -154,6 +177,9 @@ impl Clients {
             policy: Arc::clone(policy),
             rate_milli: 0,
         };
+        if args.duration.is_none() {
+            clients.wish.requests = clients.wish.requests.or(requests_max);
+        }
         let schedule = clients.workload.schedule(&clients.wish)?;
         let rate = pace.rate.unwrap_or_else(|| schedule.rate());
         ensure!(

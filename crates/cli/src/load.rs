@@ -6,7 +6,7 @@
 mod args;
 mod watch;
 
-pub(crate) use args::{GoodputArgs, RunArgs, WorkloadArgs, parse_span};
+pub(crate) use args::{GoodputArgs, RunArgs, WorkloadArgs, parse_positive, parse_span};
 
 use anyhow::Context;
 use args::{MeasureArgs, RATE_MIN, ServerArgs, told};

@@ -42,7 +42,8 @@ impl Work {
         let (before, count) = (u64::from(before), u64::from(tokens));
         Self {
             rows: tokens,
-            pairs: count * before + count * (count + 1) / 2,
+            // Two numbers of 32 bits, from wherever: half of this may be too much for 64.
+            pairs: (count * before).saturating_add(count * (count + 1) / 2),
             context_tokens: 0,
             draws: 0,
         }
@@ -64,10 +65,10 @@ impl Add for Work {
 
     fn add(self, other: Self) -> Self {
         Self {
-            rows: self.rows + other.rows,
-            pairs: self.pairs + other.pairs,
-            context_tokens: self.context_tokens + other.context_tokens,
-            draws: self.draws + other.draws,
+            rows: self.rows.saturating_add(other.rows),
+            pairs: self.pairs.saturating_add(other.pairs),
+            context_tokens: self.context_tokens.saturating_add(other.context_tokens),
+            draws: self.draws.saturating_add(other.draws),
         }
     }
 }

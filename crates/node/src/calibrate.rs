@@ -2,8 +2,8 @@
 //!
 //! Owns: the steps that are run for it, and the clock that they are timed by. Never: runs beside real
 //! work; what it leaves in the pool belongs to nobody.
-//! Invariant: takes no longer than its budget and one step, whatever the model; the shortest
-//! measurement is one token.
+//! Invariant: takes no longer than its budget and the shortest measurement, one token, as far as what was
+//! measured foretells the rest.
 
 use crate::telemetry::Ceilings;
 use cleave_domain::{
@@ -12,17 +12,20 @@ use cleave_domain::{
 };
 use cleave_engine::{Engine, EngineError};
 use cleave_planner::{Device, Learner, Predict, Shape, bytes, flops, roofline};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 /// How long a worker measures its engine before it joins, unless it is told otherwise: enough for a
 /// small model's every step, and for a large one's shortest, from which the rest follows roughly.
 pub const CALIBRATION: Duration = Duration::from_millis(500);
-/// What is measured first, because the device's two ceilings follow from it: sequences and tokens.
-const DECODE_FIRST: Part = Part::token(32);
-const CHUNK_FIRST: Part = Part::chunk(0, 64);
-/// Times a step is run for one measurement.
+/// Tokens of the sequence that draws the first token.
+const SHORT: u32 = 32;
+/// Tokens of the first prompt, if there is time for as many steps of one.
+const CHUNK_FIRST: u32 = 64;
+/// Times a step is run for one measurement, if that takes less than one in so many parts of what is
+/// left of the budget: what is cheap is measured well, and what is dear once.
 const ROUNDS: usize = 3;
+const ROUNDS_PART: u32 = 16;
 
 /// One sequence's part in a rehearsed step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,12 +71,16 @@ impl Part {
 /// Steps that nobody asked for.
 pub struct Rehearsal<'a> {
     engine: &'a mut dyn Engine,
+    clock: &'a (dyn Fn() -> Duration + Sync),
 }
 
 impl<'a> Rehearsal<'a> {
     /// With an engine that does nothing else meanwhile.
     pub fn new(engine: &'a mut dyn Engine) -> Self {
-        Self { engine }
+        Self {
+            engine,
+            clock: &passed,
+        }
     }
 
     /// Runs one step and says what it had to do and how long that took; `None` if the engine cannot
@@ -116,20 +123,27 @@ impl<'a> Rehearsal<'a> {
             opens: Vec::new(),
             segments: segments.collect(),
         };
-        let from = Instant::now();
+        let from = (self.clock)();
         self.engine.step(&plan)?;
-        Ok(Some((Work::of(&plan), from.elapsed())))
+        Ok(Some((Work::of(&plan), (self.clock)() - from)))
     }
 
-    /// The same `rounds` times, and the median: other processes come in between.
+    /// The same, several times if it is short beside what is left until `end`, and the median: other
+    /// processes come in between.
     fn usual(
         &mut self,
         parts: &[Part],
-        rounds: usize,
+        end: Duration,
     ) -> Result<Option<(Work, Duration)>, EngineError> {
-        let mut times = Vec::with_capacity(rounds);
-        for _ in 0..rounds {
-            times.extend(self.step(parts)?);
+        let mut times = Vec::with_capacity(ROUNDS);
+        while times.len() < ROUNDS {
+            let Some((work, took)) = self.step(parts)? else {
+                return Ok(None);
+            };
+            times.push((work, took));
+            if took * ROUNDS_PART > end.saturating_sub((self.clock)()) {
+                break;
+            }
         }
         times.sort_unstable_by_key(|(_, took)| *took);
         Ok(times.get(times.len() / 2).copied())
@@ -156,7 +170,7 @@ impl<'a> Rehearsal<'a> {
 pub struct Calibration {
     /// As it learned; what it goes on learning from is the caller's.
     pub learner: Learner,
-    /// The model's sizes, and the ceilings of the device as the first steps came closest to them.
+    /// The model's sizes, and the ceilings of the device as these steps came closest to them.
     pub ceilings: Ceilings,
     /// Steps that were timed.
     pub steps: u32,
@@ -169,8 +183,8 @@ impl Calibration {
     }
 }
 
-/// Measures what an engine's steps cost within about `budget`. On a thread of its own: an engine may
-/// pin the thread that it runs on.
+/// Measures what an engine's steps cost within `budget`. On a thread of its own: an engine may pin the
+/// thread that it runs on.
 ///
 /// # Errors
 /// If the engine breaks, or cannot run a single token.
@@ -179,8 +193,23 @@ pub fn calibrate(
     shape: &Shape,
     budget: Duration,
 ) -> Result<Calibration, EngineError> {
+    calibrate_by(engine, shape, budget, &passed)
+}
+
+/// Time passed since it was first asked for.
+fn passed() -> Duration {
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    BEGAN.elapsed()
+}
+
+fn calibrate_by(
+    engine: &mut dyn Engine,
+    shape: &Shape,
+    budget: Duration,
+    clock: &(dyn Fn() -> Duration + Sync),
+) -> Result<Calibration, EngineError> {
     std::thread::scope(|scope| {
-        let measuring = scope.spawn(move || measure(engine, shape, budget));
+        let measuring = scope.spawn(move || measure(engine, shape, budget, clock));
         measuring
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -191,60 +220,49 @@ fn measure(
     engine: &mut dyn Engine,
     shape: &Shape,
     budget: Duration,
+    clock: &(dyn Fn() -> Duration + Sync),
 ) -> Result<Calibration, EngineError> {
-    let began = Instant::now();
+    let end = clock() + budget;
     let capacity = engine.describe().capacity;
-    let mut rehearsal = Rehearsal::new(engine);
-    let first = [DECODE_FIRST, CHUNK_FIRST].map(|part| shorter(part, capacity.step_tokens_max));
+    let mut rehearsal = Rehearsal { engine, clock };
     let mut timed = Vec::new();
-    for part in first {
-        timed.extend(rehearsal.usual(&[part], ROUNDS)?);
-    }
-    if timed.is_empty() {
+    timed.extend(rehearsal.usual(&[Part::token(SHORT)], end)?);
+    let Some(&(_, token)) = timed.first() else {
         return Err(EngineError::Plan(
             "the pool is too small to measure a single step in".to_owned(),
         ));
+    };
+    // At worst a row costs as much as a step of one.
+    let affordable = end.saturating_sub(clock()).as_nanos() / token.as_nanos().max(1);
+    let chunk = u32::try_from(affordable).unwrap_or(u32::MAX);
+    let chunk = chunk.min(CHUNK_FIRST).min(capacity.step_tokens_max);
+    if chunk > 1 {
+        timed.extend(rehearsal.usual(&[Part::chunk(0, chunk)], end)?);
     }
-    let device = ceilings(shape, &timed);
-    let seed = roofline(&device, shape, capacity.step_tokens_max);
+    let seed = roofline(&ceilings(shape, &timed), shape, capacity.step_tokens_max);
     let mut learner = Learner::new(seed);
-    let mut steps = 0;
-    for (work, took) in timed {
-        learner.observe(&work, took);
-        steps += 1;
+    for (work, took) in &timed {
+        learner.observe(work, *took);
     }
-    for _ in 0..2 {
-        for parts in lesson(capacity.slots_count, capacity.step_tokens_max) {
-            let left = budget.saturating_sub(began.elapsed());
-            let work = parts.iter().copied().map(work_of);
-            let work = work.fold(Work::default(), |sum, work| sum + work);
-            let takes = learner.prices().step(&work);
-            // What is cheap is measured well, and what is dear once.
-            let rounds = if takes * 16 < left { ROUNDS } else { 1 };
-            if takes > left {
-                continue;
-            }
-            if let Some((work, took)) = rehearsal.usual(&parts, rounds)? {
-                learner.observe(&work, took);
-                steps += 1;
-            }
+    for parts in lessons(capacity.slots_count, capacity.step_tokens_max) {
+        let work = parts.iter().copied().map(work_of);
+        let work = work.fold(Work::default(), |sum, work| sum + work);
+        if learner.prices().step(&work) > end.saturating_sub(clock()) {
+            continue;
+        }
+        if let Some((work, took)) = rehearsal.usual(&parts, end)? {
+            learner.observe(&work, took);
+            timed.push((work, took));
         }
     }
     Ok(Calibration {
         learner,
         ceilings: Ceilings {
             shape: *shape,
-            device,
+            device: ceilings(shape, &timed),
         },
-        steps,
+        steps: u32::try_from(timed.len()).unwrap_or(u32::MAX),
     })
-}
-
-fn shorter(part: Part, step_tokens_max: u32) -> Part {
-    Part {
-        tokens: part.tokens.min(step_tokens_max),
-        ..part
-    }
 }
 
 fn work_of(part: Part) -> Work {
@@ -270,14 +288,14 @@ fn ceilings(shape: &Shape, timed: &[(Work, Duration)]) -> Device {
 }
 
 /// The steps worth a measurement, the cheap ones first: batches that decode, short and long contexts,
-/// chunks of every size, chunks after much else.
-fn lesson(slots_count: u32, step_tokens_max: u32) -> Vec<Vec<Part>> {
+/// chunks of every size, chunks after much else; and all of them once more.
+fn lessons(slots_count: u32, step_tokens_max: u32) -> Vec<Vec<Part>> {
     let batch = |sequences: u32, context_tokens| {
         let sequences = sequences.min(slots_count).min(step_tokens_max);
         vec![Part::token(context_tokens); sequences as usize]
     };
     let chunk = |before, tokens: u32| vec![Part::chunk(before, tokens.min(step_tokens_max))];
-    vec![
+    let once = vec![
         batch(1, 32),
         batch(1, 1024),
         batch(4, 64),
@@ -292,5 +310,152 @@ fn lesson(slots_count: u32, step_tokens_max: u32) -> Vec<Vec<Part>> {
         batch(64, 64),
         chunk(1024, 128),
         chunk(0, 512),
-    ]
+    ];
+    [once.clone(), once].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::{Capacity, Fingerprint, RowPrice, StepResult};
+    use cleave_engine::{EngineDescription, MockEngine};
+    use cleave_planner::{bytes_used, flops_used};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// An engine whose steps take what prices say, by a clock that only they move.
+    struct Paced<'a> {
+        engine: MockEngine,
+        real: Prices,
+        clock: &'a AtomicU64,
+    }
+
+    impl Engine for Paced<'_> {
+        fn describe(&self) -> &EngineDescription {
+            self.engine.describe()
+        }
+
+        fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
+            if !plan.segments.is_empty() {
+                let took = self.real.step(&Work::of(plan)).as_nanos();
+                self.clock.fetch_add(took as u64, Ordering::Relaxed);
+            }
+            self.engine.step(plan)
+        }
+
+        fn read_block(
+            &self,
+            block: BlockIndex,
+            offset: usize,
+            into: &mut [u8],
+        ) -> Result<(), EngineError> {
+            self.engine.read_block(block, offset, into)
+        }
+
+        fn write_block(
+            &mut self,
+            block: BlockIndex,
+            offset: usize,
+            from: &[u8],
+        ) -> Result<(), EngineError> {
+            self.engine.write_block(block, offset, from)
+        }
+
+        fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+            self.engine.copy_blocks(pairs)
+        }
+    }
+
+    const SHAPE: Shape = Shape {
+        layers: 12,
+        hidden: 768,
+        query_heads: 12,
+        kv_heads: 4,
+        head_dim: 64,
+        intermediate: 2048,
+        vocab: 32_000,
+        element_bytes: 2,
+    };
+
+    /// A machine whose step of one token takes so long; eight of them cost the same, and the 512th
+    /// row sixty times that.
+    fn real(token: Duration) -> Prices {
+        let nanos = token.as_nanos() as u64;
+        let rows = [(1, nanos), (8, nanos), (512, nanos * 60)];
+        Prices {
+            rows: rows.map(|(rows, nanos)| RowPrice { rows, nanos }).to_vec(),
+            pair_picos: nanos / 50,
+            context_picos: nanos / 10,
+            ..Prices::default()
+        }
+    }
+
+    fn found(token: Duration, budget: Duration) -> (Calibration, Duration) {
+        let description = EngineDescription {
+            capacity: Capacity {
+                block_tokens: 16,
+                block_bytes: 64,
+                blocks_count: 1000,
+                slots_count: 64,
+                step_tokens_max: 512,
+                context_tokens_max: 4096,
+            },
+            vocab_size: 1000,
+            model: String::new(),
+            device: String::new(),
+            fingerprint: Fingerprint::default(),
+        };
+        let clock = AtomicU64::new(0);
+        let mut engine = Paced {
+            engine: MockEngine::new(description).unwrap(),
+            real: real(token),
+            clock: &clock,
+        };
+        let now = || Duration::from_nanos(clock.load(Ordering::Relaxed));
+        let found = calibrate_by(&mut engine, &SHAPE, budget, &now).unwrap();
+        (found, now())
+    }
+
+    #[test]
+    fn measuring_took_longer_than_it_may() {
+        let budget = CALIBRATION;
+        for millis in [1, 5, 20, 100, 400, 3000] {
+            let token = Duration::from_millis(millis);
+            let (found, took) = found(token, budget);
+            // What is next is foretold by what was measured, within an eighth.
+            let most = budget.max(token) + budget / 8;
+            assert!(took <= most, "{token:?}: {took:?}, {} steps", found.steps);
+            assert!(found.learner.knows());
+        }
+    }
+
+    #[test]
+    fn nothing_was_learned_of_a_small_model_in_the_usual_time() {
+        let token = Duration::from_millis(1);
+        let (found, _) = found(token, CALIBRATION);
+        for work in [
+            Work::decode(500),
+            Work::prefill(0, 200),
+            Work::prefill(700, 90),
+        ] {
+            let (told, is) = (found.prices().step(&work), real(token).step(&work));
+            let off = told.as_secs_f64() / is.as_secs_f64() - 1.0;
+            assert!(off.abs() < 0.1, "{work:?}: {told:?} for {is:?}");
+        }
+    }
+
+    #[test]
+    fn a_step_that_was_measured_used_more_than_there_is() {
+        let token = Duration::from_millis(1);
+        let (found, _) = found(token, CALIBRATION);
+        let Ceilings { shape, device } = found.ceilings;
+        for parts in lessons(64, 512) {
+            let work = parts.iter().copied().map(work_of);
+            let work = work.fold(Work::default(), |sum, work| sum + work);
+            let busy = real(token).step(&work);
+            let used = flops_used(&shape, &device, &work, busy);
+            assert!(used <= 1.001, "{work:?}: MFU {used}");
+            let used = bytes_used(&shape, &device, (&work, 1), busy);
+            assert!(used <= 1.001, "{work:?}: MBU {used}");
+        }
+    }
 }

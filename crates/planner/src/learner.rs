@@ -118,6 +118,11 @@ impl Learner {
         }
     }
 
+    /// The worker at a link's other end is gone, and may be another when it comes back.
+    pub fn link_lost(&mut self, to: WorkerId) {
+        self.prices.links.retain(|(worker, _)| *worker != to);
+    }
+
     /// So many bytes went to a worker in so long, one after the other.
     pub fn sent(&mut self, to: WorkerId, bytes: u64, took: Duration) {
         if bytes == 0 || took.is_zero() || !self.knows() {
@@ -430,5 +435,7 @@ mod tests {
         assert!(took > Duration::from_micros(420) && took < Duration::from_micros(470));
         let unknown = learner.prices().transfer(WorkerId(3), 1_000_000);
         assert!(unknown > Duration::from_micros(400), "as others of late");
+        learner.link_lost(WorkerId(2));
+        assert!(learner.prices().links.is_empty(), "it is gone");
     }
 }

@@ -19,7 +19,7 @@ use crate::event::{Forecast, PlaceReason};
 use crate::ledger::{Ledger, Span};
 use crate::policy::{Ask, Candidate};
 use crate::tally::Stretch;
-use cleave_domain::{Aim, Prices, Time, Timing, Work};
+use cleave_domain::{Aim, Prices, Role, Time, Timing, Work};
 use cleave_planner::Predict;
 use std::time::Duration;
 
@@ -318,9 +318,11 @@ impl Prospect<'_> {
     /// Steps with one stream more, which comes after `lead`.
     pub(crate) fn stream(&self, need: &Need, lead: Duration) -> Stream {
         let (sequences, context_tokens) = self.beside(lead, need);
-        let before = match sequences {
-            0 => Duration::ZERO,
-            some => self.prices.decode(some, context_tokens),
+        // Where nothing else is to be done the step itself costs nobody anything; a prefill worker's would
+        // have been a prompt's.
+        let before = match (sequences, self.seat.role) {
+            (0, Role::Prefill) => Duration::ZERO,
+            (some, _) => self.prices.decode(some, context_tokens),
         };
         let own = u64::from(need.ask.prompt_tokens + need.output / 2);
         let step = self

@@ -136,9 +136,10 @@ impl Brain {
             context_tokens: load.context_tokens,
             backlog: load.backlog,
             step_left: load.step_left,
+            tpot_least: load.tpot_least,
             ..*told
         };
-        if coarse != *load {
+        if coarse != *load || gap_moved(told.tpot_least, load.tpot_least) {
             return true;
         }
         if !self.learner.knows() {
@@ -227,6 +228,15 @@ fn moved(told: u64, is: u64, parts: u64) -> bool {
     told.abs_diff(is) > told.max(is) / parts
 }
 
+/// The mean gap that a stream has left changes with each of its tokens.
+fn gap_moved(told: Option<Duration>, is: Option<Duration>) -> bool {
+    let nanos = |gap: Duration| u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX);
+    match (told, is) {
+        (Some(told), Some(is)) => moved(nanos(told), nanos(is), PRICE_PARTS),
+        (told, is) => told != is,
+    }
+}
+
 /// Whether a router that goes by `told` would predict badly.
 fn prices_moved(told: &Prices, is: &Prices) -> bool {
     let amounts = |prices: &Prices| [prices.pair_picos, prices.context_picos, prices.draw_nanos];
@@ -235,8 +245,9 @@ fn prices_moved(told: &Prices, is: &Prices) -> bool {
     let rows = rows.map(|(told, is)| (told.nanos, is.nanos));
     let links = told.links.iter().zip(&is.links);
     let links = links.map(|(told, is)| (told.1.byte_picos, is.1.byte_picos));
+    let ends = |prices: &Prices| prices.links.iter().map(|(to, _)| *to).collect::<Vec<_>>();
     told.rows.len() != is.rows.len()
-        || told.links.len() != is.links.len()
+        || ends(told) != ends(is)
         || told.error_permille.abs_diff(is.error_permille) > ERROR_PERMILLE
         || rows.chain(links).any(changed)
         || amounts(told).into_iter().zip(amounts(is)).any(changed)

@@ -64,6 +64,7 @@ impl Brain {
     }
 
     pub(crate) fn link_lost(&mut self, peer: WorkerRef) {
+        self.learner.link_lost(peer.worker);
         let with_peer = self
             .sequences
             .iter()

@@ -63,6 +63,7 @@ struct Bench {
     wants: BTreeMap<HandoffId, Want>,
     seen: BTreeMap<HandoffId, Seen>,
     load: Load,
+    loads_told: u32,
     prices_told: u32,
 }
 
@@ -103,6 +104,7 @@ impl Bench {
             wants: BTreeMap::new(),
             seen: BTreeMap::new(),
             load: Load::default(),
+            loads_told: 0,
             prices_told: 0,
         };
         bench.tell(Input::RouterJoined { router: ROUTER });
@@ -125,7 +127,10 @@ impl Bench {
                         self.of(handoff).refused = Some(refusal);
                     }
                     Report::Finished { handoff, .. } => self.of(handoff).ended = true,
-                    Report::Load(load) => self.load = load,
+                    Report::Load(load) => {
+                        self.load = load;
+                        self.loads_told += 1;
+                    }
                     Report::Prices(_) => self.prices_told += 1,
                     Report::LegFailed { handoff, failure } => panic!("{handoff}: {failure:?}"),
                     _ => {}
@@ -489,6 +494,62 @@ fn what_is_late_anyway_made_others_late() {
     bench.submit(2, good);
     bench.finish();
     assert!(bench.ttft(2) <= MS * 800, "{:?}", bench.ttft(2));
+}
+
+/// Sixteen streams whose gap leaves no room for a block of a prompt in their steps, and after some of
+/// them a prompt of one block with so much time.
+fn pressed(due: Duration) -> (Bench, u64) {
+    let mut bench = Bench::new();
+    for number in 0..16 {
+        let tight = Want {
+            prompt: 20,
+            output: 14,
+            tpot: Some(MS * 64 / 10),
+            ..Want::default()
+        };
+        bench.submit(number, tight);
+    }
+    bench.run(at(MS * 100));
+    let prompt = Want {
+        prompt: 16,
+        output: 1,
+        due: Some(due),
+        serve: true,
+        ..Want::default()
+    };
+    bench.submit(100, prompt);
+    bench.finish();
+    (bench, 100)
+}
+
+#[test]
+fn a_prompt_that_could_still_be_in_time_sat_out_beside_streams() {
+    let (bench, prompt) = pressed(MS * 22);
+    assert!(bench.ttft(prompt) <= MS * 22, "{:?}", bench.ttft(prompt));
+}
+
+#[test]
+fn a_prompt_that_is_late_anyway_took_the_time_of_streams() {
+    let (bench, prompt) = pressed(MS);
+    for number in 0..16 {
+        assert!(bench.tpot(number) <= MS * 64 / 10, "{number}");
+    }
+    assert!(bench.ttft(prompt) > MS * 20, "{:?}", bench.ttft(prompt));
+}
+
+#[test]
+fn every_token_was_news_of_the_load() {
+    let mut bench = Bench::new();
+    let stream = Want {
+        prompt: 20,
+        output: 300,
+        tpot: Some(MS * 20),
+        ..Want::default()
+    };
+    bench.submit(1, stream);
+    bench.finish();
+    // A second and a half, ten a second; and what it left of its gap grows by tenths.
+    assert!((10..60).contains(&bench.loads_told), "{}", bench.loads_told);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The flags of what asks a simulated fleet for its goodput: `sim goodput`, `check`.
 
-use crate::load::{WorkloadArgs, parse_span};
+use crate::load::{WorkloadArgs, parse_positive, parse_span};
 use clap::Args;
 use cleave_sim::goodput::{Fleet, Way};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ScenarioArgs {
     /// The workers, such as `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` too.
-    #[arg(long, value_name = "SPEC", required_unless_present = "devices", conflicts_with_all = ["devices", "profile"])]
+    #[arg(long, value_name = "SPEC", conflicts_with_all = ["devices", "profile"])]
     pub(crate) fleet: Option<Fleet>,
     /// So many devices of `--profile`, their legs divided as serves the workload best.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -21,7 +21,7 @@ pub(crate) struct ScenarioArgs {
     #[command(flatten)]
     pub(crate) workload: WorkloadArgs,
     /// Arrivals per second, of the whole fleet; a trace's own, or 1 for each worker, if absent.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "RPS", value_parser = parse_positive)]
     pub(crate) rate: Option<f64>,
     /// Arrivals end after so long, such as 60s; a trace's end, or a minute without one, if absent.
     #[arg(long, value_name = "TIME", value_parser = parse_span)]
@@ -101,7 +101,11 @@ fn flag(way: Way) -> &'static str {
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
+  cleave check policy.yaml
   cleave check policy.yaml --devices 8 --workload chat=0.7*short-long,batch=0.3*long-short --rate 40
+
+The first looks at the file alone; the second also looks for the highest rate at which the fleet keeps
+every promise, in simulated runs of 2000 requests each, unless --limit or --duration says otherwise.
 
 Exit status 1 when the file is no policy, or when some class would miss its goal at that rate.")]
 pub(crate) struct CheckArgs {

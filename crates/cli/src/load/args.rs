@@ -48,7 +48,7 @@ pub(crate) struct ServerArgs {
     /// More fields of each request's body, as a JSON object; they replace those that are sent anyway.
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
     pub(crate) extra_body: Option<Object>,
-    /// Send `x-slo-class`, `x-slo-ttft-ms` and `x-slo-tpot-ms`.
+    /// Send `x-slo-class`, the targets (`x-slo-ttft-ms`, `x-slo-tpot-ms`, `x-slo-e2e-ms`), or both.
     #[arg(long, value_enum, default_value_t = SloHeadersArg::None)]
     pub(crate) slo_headers: SloHeadersArg,
     /// Ask for the stages of the time to first token (`x-cleave-timing: 1`).
@@ -62,12 +62,7 @@ pub(crate) struct ServerArgs {
 pub(crate) struct WorkloadArgs {
     /// A trace, plain or gzipped: Mooncake's, Azure's, ServeGen's, a table of arrivals and lengths, of
     /// lengths alone, or of histograms.
-    #[arg(
-        long,
-        value_name = "FILE",
-        required_unless_present = "workload",
-        conflicts_with = "workload"
-    )]
+    #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     pub(crate) trace: Option<PathBuf>,
     /// `short-short`, `short-long`, `long-short` or `long-long` (prompt and answer), with changes such
     /// as `short-long:input=128,output=512,cv=1.5,prefix=64`, or several classes such as
@@ -230,7 +225,7 @@ pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
     cleave_bench::span(text).map_err(|error| format!("{error:#}"))
 }
 
-fn parse_positive(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_positive(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     let within = number.filter(|number| (RATE_MIN..=1e6).contains(number));
     within.ok_or_else(|| format!("expected a number from {RATE_MIN} to 1000000"))

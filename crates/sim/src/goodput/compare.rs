@@ -13,6 +13,9 @@ use std::time::Duration;
 /// Divisions are tried with so many workers.
 const DIVISIONS_MAX: u32 = 8;
 
+/// A thousand million arrivals per second are all at once.
+const RATE_MILLI_MAX: u64 = 1_000_000_000_000;
+
 /// A way to route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
@@ -193,7 +196,10 @@ impl Contest {
         let mut low = attempt(from_milli);
         let mut high = from_milli;
         if low.is_some() {
-            while let Some(next) = attempt(high * 2) {
+            // What comes at once comes no faster.
+            while high < RATE_MILLI_MAX
+                && let Some(next) = attempt(high * 2)
+            {
                 high *= 2;
                 low = Some(next);
             }
