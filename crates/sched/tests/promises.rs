@@ -11,7 +11,7 @@ use cleave_domain::{
 use cleave_planner::{Predict, quantum};
 use cleave_sched::{Brain, Input, Limits, Output, Writer};
 use proptest::prelude::{ProptestConfig, any};
-use proptest::{prop_assert, proptest};
+use proptest::proptest;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -542,14 +542,20 @@ fn every_token_was_news_of_the_load() {
     let mut bench = Bench::new();
     let stream = Want {
         prompt: 20,
-        output: 300,
+        output: 400,
         tpot: Some(MS * 20),
         ..Want::default()
     };
     bench.submit(1, stream);
+    bench.run(at(MS * 500));
+    // A step takes three seconds: the stream is behind, and the gap with which it keeps its promise
+    // grows with every token from there.
+    bench.step.as_mut().expect("it runs").0 = at(MS * 3500);
+    let before = bench.loads_told;
     bench.finish();
-    // A second and a half, ten a second; and what it left of its gap grows by tenths.
-    assert!((10..60).contains(&bench.loads_told), "{}", bench.loads_told);
+    let told = bench.loads_told - before;
+    // Two seconds, ten times a second.
+    assert!((15..30).contains(&told), "{told} for 300 tokens");
 }
 
 #[test]
@@ -580,49 +586,74 @@ fn a_load_and_prices_say_what_a_router_needs() {
     assert_eq!(bench.prices_told, 1, "they have not changed");
 }
 
+/// A day of short and long prompts, half of them with promises, by a seed; all is done or refused.
+fn day(seed: u64) -> Bench {
+    let mut dice = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut draw = |bound: u64| {
+        dice = dice
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (dice >> 33) % bound
+    };
+    let mut bench = Bench::new();
+    let mut now = Duration::ZERO;
+    let count = 20 + draw(60);
+    for number in 0..count {
+        now += MS * u32::try_from(draw(250)).expect("small");
+        bench.run(at(now));
+        let mut upto = |bound| u32::try_from(draw(bound)).expect("small");
+        let long = upto(5) == 0;
+        let prompt = 1 + upto(if long { 3000 } else { 300 });
+        let output = 2 + upto(100);
+        let takes = prices().prefill(0, prompt, 256);
+        let want = Want {
+            prompt,
+            output,
+            due: (upto(3) > 0).then(|| takes * 3 + MS * upto(2000)),
+            serve: false,
+            tpot: (upto(3) > 0).then(|| MS * (12 + upto(100))),
+            priority: 0,
+        };
+        bench.submit(number, want);
+    }
+    bench.finish();
+    bench
+}
+
+/// One in two hundred first tokens is late by more than the grace with which it was admitted, and one
+/// in a hundred gaps is longer: whoever comes later with a tighter promise is not foreseen.
+#[test]
+fn what_was_admitted_was_late() {
+    let (mut first, mut late) = (0, 0);
+    let (mut gaps, mut longer) = (0, 0);
+    let mut refused = 0;
+    for bench in (0..200).map(day) {
+        for (handoff, want) in &bench.wants {
+            let number = handoff.flight.0 & 0xffff;
+            if bench.seen[handoff].refused.is_some() {
+                refused += 1;
+                continue;
+            }
+            if let Some(due) = want.due {
+                first += 1;
+                late += u32::from(bench.ttft(number) > due + due / 4 + MS * 50);
+            }
+            if let Some(tpot) = want.tpot {
+                gaps += 1;
+                longer += u32::from(bench.tpot(number) > tpot);
+            }
+        }
+    }
+    assert!(late * 200 <= first, "{late} of {first} were late");
+    assert!(longer * 100 <= gaps, "{longer} of {gaps} had longer gaps");
+    assert!(refused * 100 <= first, "{refused} of {first} were refused");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever comes: all is done or refused at once, streams alone in a step keep the tightest gap
-    /// in it, and what was admitted for its first token is not late by more than the grace.
     #[test]
-    fn promises_hold_under_any_load(seed in any::<u64>()) {
-        let mut dice = seed;
-        let mut draw = |bound: u64| {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (dice >> 33) % bound
-        };
-        let mut bench = Bench::new();
-        let mut now = Duration::ZERO;
-        let count = 20 + draw(60);
-        for number in 0..count {
-            now += MS * u32::try_from(draw(250)).expect("small");
-            bench.run(at(now));
-            let mut upto = |bound| u32::try_from(draw(bound)).expect("small");
-            let long = upto(5) == 0;
-            let prompt = 1 + upto(if long { 3000 } else { 300 });
-            let output = 2 + upto(100);
-            let takes = prices().prefill(0, prompt, 256);
-            bench.submit(number, Want {
-                prompt,
-                output,
-                due: (upto(3) > 0).then(|| takes * 3 + MS * upto(2000)),
-                serve: false,
-                tpot: (upto(3) > 0).then(|| MS * (12 + upto(100))),
-                priority: 0,
-            });
-        }
-        bench.finish();
-        let mut late = 0;
-        let mut promised = 0;
-        for number in 0..count {
-            let want = bench.wants[&handoff(number)];
-            let seen = &bench.seen[&handoff(number)];
-            if let (None, Some(due)) = (&seen.refused, want.due) {
-                promised += 1;
-                late += u32::from(bench.ttft(number) > due + due / 4 + MS * 50);
-            }
-        }
-        prop_assert!(late * 20 <= promised, "{late} of {promised} were late");
+    fn something_was_left_undone_under_some_load(seed in any::<u64>()) {
+        day(seed);
     }
 }
