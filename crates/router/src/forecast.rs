@@ -19,7 +19,7 @@ use crate::event::{Forecast, PlaceReason};
 use crate::ledger::{Ledger, Span};
 use crate::policy::{Ask, Candidate};
 use crate::tally::Stretch;
-use cleave_domain::{Aim, Prices, Role, Time, Timing, Work};
+use cleave_domain::{Aim, Prices, Time, Timing, Work};
 use cleave_planner::Predict;
 use std::time::Duration;
 
@@ -29,6 +29,9 @@ const CHUNK_LEAST: u32 = 16;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// What a client is told to wait beyond what is computed, for what is rounded on the way.
 const SOON: Duration = Duration::from_millis(1);
+/// And one in so many parts of its time, for what a forecast is off: who waited as long as it was told
+/// should not come at the edge.
+const OFF_PARTS: u32 = 64;
 /// The scarcest that a device's time gets: twenty times its worth.
 const SCARCITY_MAX: u64 = 20_000;
 
@@ -318,12 +321,8 @@ impl Prospect<'_> {
     /// Steps with one stream more, which comes after `lead`.
     pub(crate) fn stream(&self, need: &Need, lead: Duration) -> Stream {
         let (sequences, context_tokens) = self.beside(lead, need);
-        // Where nothing else is to be done the step itself costs nobody anything; a prefill worker's would
-        // have been a prompt's.
-        let before = match (sequences, self.seat.role) {
-            (0, Role::Prefill) => Duration::ZERO,
-            (some, _) => self.prices.decode(some, context_tokens),
-        };
+        // Where nothing else is to be done the step itself costs nobody anything.
+        let before = self.prices.decode(sequences, context_tokens);
         let own = u64::from(need.ask.prompt_tokens + need.output / 2);
         let step = self
             .prices

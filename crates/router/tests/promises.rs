@@ -146,15 +146,15 @@ fn who_is_refused_and_comes_back_when_told_is_served() {
         predicted > millis(400) && retry_after < millis(400),
         "{retry_after:?}"
     );
-    for share in [0_u32, 1, 2] {
-        // Before that it is refused again; then it is taken on, and in time.
-        world.run(Time::ZERO + retry_after * share / 2);
+    for share in [0_u32, 1, 4] {
+        // Well before that it is refused again; then it is taken on, and in time.
+        world.run(Time::ZERO + retry_after * share / 4);
         let flight = world.submit(0, request(2000, 20, slo(&chat, "")));
         let refused = world.outcomes[&flight].refused.is_some();
         assert_eq!(
             refused,
-            share < 2,
-            "after {share} halves of {retry_after:?}"
+            share < 4,
+            "after {share} quarters of {retry_after:?}"
         );
         tried += 1;
         if !refused {

@@ -76,7 +76,7 @@ async fn compare(seed: u64) -> String {
         ttft_millis: (300, 2500),
         tpot_millis: 150,
     };
-    let scenario = day(seed, (150, 45), promises);
+    let scenario = day(seed, (150, 36), promises);
     let simulated: Vec<Value> = decisions(&scenario)
         .into_iter()
         .map(|note| nameless(serde_json::to_value(note).unwrap()))

@@ -3,7 +3,7 @@
 //! Owns: its stages, whether and by how much it misses a target or breaks others', and its rank. Never:
 //! predicts a leg. Invariant: what meets every target and harms nobody ranks before all that does not.
 
-use super::{Miss, Need, Outlook, Prompt, Prospect, Rank, SOON, Stream, nanos, permille};
+use super::{Miss, Need, OFF_PARTS, Outlook, Prompt, Prospect, Rank, SOON, Stream, nanos, permille};
 use crate::event::{Forecast, PlaceReason};
 use cleave_domain::{Aim, Role, Timing};
 use cleave_planner::Predict;
@@ -133,7 +133,7 @@ impl Pair<'_> {
     fn ttft_clears(&self, prompt: Duration, need: &Need) -> Option<Duration> {
         let allowed = need.ttft_by.shrink(need.ttft?);
         let excess = prompt.saturating_sub(allowed);
-        (self.prompt.run <= allowed).then_some(excess + SOON)
+        (self.prompt.run <= allowed).then_some(excess + SOON + allowed / OFF_PARTS)
     }
 
     /// So many sequences have to end before the steps are short enough.
