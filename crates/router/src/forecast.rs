@@ -235,7 +235,8 @@ impl Prospect<'_> {
     pub(crate) fn prompt(&self, need: &Need) -> Option<Prompt> {
         let cached = self.seat.cached_tokens(&need.ask);
         let tokens = need.ask.prompt_tokens - cached;
-        if self.streams == 0 {
+        let among = self.streams.max(self.sequences);
+        if among == 0 {
             // Where others wait its last tokens share a full step with theirs.
             let shares = !self.backlog.is_zero();
             let whole = tokens.next_multiple_of(self.chunk_max().max(1));
@@ -252,16 +253,16 @@ impl Prospect<'_> {
             });
         }
         let streams = Work {
-            rows: self.streams,
+            rows: among,
             pairs: 0,
             context_tokens: self.context_tokens,
-            draws: self.streams,
+            draws: among,
         };
         let step = |piece: u32| {
             let last = need.ask.prompt_tokens - piece.min(need.ask.prompt_tokens);
             self.prices.step(&(streams + Work::prefill(last, piece)))
         };
-        let most = self.chunk_max().saturating_sub(self.streams).min(tokens);
+        let most = self.chunk_max().saturating_sub(among).min(tokens);
         let piece = match self.tpot_least {
             Some(gap) => largest(most, |piece| step(piece) <= need.others.shrink_step(gap)),
             None => most,

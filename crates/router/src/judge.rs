@@ -10,9 +10,6 @@ use cleave_domain::Role;
 
 /// Of each leg so many are judged together with as many of the other.
 const LEGS: usize = 8;
-/// A prefill worker takes a guest while its prompts need at most this part of the time that the guest's
-/// own has.
-const GUEST_PARTS: u32 = 8;
 /// So many judgements are kept for the record.
 const KEPT: usize = 4;
 
@@ -37,10 +34,9 @@ pub(crate) fn judge(
     let wholes = Shortlist::of(prospects, |p| {
         let allowed = placement != Placement::Split || p.seat.role == Role::Both;
         let takes = allowed && policy::takes_whole(&p.seat, ask);
-        // A guest would stand in the way of the prompts that wait there: a few of them may be.
-        let few = need.prompt_left().unwrap_or_default() / GUEST_PARTS;
-        let guest = need.manners != Manners::GivesWay && p.backlog <= few;
-        let takes = takes && (p.seat.role != Role::Prefill || guest);
+        // Where prompts run, what gives way would have to do so all the time.
+        let guest = p.seat.role == Role::Prefill;
+        let takes = takes && !(guest && need.manners == Manners::GivesWay);
         takes.then(|| p.prompt_rank(need).saturating_add(p.stream_rank(need)))
     });
     let prompt = |p: &Prospect| p.prompt(need);

@@ -3,7 +3,9 @@
 //! Owns: its stages, whether and by how much it misses a target or breaks others', and its rank. Never:
 //! predicts a leg. Invariant: what meets every target and harms nobody ranks before all that does not.
 
-use super::{Miss, Need, OFF_PARTS, Outlook, Prompt, Prospect, Rank, SOON, Stream, nanos, permille};
+use super::{
+    Miss, Need, OFF_PARTS, Outlook, Prompt, Prospect, Rank, SOON, Stream, nanos, permille,
+};
 use crate::event::{Forecast, PlaceReason};
 use cleave_domain::{Aim, Role, Timing};
 use cleave_planner::Predict;
