@@ -4,7 +4,7 @@
 //! Invariant: what is wrong with the file is said before anything is simulated.
 
 use crate::args::{CheckArgs, ScenarioArgs};
-use crate::goodput::{Clients, complete, contest, score_json};
+use crate::goodput::{Clients, Length, complete, contest, score_json};
 use anyhow::bail;
 use cleave_domain::SloPolicy;
 use cleave_node::PolicyFile;
@@ -12,10 +12,6 @@ use cleave_sim::goodput::{Break, Checked, ClassScore, Contest, check as check_fl
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
-
-/// Of one simulated run, of which a search has dozens. Fewer are served by a fleet of this size even if
-/// they come at once, and no rate would be too high.
-const REQUESTS_MAX: usize = 2000;
 
 /// Reads the policy, simulates the fleet, prints what became of each class.
 ///
@@ -29,7 +25,7 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
         return file_alone(args, policy);
     }
     complete(scenario)?;
-    let clients = Clients::of(scenario, (policy, Some(REQUESTS_MAX)))?;
+    let clients = Clients::of(scenario, (policy, Length::Sample))?;
     show("dividing the fleet's legs ...");
     let contest = contest(scenario, &clients)?;
     let rate = clients.rate_milli;

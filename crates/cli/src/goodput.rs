@@ -35,7 +35,7 @@ pub(crate) struct Row {
 pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
     complete(&args.scenario)?;
     let policy = Arc::new(one_class(&args.targets)?);
-    let clients = Clients::of(&args.scenario, (&policy, None))?;
+    let clients = Clients::of(&args.scenario, (&policy, Length::Whole))?;
     let contest = contest(&args.scenario, &clients)?;
     let ways = match args.compare {
         true => Way::ALL.to_vec(),
@@ -129,9 +129,24 @@ pub(crate) struct Clients {
     workload: Workload,
     wish: Wish,
     policy: Arc<SloPolicy>,
+    /// How long arrivals go on, if the user did not say.
+    length: Length,
     /// Arrivals per second asked for, in thousandths.
     pub(crate) rate_milli: u64,
 }
+
+/// How much a run simulates where the user leaves it open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    /// A trace's own, or a minute.
+    Whole,
+    /// As little as says something, of dozens of runs: see [`SAMPLE`].
+    Sample,
+}
+
+/// A sample's arrivals go on for so long at least; there are so many of them at least, and at most.
+const SAMPLE: Duration = Duration::from_secs(10);
+const SAMPLE_REQUESTS: std::ops::RangeInclusive<usize> = 300..=200_000;
 
 /// What lacks in a scenario.
 ///
@@ -152,14 +167,13 @@ pub(crate) fn complete(args: &ScenarioArgs) -> anyhow::Result<()> {
 }
 
 impl Clients {
-    /// Reads the trace, or the workload's text. So many requests at most are in a run, unless the
-    /// user says how many or how long.
+    /// Reads the trace, or the workload's text.
     ///
     /// # Errors
     /// What is wrong with either, or with the rate.
     pub(crate) fn of(
         args: &ScenarioArgs,
-        (policy, requests_max): (&Arc<SloPolicy>, Option<usize>),
+        (policy, length): (&Arc<SloPolicy>, Length),
     ) -> anyhow::Result<Self> {
         let timed = args.workload.trace.is_some();
         let pace = Pace {
@@ -175,11 +189,12 @@ impl Clients {
             workload: workload_of(&args.workload)?,
             wish: wish(&args.workload, pace),
             policy: Arc::clone(policy),
+            length: match args.duration.is_some() || args.workload.limit.is_some() {
+                true => Length::Whole,
+                false => length,
+            },
             rate_milli: 0,
         };
-        if args.duration.is_none() {
-            clients.wish.requests = clients.wish.requests.or(requests_max);
-        }
         let schedule = clients.workload.schedule(&clients.wish)?;
         let rate = pace.rate.unwrap_or_else(|| schedule.rate());
         ensure!(
@@ -192,10 +207,16 @@ impl Clients {
 
     /// What arrives at that rate; nothing where the rate is so low that nothing does.
     pub(crate) fn at(&self, rate_milli: u64) -> Vec<Arrival> {
-        let wish = Wish {
-            rate: Some(rate_milli as f64 / 1e3),
+        let rate = rate_milli as f64 / 1e3;
+        let mut wish = Wish {
+            rate: Some(rate),
             ..self.wish
         };
+        if self.length == Length::Sample {
+            let least = Duration::try_from_secs_f64(*SAMPLE_REQUESTS.start() as f64 / rate);
+            wish.duration = Some(least.unwrap_or(Duration::MAX).max(SAMPLE));
+            wish.requests = Some(*SAMPLE_REQUESTS.end());
+        }
         let schedule = self.workload.schedule(&wish);
         let requests = schedule.iter().flat_map(Schedule::requests);
         requests.map(|asked| self.arrival(asked)).collect()

@@ -6,7 +6,7 @@
 
 use crate::event::{Forecast, Mode, Placement, Readiness};
 use crate::fleet::{Fleet, Group, Worker};
-use crate::forecast::{self, Manners, Need, Outlook, Prospect};
+use crate::forecast::{Manners, Need, Outlook, Prospect};
 use crate::judge::judge;
 use crate::ledger::URGENCIES;
 use crate::policy::{self, Ask, Candidate, Choice, NoPlace, Terms};
@@ -379,9 +379,114 @@ impl Fleet {
     }
 }
 
-/// The worker with what is known of its prices. Between two loads its own prompts get done at the speed
-/// of time; what other routers sent it in the meantime is not known, and is taken to make up for what it
-/// does of theirs. What this router promised and the worker has not done is a lower bound.
+/// What a worker has to do for prompts.
+struct Ahead {
+    /// Of all that is at least as urgent as each urgency.
+    backlog: [Duration; URGENCIES],
+    /// Of the step under way.
+    step_left: Duration,
+}
+
+impl Ahead {
+    /// Between two loads its own prompts get done at the speed of time; what other routers sent it in the
+    /// meantime is not known, and is taken to make up for what it does of theirs. What this router promised
+    /// and the worker has not done is a lower bound.
+    fn of(worker: &Worker, now: Time) -> Self {
+        let totals = worker.ledger.totals();
+        let load = &worker.load;
+        let at_work_since = worker.ledger.at_work_since;
+        let at_work = now.since(at_work_since);
+        let since_told = now.since(at_work_since.max(worker.heard));
+        let mut told = load.backlog.micros.iter().flatten();
+        let (mut own, mut fresh, mut reported) = (0, 0, 0);
+        let mut backlog = [Duration::ZERO; URGENCIES];
+        for (urgency, ahead) in backlog.iter_mut().enumerate() {
+            own += totals.work[urgency];
+            fresh += totals.work_fresh[urgency];
+            reported += 1000 * u64::from(*told.next().unwrap_or(&0));
+            if own + reported > 0 {
+                let nanos = Duration::from_nanos;
+                let done = since_told.min(nanos(own));
+                let expected = nanos(reported + fresh).saturating_sub(done);
+                *ahead = expected.max(nanos(own).saturating_sub(at_work));
+            }
+        }
+        Self {
+            backlog,
+            step_left: load.step_left.saturating_sub(now.since(worker.heard)),
+        }
+    }
+
+    fn all(&self) -> Duration {
+        self.backlog[URGENCIES - 1]
+    }
+
+    /// What is ahead is in the step under way, as far as anything is; if nothing is ahead, that step is.
+    fn wait(&self, urgency: usize) -> Duration {
+        self.backlog[urgency].max(self.step_left)
+    }
+
+    /// By how much others come too late if so much work of that urgency goes before them: what has to
+    /// begin later must still be able to.
+    fn crowds(&self, urgency: usize, work: Duration) -> Duration {
+        let mut crowds = Duration::ZERO;
+        for later in urgency + 1..URGENCIES {
+            let waits = self.backlog[later] > self.backlog[later - 1];
+            let bound = Backlog::BOUNDS.get(later % (URGENCIES / 3));
+            if let Some(bound) = bound.filter(|_| waits) {
+                let begins = self.wait(later) + work;
+                crowds = crowds.max(begins.saturating_sub(*bound));
+            }
+        }
+        crowds
+    }
+}
+
+/// Sequences that generate on a worker.
+struct Streaming {
+    /// In its steps now.
+    running: u32,
+    /// And those yet to come.
+    sequences: u32,
+    context_tokens: u64,
+}
+
+impl Streaming {
+    /// On a worker that has so many sequences of any kind, where one is expected to have `tokens` tokens.
+    fn of(worker: &Worker, busy: u32, tokens: u32) -> Self {
+        let totals = worker.ledger.totals();
+        let load = &worker.load;
+        let block_tokens = worker.description.capacity.block_tokens;
+        let own_tokens = totals.blocks * u64::from(block_tokens);
+        match worker.description.role {
+            // Its running sequences are prompts; only what this router sent it to stay is not, and guests
+            // of other routers are known by their tokens only.
+            Role::Prefill => {
+                let others = load.context_tokens.saturating_sub(own_tokens);
+                let guests = others.div_ceil(u64::from(tokens));
+                let guests = guests.min(u64::from(load.sequences_running)) as u32;
+                // Whoever is to stay will run beside the prompts that come now.
+                let sequences = totals.sequences + guests;
+                Self {
+                    running: sequences,
+                    sequences,
+                    context_tokens: own_tokens + others,
+                }
+            }
+            // Those that are yet to come are taken to be as long as those that run.
+            Role::Decode | Role::Both => Self {
+                running: load.sequences_running.max(totals.streams),
+                sequences: busy,
+                context_tokens: match load.sequences_running {
+                    0 => own_tokens,
+                    some => load.context_tokens.saturating_mul(u64::from(busy)) / u64::from(some),
+                },
+            },
+        }
+    }
+}
+
+/// The worker with what is known of its prices.
 fn prospect<'a>(
     (worker, prices): (&'a Worker, &'a Prices),
     mut seat: Candidate,
@@ -393,105 +498,43 @@ fn prospect<'a>(
     let tokens = need.ask.prompt_tokens - cached;
     let chunk = capacity.step_tokens_max;
     let alone = prices.prefill(cached, tokens, chunk);
-    let work = forecast::added(prices, (cached, tokens), chunk).min(alone);
-    let slack = need.slack(alone);
-    let load = &worker.load;
-    let age = need.now.since(worker.heard);
-    let at_work_since = worker.ledger.at_work_since;
-    let at_work = need.now.since(at_work_since);
-    let since_told = need.now.since(at_work_since.max(worker.heard));
-    let mut told = load.backlog.micros.iter().flatten();
-    let step_left = load.step_left.saturating_sub(age);
-    let (mut own, mut fresh, mut reported) = (0, 0, 0);
-    let mut backlog = [Duration::ZERO; URGENCIES];
-    // Sums over all that is at least as urgent.
-    for (urgency, ahead) in backlog.iter_mut().enumerate() {
-        own += totals.work[urgency];
-        fresh += totals.work_fresh[urgency];
-        reported += 1000 * u64::from(*told.next().unwrap_or(&0));
-        if own + reported > 0 {
-            let nanos = Duration::from_nanos;
-            let done = since_told.min(nanos(own));
-            let expected = nanos(reported + fresh).saturating_sub(done);
-            *ahead = expected.max(nanos(own).saturating_sub(at_work));
-        }
-    }
-    let entries = URGENCIES / 3;
-    let urgency = Backlog::band(need.priority) * entries + Backlog::place(slack);
-    let all = backlog[URGENCIES - 1];
-    // What is ahead is in the step under way, as far as anything is; if nothing is ahead, that step is.
-    let wait = backlog[urgency].max(step_left);
-    let busy = seat.sequences;
-    let mut crowds = Duration::ZERO;
-    if all > Duration::ZERO && need.manners != Manners::Resumed {
-        // What has to begin later than this prompt must still be able to, once it has gone before.
-        for later in urgency + 1..URGENCIES {
-            let waits = backlog[later] > backlog[later - 1];
-            if let Some(bound) = Backlog::BOUNDS.get(later % entries).filter(|_| waits) {
-                let begins = backlog[later].max(step_left) + work;
-                crowds = crowds.max(begins.saturating_sub(*bound));
-            }
-        }
-    }
-    let backlog = all;
+    let work = prices.adds(cached, tokens, chunk).min(alone);
+    let place = Backlog::place(need.slack(alone));
+    let urgency = Backlog::band(need.priority) * (URGENCIES / 3) + place;
+    let ahead = Ahead::of(worker, need.now);
+    let streaming = Streaming::of(worker, seat.sequences, need.ask.tokens_expected);
     if need.manners == Manners::GivesWay {
         let seats = capacity.slots_count.div_ceil(LEFT_FREE);
         let blocks = capacity.blocks_count / LEFT_FREE;
         seat.sequences = seat.sequences.saturating_add(seats);
         seat.blocks_free = seat.blocks_free.saturating_sub(blocks);
-        if backlog > QUEUE_BEHIND {
+        if ahead.all() > QUEUE_BEHIND {
             seat.prompts_open = u32::MAX;
         }
     }
-    // A prefill worker's running sequences are prompts; only what this router sent it to stay is not.
-    let own_tokens = totals.blocks * u64::from(capacity.block_tokens);
-    let (running, sequences, context_tokens) = match worker.description.role {
-        Role::Prefill => {
-            // Guests of other routers are known by their tokens only.
-            let others = worker.load.context_tokens.saturating_sub(own_tokens);
-            let each = u64::from(need.ask.tokens_expected);
-            let guests = others
-                .div_ceil(each)
-                .min(u64::from(worker.load.sequences_running));
-            let guests = guests as u32;
-            // Whoever is to stay will run beside the prompts that come now.
-            let sequences = totals.sequences + guests;
-            (sequences, sequences, own_tokens + others)
-        }
-        Role::Decode | Role::Both => {
-            let running = worker.load.sequences_running;
-            let told = worker.load.context_tokens;
-            // Those that are yet to come are taken to be as long as those that run.
-            let context = match running {
-                0 => own_tokens,
-                some => told.saturating_mul(u64::from(busy)) / u64::from(some),
-            };
-            (running.max(totals.streams), busy, context)
-        }
-    };
     // Those without a gap of their own make room for one that has.
-    let strangers = sequences.saturating_sub(totals.sequences);
     let unpaced = need.tpot.map_or(0, |_| totals.unpaced);
     let blocks = need.tpot.map_or(0, |_| totals.unpaced_blocks);
     let unpaced_tokens = blocks * u64::from(capacity.block_tokens);
     let shortest = prices.decode(1, 1);
+    let gaps = [worker.load.tpot_least, worker.ledger.tpot_least(shortest)];
     Prospect {
         seat,
         prices,
         alone,
         work,
         urgency,
-        wait,
-        backlog,
-        streams: running,
-        sequences: sequences.saturating_sub(unpaced),
-        context_tokens: context_tokens.saturating_sub(unpaced_tokens),
-        strangers,
+        wait: ahead.wait(urgency),
+        backlog: ahead.all(),
+        streams: streaming.running,
+        sequences: streaming.sequences.saturating_sub(unpaced),
+        context_tokens: streaming.context_tokens.saturating_sub(unpaced_tokens),
+        strangers: streaming.sequences.saturating_sub(totals.sequences),
         ledger: &worker.ledger,
-        tpot_least: [worker.load.tpot_least, worker.ledger.tpot_least(shortest)]
-            .into_iter()
-            .flatten()
-            .min(),
-        crowds,
+        tpot_least: gaps.into_iter().flatten().min(),
+        crowds: match need.manners {
+            Manners::Resumed => Duration::ZERO,
+            Manners::New | Manners::GivesWay => ahead.crowds(urgency, work),
+        },
     }
 }

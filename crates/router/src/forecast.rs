@@ -387,24 +387,6 @@ impl Outlook {
     }
 }
 
-/// What a prompt adds to steps that are full without it: prompts share them, so that a short one costs
-/// less than it would alone.
-pub(crate) fn added(prices: &Prices, (cached, tokens): (u32, u32), chunk: u32) -> Duration {
-    let chunk = chunk.max(1);
-    let full = prices.step(&Work {
-        rows: chunk,
-        ..Work::default()
-    });
-    let own = Work {
-        rows: 0,
-        draws: 1,
-        ..Work::prefill(cached, tokens)
-    };
-    let idle = prices.step(&Work::default());
-    let apart = prices.step(&own).saturating_sub(idle);
-    full * tokens / chunk + apart
-}
-
 /// The largest number up to `most` that fits, where all smaller ones do.
 fn largest(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, most);

@@ -105,7 +105,8 @@ fn flag(way: Way) -> &'static str {
   cleave check policy.yaml --devices 8 --workload chat=0.7*short-long,batch=0.3*long-short --rate 40
 
 The first looks at the file alone; the second also looks for the highest rate at which the fleet keeps
-every promise, in simulated runs of 2000 requests each, unless --limit or --duration says otherwise.
+every promise, in simulated runs of ten seconds and 300 requests each at least, unless --limit or
+--duration says otherwise.
 
 Exit status 1 when the file is no policy, or when some class would miss its goal at that rate.")]
 pub(crate) struct CheckArgs {

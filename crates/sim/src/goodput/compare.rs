@@ -13,8 +13,8 @@ use std::time::Duration;
 /// Divisions are tried with so many workers.
 const DIVISIONS_MAX: u32 = 8;
 
-/// A thousand million arrivals per second are all at once.
-const RATE_MILLI_MAX: u64 = 1_000_000_000_000;
+/// Who serves all that comes within this time serves them at any rate.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// A way to route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -187,21 +187,24 @@ impl Contest {
             if arrivals.is_empty() {
                 return None;
             }
+            let last = arrivals.iter().map(|arrival| arrival.at).max();
+            let at_once = last.is_none_or(|last| last <= Time::ZERO + AT_ONCE);
             let outcome = self.attempt(way, arrivals)?;
-            Some(Best {
+            let best = Best {
                 rate_milli,
                 outcome,
-            })
+            };
+            Some((best, at_once))
         };
-        let mut low = attempt(from_milli);
+        let mut low = attempt(from_milli).map(|(best, _)| best);
         let mut high = from_milli;
         if low.is_some() {
-            // What comes at once comes no faster.
-            while high < RATE_MILLI_MAX
-                && let Some(next) = attempt(high * 2)
-            {
+            while let Some((best, at_once)) = attempt(high * 2) {
                 high *= 2;
-                low = Some(next);
+                low = Some(best);
+                if at_once {
+                    return low;
+                }
             }
             high *= 2;
         } else {
@@ -209,14 +212,14 @@ impl Contest {
             while low.is_none() && rate > from_milli / 100 && rate > 1 {
                 high = rate;
                 rate /= 2;
-                low = attempt(rate);
+                low = attempt(rate).map(|(best, _)| best);
             }
         }
         let mut low = low?;
         while high - low.rate_milli > (low.rate_milli / 20).max(1) {
             let middle = low.rate_milli.midpoint(high);
             match attempt(middle) {
-                Some(best) => low = best,
+                Some((best, _)) => low = best,
                 None => high = middle,
             }
         }
