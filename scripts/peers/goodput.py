@@ -107,6 +107,7 @@ class Place:
             "sequences": SEQUENCES,
             "pool": pool,
             "threads": args.threads,
+            "shared": args.threads * 2,
             "cores": f"0-{args.threads - 1}",
             "kv_bytes": kv_bytes,
             "kv_mib": kv_bytes >> 20,

@@ -3,7 +3,8 @@
 A command is a list in which {names} are filled in: {cleave}, {llama_server}, {vllm_python} (programs),
 {model} (Hugging Face folder), {gguf}, {name} (as which the model is served), {port}, {context} (tokens of
 one sequence, prompt and answer), {sequences} (most at once), {threads} (cores in all), {pool} (tokens
-that all KV caches of a system hold together), {kv_mib} (the same in MiB), {half_mib} (half of that).
+that all KV caches of a system hold together), {kv_mib} (the same in MiB), {half_mib} (half of that),
+{shared} (threads of two workers that may use every core each).
 All serve bf16 weights, the same number of cores, sequences and KV tokens; what is not named is each
 system's default: chunked prefill and prefix caching are on everywhere, continuous batching too.
 
@@ -24,17 +25,19 @@ class System:
 
 
 CLEAVE = ["{cleave}", "serve", "--model", "{model}", "--served-model-name", "{name}", "--dtype", "bf16"]
-CLEAVE += ["--port", "{port}", "--threads", "{threads}", "--max-model-len", "{context}", "--max-num-seqs", "{sequences}"]
-ONE_POOL = ["--kv-cache", "{kv_mib}MiB"]
-TWO_POOLS = ["--kv-cache", "{half_mib}MiB"]
+CLEAVE += ["--port", "{port}", "--max-model-len", "{context}", "--max-num-seqs", "{sequences}"]
+ONE_POOL = ["--threads", "{threads}", "--kv-cache", "{kv_mib}MiB"]
+TWO_POOLS = ["--threads", "{threads}", "--kv-cache", "{half_mib}MiB"]
+# While one of the two has nothing to do the other computes on all cores.
+SHARED = ["--threads", "{shared}", "--kv-cache", "{half_mib}MiB"]
 
 SYSTEMS = [
     System(
         "cleave split",
         "cleave split",
-        CLEAVE + TWO_POOLS + ["--prefill", "1", "--decode", "1", "--placement", "split"],
+        CLEAVE + SHARED + ["--prefill", "1", "--decode", "1", "--placement", "split"],
         "/ready",
-        notes="one prefill and one decode worker, a thread each; every request is handed over",
+        notes="one prefill and one decode worker that share the cores; every request is handed over",
     ),
     System(
         "cleave whole, one worker",
@@ -53,7 +56,7 @@ SYSTEMS = [
     System(
         "cleave auto",
         "cleave auto",
-        CLEAVE + TWO_POOLS + ["--prefill", "1", "--decode", "1", "--placement", "auto"],
+        CLEAVE + SHARED + ["--prefill", "1", "--decode", "1", "--placement", "auto"],
         "/ready",
         notes="the workers of `cleave split`; each request is placed where its targets are predicted to be met",
     ),

@@ -14,10 +14,11 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client as Pool, Error as PoolError};
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use std::error::Error as _;
 use std::time::{Duration, Instant};
 
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -31,6 +32,8 @@ const TEXT_CHARS_MAX: usize = 300;
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pool: Pool<HttpConnector, Full<Bytes>>,
+    /// Keeps no connection.
+    fresh: Pool<HttpConnector, Full<Bytes>>,
     /// Scheme and authority, then the path before `/v1`.
     base: String,
 }
@@ -63,11 +66,14 @@ impl Client {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_MAX));
-        let pool = Pool::builder(TokioExecutor::new())
-            .pool_max_idle_per_host(usize::MAX)
-            .build(connector);
+        let pool = |kept: usize| {
+            Pool::builder(TokioExecutor::new())
+                .pool_max_idle_per_host(kept)
+                .build(connector.clone())
+        };
         Ok(Self {
-            pool,
+            pool: pool(usize::MAX),
+            fresh: pool(0),
             base: format!("http://{authority}{path}"),
         })
     }
@@ -92,7 +98,7 @@ impl Client {
         *request.uri_mut() = self.uri(path)?;
         *request.headers_mut() = headers.clone();
         let answer = async {
-            let response = self.pool.request(request).await.map_err(flat)?;
+            let response = self.ask(request).await.map_err(flat)?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
                 .collect()
@@ -109,13 +115,23 @@ impl Client {
             .with_context(|| format!("{}{path}", self.base))
     }
 
+    /// Asks once more, on a new connection, if the one that was used was closed before a byte of an
+    /// answer came: servers close kept connections just when they are used again, and clients that people
+    /// use do the same.
+    async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, PoolError> {
+        match self.pool.request(request.clone()).await {
+            Err(error) if was_closed(&error) => self.fresh.request(request).await,
+            other => other,
+        }
+    }
+
     /// Sends `request` and reads the answer into `record`; returns how it ended.
     pub(crate) async fn stream(
         &self,
         request: Request<Full<Bytes>>,
         (clock, record): (Clock, &mut Record),
     ) -> Outcome {
-        let response = match self.pool.request(request).await {
+        let response = match self.ask(request).await {
             Ok(response) => response,
             Err(error) => {
                 let kind = match error.is_connect() {
@@ -136,8 +152,13 @@ impl Client {
     }
 }
 
+fn was_closed(error: &PoolError) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref());
+    cause.is_some_and(hyper::Error::is_incomplete_message)
+}
+
 /// An error with its causes in one line.
-fn flat(error: hyper_util::client::legacy::Error) -> anyhow::Error {
+fn flat(error: PoolError) -> anyhow::Error {
     let error = anyhow::Error::from(error);
     anyhow::anyhow!("{error:#}")
 }

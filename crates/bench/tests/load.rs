@@ -22,7 +22,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// What the server does with the request of this number, probes not counted.
@@ -284,6 +285,59 @@ async fn lesson_25_refused_failed_and_broken_answers_are_misses() {
         errors
             .keys()
             .any(|text| text.contains("500") && text.contains("broken"))
+    );
+}
+
+/// In front of a server: closes each connection when it is used a second time.
+async fn forgetful(url: &str) -> String {
+    let server = url.trim_start_matches("http://").trim_end_matches("/v1");
+    let server = server.to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(&server).await.unwrap();
+            tokio::spawn(async move {
+                let (mut asks, mut hears) = client.into_split();
+                let (mut answers, mut takes) = server.into_split();
+                let answered = AtomicUsize::new(0);
+                let back = async {
+                    let mut bytes = [0; 4096];
+                    while let Ok(count @ 1..) = answers.read(&mut bytes).await {
+                        answered.store(1, Ordering::SeqCst);
+                        hears.write_all(&bytes[..count]).await.unwrap();
+                    }
+                };
+                let forth = async {
+                    let mut bytes = [0; 4096];
+                    while let Ok(count @ 1..) = asks.read(&mut bytes).await {
+                        if answered.load(Ordering::SeqCst) == 1 {
+                            return;
+                        }
+                        takes.write_all(&bytes[..count]).await.unwrap();
+                    }
+                };
+                tokio::select! {
+                    () = back => {}
+                    () = forth => {}
+                }
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_was_closed_when_it_was_used_again_counted_as_a_failure() {
+    let (url, _) = serve(|_| Way::Answer, 0).await;
+    let (job, _stop) = job(&forgetful(&url).await, Asking::default()).await;
+    let report = job.run(&Quiet).await.unwrap();
+    let all = &report.runs[0].all;
+    assert_eq!(
+        (all.done, all.failures.len()),
+        (20, 0),
+        "{:?}",
+        report.runs[0].errors
     );
 }
 

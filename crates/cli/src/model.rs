@@ -136,9 +136,9 @@ impl Loaded {
             slots_count: args.slots_count(),
             step_tokens_max: args.step_tokens_max(),
         };
-        let threads = args.threads();
+        let threads = args.threads_each(count);
         let mut engines = (0..count)
-            .map(|_| self.engine(limits, (threads / count).max(1)))
+            .map(|_| self.engine(limits, threads))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(first) = engines.first_mut() {
             probe(first.as_mut()).context("the model cannot take a single step")?;

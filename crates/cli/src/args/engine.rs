@@ -29,7 +29,9 @@ pub(crate) struct EngineArgs {
     /// Where to compute. `cpu` is the only device of this build.
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) device: Device,
-    /// Processor threads, all workers of this process together; the machine's cores if absent.
+    /// Processor threads, all workers of this process together; more than there are cores are shared.
+    /// If absent, the machine's cores for one worker, twice as many for several: who has nothing to do
+    /// leaves its cores to the others.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
     /// Instruction set; the best that the processor has if absent.
@@ -79,10 +81,21 @@ impl EngineArgs {
         self.max_num_batched_tokens.unwrap_or(STEP_TOKENS_MAX)
     }
 
-    /// Threads of all workers of this process together.
+    /// Threads of one that computes alone.
     pub(crate) fn threads(&self) -> usize {
         self.threads
             .map_or_else(cleave_cpu::cores_count, |threads| threads as usize)
+    }
+
+    /// Threads of each of so many workers. Unless the user says how many, two workers may use every core,
+    /// and more of them twice as many threads as there are cores: who has nothing to do leaves its cores to
+    /// the others.
+    pub(crate) fn threads_each(&self, workers: usize) -> usize {
+        let all = match self.threads {
+            Some(threads) => threads as usize,
+            None => cleave_cpu::cores_count() * workers.min(2),
+        };
+        (all / workers).max(1)
     }
 }
 
