@@ -27,7 +27,6 @@ class System:
 CLEAVE = ["{cleave}", "serve", "--model", "{model}", "--served-model-name", "{name}", "--dtype", "bf16"]
 CLEAVE += ["--port", "{port}", "--max-model-len", "{context}", "--max-num-seqs", "{sequences}"]
 ONE_POOL = ["--threads", "{threads}", "--kv-cache", "{kv_mib}MiB"]
-TWO_POOLS = ["--threads", "{threads}", "--kv-cache", "{half_mib}MiB"]
 # While one of the two has nothing to do the other computes on all cores.
 SHARED = ["--threads", "{shared}", "--kv-cache", "{half_mib}MiB"]
 
@@ -49,9 +48,9 @@ SYSTEMS = [
     System(
         "cleave whole, two workers",
         "cleave whole",
-        CLEAVE + TWO_POOLS + ["--prefill", "0", "--decode", "0", "--both", "2", "--placement", "whole"],
+        CLEAVE + SHARED + ["--prefill", "0", "--decode", "0", "--both", "2", "--placement", "whole"],
         "/ready",
-        notes="aggregated: two workers with a thread each",
+        notes="aggregated: two workers that share the cores",
     ),
     System(
         "cleave auto",

@@ -151,6 +151,8 @@ impl Flights {
                     let (enough, abort) = &self.aborts[index];
                     enough.say();
                     abort.abort();
+                    let e2e = self.submitted.elapsed();
+                    self.timings[index].stopped(e2e, choice.tokens_count());
                 }
                 Ok(delta)
             }

@@ -24,6 +24,8 @@ pub(crate) enum TimingShown {
 pub(crate) struct Known {
     first: Option<(Duration, PrefillTiming)>,
     whole: Option<(Timing, u32)>,
+    /// A stop string ended it, which only the face sees: since the submission, and its tokens.
+    stopped: Option<(Duration, u32)>,
 }
 
 /// The stages up to the first token.
@@ -40,6 +42,11 @@ impl Known {
         self.whole = Some((timing, output_tokens));
     }
 
+    /// It is over so long after the submission, with so many tokens, and nobody will say its stages.
+    pub(crate) fn stopped(&mut self, e2e: Duration, output_tokens: u32) {
+        self.stopped = Some((e2e, output_tokens));
+    }
+
     /// The longest of an answer's sequences, by how long it took as far as is known.
     pub(crate) fn slowest(all: &[Self]) -> Self {
         let longest = |one: &&Self| one.total();
@@ -47,10 +54,11 @@ impl Known {
     }
 
     fn total(&self) -> Duration {
-        match (self.whole, self.first) {
-            (Some((timing, _)), _) => timing.total(),
-            (None, Some((ttft, _))) => ttft,
-            (None, None) => Duration::ZERO,
+        match (self.whole, self.stopped, self.first) {
+            (Some((timing, _)), _, _) => timing.total(),
+            (None, Some((e2e, _)), _) => e2e,
+            (None, None, Some((ttft, _))) => ttft,
+            (None, None, None) => Duration::ZERO,
         }
     }
 
@@ -97,6 +105,12 @@ impl Known {
                 put("tpot_ms".to_owned(), tpot);
             }
             put("e2e_ms".to_owned(), timing.total());
+        } else if let Some((e2e, output_tokens)) = self.stopped {
+            let gaps = output_tokens.saturating_sub(1);
+            if let Some(tpot) = e2e.saturating_sub(timing.ttft()).checked_div(gaps) {
+                put("tpot_ms".to_owned(), tpot);
+            }
+            put("e2e_ms".to_owned(), e2e);
         }
         Value::Object(object)
     }
@@ -128,6 +142,12 @@ mod tests {
         );
         assert_eq!(known.object()["ttft_ms"], 10.0);
         assert_eq!(known.object().get("transfer_ms"), None);
+        let mut stopped = known;
+        stopped.stopped(ms(30), 5);
+        let object = stopped.object();
+        assert_eq!(object["e2e_ms"], 30.0, "by a stop string");
+        assert_eq!(object["tpot_ms"], 5.0);
+        assert_eq!(object.get("transfer_ms"), None);
         let timing = Timing {
             router_queue: ms(4),
             retry: ms(0),

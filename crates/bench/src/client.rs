@@ -1,8 +1,7 @@
 //! One request after the other, or thousands at once.
 //!
-//! Owns: connections, and reading an answer into a record. Never: asks again (but where a server had
-//! closed a connection before any of the request went out), or waits for its turn: the pool has no
-//! limit. Invariant: whatever happens, a record says how its request ended.
+//! Owns: connections, and reading an answer into a record. Never: asks again (but, once, where a
+//! server closed the connection instead of answering), or waits for its turn: the pool has no limit. Invariant: whatever happens, a record says how its request ended.
 
 use crate::record::{Failure, Outcome, Record};
 use crate::sse::{self, Event, Lines};
@@ -115,7 +114,7 @@ impl Client {
             .with_context(|| format!("{}{path}", self.base))
     }
 
-    /// Asks once more, on a new connection, if the one that was used was closed before a byte of an
+    /// Asks once more, on a new connection, if the one that was used was closed before an
     /// answer came: servers close kept connections just when they are used again, and clients that people
     /// use do the same.
     async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, PoolError> {

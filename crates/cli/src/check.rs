@@ -26,8 +26,12 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     }
     complete(scenario)?;
     let clients = Clients::of(scenario, (policy, Length::Sample))?;
-    show("dividing the fleet's legs ...");
-    let contest = contest(scenario, &clients)?;
+    if scenario.fleet.is_none() {
+        show("dividing the fleet's legs ...");
+    }
+    let contest = contest(scenario, &clients);
+    show("");
+    let contest = contest?;
     let rate = clients.rate_milli;
     let checked = check_fleet(&contest, rate, &|rate| {
         show(&format!(
@@ -66,6 +70,7 @@ fn is_bare(scenario: &ScenarioArgs) -> bool {
     } = scenario;
     let fleet = fleet.is_some() || devices.is_some();
     let load = workload.workload.is_some() || workload.trace.is_some();
+    let load = load || workload.limit.is_some();
     !fleet && !load && rate.is_none() && duration.is_none()
 }
 

@@ -161,7 +161,7 @@ pub(crate) fn complete(args: &ScenarioArgs) -> anyhow::Result<()> {
     );
     ensure!(
         workload,
-        "it is missing what the fleet is asked: give --workload SPEC or --trace FILE"
+        "nothing is asked of the fleet: give --workload SPEC or --trace FILE"
     );
     Ok(())
 }
@@ -212,7 +212,8 @@ impl Clients {
             rate: Some(rate),
             ..self.wish
         };
-        if self.length == Length::Sample {
+        // What was asked about is judged by all of it, and only what is searched for by samples.
+        if self.length == Length::Sample && rate_milli != self.rate_milli {
             let least = Duration::try_from_secs_f64(*SAMPLE_REQUESTS.start() as f64 / rate);
             wish.duration = Some(least.unwrap_or(Duration::MAX).max(SAMPLE));
             wish.requests = Some(*SAMPLE_REQUESTS.end());

@@ -75,7 +75,7 @@ impl Source {
         }
     }
 
-    /// What steps of this engine cost, measured within about `budget`; nothing of one that computes
+    /// What steps of this engine cost, measured within `budget`; nothing of one that computes
     /// nothing, or where nothing is to be measured.
     ///
     /// # Errors

@@ -42,7 +42,7 @@ impl Work {
         let (before, count) = (u64::from(before), u64::from(tokens));
         Self {
             rows: tokens,
-            // Two numbers of 32 bits, from wherever: half of this may be too much for 64.
+            // Of any two numbers of 32 bits, which may be too much for 64.
             pairs: (count * before).saturating_add(count * (count + 1) / 2),
             context_tokens: 0,
             draws: 0,

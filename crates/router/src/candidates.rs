@@ -466,9 +466,9 @@ impl Streaming {
                 let guests = others.div_ceil(u64::from(tokens));
                 let guests = guests.min(u64::from(load.sequences_running)) as u32;
                 // Whoever is to stay will run beside the prompts that come now.
-                let sequences = totals.sequences + guests;
+                let sequences = totals.sequences.saturating_add(guests);
                 Self {
-                    running: sequences,
+                    running: totals.streams.saturating_add(guests),
                     sequences,
                     context_tokens: own_tokens + others,
                 }

@@ -7,9 +7,8 @@
 //! each device's time weighted by how scarce it is there: by the prompts that wait behind it, and by how
 //! close its steps are to the tightest gap between tokens that was promised on it (1 / (1 - step/gap)).
 //! Where no gap was promised, each running stream is delayed by that time, so it weighs as many times
-//! as there are streams. A prompt that rides along in the steps of a decode worker costs only what it
-//! makes them longer; a short answer that ends where its prompt ran costs whole steps of its own there,
-//! unless others ride along.
+//! as there are streams. What rides along in others' steps costs only what it makes them longer, and an
+//! idle worker's own step costs nobody anything.
 
 mod pair;
 
@@ -29,7 +28,7 @@ const CHUNK_LEAST: u32 = 16;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// What a client is told to wait beyond what is computed, for what is rounded on the way.
 const SOON: Duration = Duration::from_millis(1);
-/// And one in so many parts of its time, for what a forecast is off: who waited as long as it was told
+/// And one in so many parts of the time it may take, for what a forecast is off: who waited as long as it was told
 /// should not come at the edge.
 const OFF_PARTS: u32 = 64;
 /// The scarcest that a device's time gets: twenty times its worth.
@@ -112,6 +111,14 @@ pub(crate) struct Prompt {
     harm: Duration,
     /// By how much others would be late.
     crowds: Duration,
+}
+
+/// A prompt cut so that it fits into the steps of streams.
+struct Pieces {
+    count: u32,
+    run: Duration,
+    /// By how much it makes the steps longer, all together.
+    longer: Duration,
 }
 
 /// What generating on a worker would be.
@@ -230,8 +237,9 @@ impl Prospect<'_> {
         nanos(step * need.output + way)
     }
 
-    /// How the prompt would run among the streams that are there: in pieces that keep every step
-    /// below the tightest gap promised. None where no piece would be worth its step.
+    /// How the prompt would run among streams: in pieces that keep every step below the tightest gap
+    /// promised. Those that are yet to come count with those that run now: they will be there when it is
+    /// its turn. None where no piece would be worth its step.
     pub(crate) fn prompt(&self, need: &Need) -> Option<Prompt> {
         let cached = self.seat.cached_tokens(&need.ask);
         let tokens = need.ask.prompt_tokens - cached;
@@ -252,37 +260,57 @@ impl Prospect<'_> {
                 crowds: self.crowds,
             });
         }
-        let streams = Work {
-            rows: among,
+        let pieces = self.pieces(need, among)?;
+        let slower = permille(pieces.run, self.alone.max(Duration::from_nanos(1)));
+        Some(Prompt {
+            wait: scaled(self.wait, slower.clamp(1000, 100_000)),
+            run: pieces.run,
+            chunks: pieces.count,
+            harm: self.harm(pieces.longer, need),
+            crowds: self.crowds,
+        })
+    }
+
+    /// The prompt in pieces, beside so many streams of the mean length of those there.
+    fn pieces(&self, need: &Need, streams: u32) -> Option<Pieces> {
+        let cached = self.seat.cached_tokens(&need.ask);
+        let tokens = need.ask.prompt_tokens - cached;
+        let streams = streams.min(self.seat.capacity.slots_count);
+        let all = u64::from(self.streams.max(self.sequences).max(1));
+        let beside = Work {
+            rows: streams,
             pairs: 0,
-            context_tokens: self.context_tokens,
-            draws: among,
+            context_tokens: (self.context_tokens / all).saturating_mul(u64::from(streams)),
+            draws: streams,
         };
-        let step = |piece: u32| {
-            let last = need.ask.prompt_tokens - piece.min(need.ask.prompt_tokens);
-            self.prices.step(&(streams + Work::prefill(last, piece)))
+        let step = |before: u32, piece: u32| {
+            let own = Work::prefill(before, piece);
+            self.prices.step(&(beside + own))
         };
-        let most = self.chunk_max().saturating_sub(among).min(tokens);
+        let most = self.chunk_max().saturating_sub(streams).min(tokens);
+        let end = need.ask.prompt_tokens;
         let piece = match self.tpot_least {
-            Some(gap) => largest(most, |piece| step(piece) <= need.others.shrink_step(gap)),
+            Some(gap) => {
+                let most_long = need.others.shrink_step(gap);
+                largest(most, |piece| step(end - piece, piece) <= most_long)
+            }
             None => most,
         };
         if piece < CHUNK_LEAST.min(tokens) {
             return None;
         }
-        let chunks = tokens.div_ceil(piece);
-        let plain = self.prices.step(&streams);
+        let (whole, rest) = (tokens / piece, tokens % piece);
         // Each piece attends to what is before it; on average that is half of what the last one does.
-        let middle = Work::prefill(cached + (tokens - piece) / 2, piece);
-        let run = self.prices.step(&(streams + middle)) * chunks;
-        let longer = run.saturating_sub(plain * chunks);
-        let slower = permille(run, self.alone.max(Duration::from_nanos(1)));
-        Some(Prompt {
-            wait: scaled(self.wait, slower.clamp(1000, 100_000)),
+        let mut run = step(cached + (tokens - piece) / 2, piece) * whole;
+        if rest > 0 {
+            run += step(end - rest, rest);
+        }
+        let count = tokens.div_ceil(piece);
+        let plain = self.prices.step(&beside) * count;
+        Some(Pieces {
+            count,
             run,
-            chunks,
-            harm: self.harm(longer, need),
-            crowds: self.crowds,
+            longer: run.saturating_sub(plain),
         })
     }
 

@@ -407,6 +407,25 @@ fn a_gap_that_no_step_could_keep_stopped_its_worker_for_others() {
     assert_eq!(chats, 20);
 }
 
+/// What went wrong in a burst is no reason to refuse, or to be late, when it is over.
+#[test]
+fn a_burst_was_felt_after_it_had_passed() {
+    let chat = class("chat", Some(600), Some(12));
+    let mut world = World::new(&limits(policy(vec![chat.clone()])), 1, &TWO_AND_TWO);
+    for _ in 0..300 {
+        world.submit(0, request(2000, 50, slo(&chat, "")));
+    }
+    let calm = Time::ZERO + millis(2_000);
+    for number in 0..100 {
+        world.arrive(calm + millis(60 * number), request(500, 40, slo(&chat, "")));
+    }
+    world.run(end());
+    let burst = world.count(|o| o.submitted < calm && o.refused.is_some());
+    assert!(burst > 200, "{burst}: there was none");
+    let good = world.count(|o| o.submitted >= calm && o.verdict == Some(Verdict::Good));
+    assert!(good >= 97, "{good} of 100");
+}
+
 #[test]
 fn a_thousand_downgrades_at_once_were_a_call_each_within_the_other() {
     let second = class("second", Some(600_000), None);

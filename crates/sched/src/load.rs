@@ -96,6 +96,7 @@ impl Brain {
             // Nothing is predicted, so nothing that only predictions need is told.
             false => Load {
                 context_tokens: 0,
+                tpot_least: None,
                 backlog: Backlog::default(),
                 ..load
             },
@@ -245,9 +246,9 @@ fn prices_moved(told: &Prices, is: &Prices) -> bool {
     let rows = rows.map(|(told, is)| (told.nanos, is.nanos));
     let links = told.links.iter().zip(&is.links);
     let links = links.map(|(told, is)| (told.1.byte_picos, is.1.byte_picos));
-    let ends = |prices: &Prices| prices.links.iter().map(|(to, _)| *to).collect::<Vec<_>>();
+    let (told_to, is_to) = (told.links.iter(), is.links.iter());
     told.rows.len() != is.rows.len()
-        || ends(told) != ends(is)
+        || told_to.map(|(to, _)| to).ne(is_to.map(|(to, _)| to))
         || told.error_permille.abs_diff(is.error_permille) > ERROR_PERMILLE
         || rows.chain(links).any(changed)
         || amounts(told).into_iter().zip(amounts(is)).any(changed)

@@ -359,11 +359,15 @@ impl Brain {
         if fits >= block || draft.pressed {
             return fits;
         }
-        // One that can still be in time and would not be if it sat this step out and shared the next;
-        // what is late anyway makes nobody else late.
+        // One that can still be in time and would not be if it sat this step out and shared the next, or
+        // one whose client waits for the rest of an answer. What else is late makes nobody late.
         let step = self.learner.prices().step(&draft.held.work);
-        let slack = self.prompt_slack(&self.sequences[&handoff]);
-        if slack.is_none_or(|slack| slack > step * 2) {
+        let sequence = &self.sequences[&handoff];
+        let presses = match self.prompt_slack(sequence) {
+            Some(slack) => slack <= step * 2,
+            None => sequence.starved() || !sequence.request.generated.is_empty(),
+        };
+        if !presses {
             return fits;
         }
         draft.pressed = true;

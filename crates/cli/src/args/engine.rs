@@ -83,13 +83,10 @@ impl EngineArgs {
 
     /// Threads of one that computes alone.
     pub(crate) fn threads(&self) -> usize {
-        self.threads
-            .map_or_else(cleave_cpu::cores_count, |threads| threads as usize)
+        self.threads_each(1)
     }
 
-    /// Threads of each of so many workers. Unless the user says how many, two workers may use every core,
-    /// and more of them twice as many threads as there are cores: who has nothing to do leaves its cores to
-    /// the others.
+    /// Threads of each of so many workers.
     pub(crate) fn threads_each(&self, workers: usize) -> usize {
         let all = match self.threads {
             Some(threads) => threads as usize,

@@ -3,6 +3,7 @@
 //! Owns: the question. Never: forgives: what was refused misses its goal as what came late does.
 //! Invariant: what breaks first is looked for above the highest rate at which nothing does.
 
+use super::compare::all_at_once;
 use super::{Arrival, Best, ClassScore, Contest, Outcome, Way, run};
 use cleave_domain::Aim;
 
@@ -69,7 +70,14 @@ pub fn check(contest: &Contest, rate_milli: u64, at_rate: &dyn Fn(u64) -> Vec<Ar
     let best = contest.best(Way::Auto, rate_milli, at_rate);
     let mut rate = best.as_ref().map_or(1, |best| best.rate_milli);
     let mut breaks = None;
-    for _ in 0..STEPS_MAX {
+    let steps = match best
+        .as_ref()
+        .is_some_and(|best| all_at_once(&at_rate(best.rate_milli)))
+    {
+        true => 0,
+        false => STEPS_MAX,
+    };
+    for _ in 0..steps {
         rate += (rate / 10).max(1);
         breaks = worst(contest, rate, &at(rate));
         if breaks.is_some() {

@@ -187,8 +187,7 @@ impl Contest {
             if arrivals.is_empty() {
                 return None;
             }
-            let last = arrivals.iter().map(|arrival| arrival.at).max();
-            let at_once = last.is_none_or(|last| last <= Time::ZERO + AT_ONCE);
+            let at_once = all_at_once(&arrivals);
             let outcome = self.attempt(way, arrivals)?;
             let best = Best {
                 rate_milli,
@@ -270,4 +269,9 @@ pub fn at_rate(arrivals: &[Arrival], rate_milli: u64) -> Vec<Arrival> {
         }
     };
     arrivals.iter().map(moved).collect()
+}
+/// Whether a greater rate would be no more of a load.
+pub(crate) fn all_at_once(arrivals: &[Arrival]) -> bool {
+    let last = arrivals.iter().map(|arrival| arrival.at).max();
+    last.is_none_or(|last| last <= Time::ZERO + AT_ONCE)
 }
