@@ -120,3 +120,18 @@ pub struct LinkPrice {
     /// Picoseconds for each byte.
     pub byte_picos: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of a report are whatever its sender says.
+    #[test]
+    fn work_without_end_was_none() {
+        let most = Work::prefill(u32::MAX, u32::MAX);
+        assert_eq!(most.pairs, u64::MAX);
+        let twice = most + most + Work::decode(u64::MAX) + Work::decode(1);
+        let all = [u64::from(twice.rows), twice.context_tokens, twice.pairs];
+        assert_eq!(all, [u64::from(u32::MAX), u64::MAX, u64::MAX]);
+    }
+}

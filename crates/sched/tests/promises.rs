@@ -4,9 +4,9 @@
 //! by a choice of the brain and by nothing else.
 
 use cleave_domain::{
-    Aim, Capacity, Due, DueUnmet, FlightId, HandoffId, Incarnation, Load, Order, Prefill, Prices,
-    Refusal, Report, Request, Reserve, Role, RouterId, RowPrice, Sampled, Sampling, Slo, StepPlan,
-    StepResult, StopRules, Target, Time, Work, WorkerId, WorkerRef,
+    Aim, Capacity, Due, DueUnmet, FlightId, HandoffId, Incarnation, LinkPrice, Load, Order,
+    Prefill, Prices, Refusal, Report, Request, Reserve, Role, RouterId, RowPrice, Sampled,
+    Sampling, Slo, StepPlan, StepResult, StopRules, Target, Time, Work, WorkerId, WorkerRef,
 };
 use cleave_planner::{Predict, quantum};
 use cleave_sched::{Brain, Input, Limits, Output, Writer};
@@ -65,6 +65,8 @@ struct Bench {
     load: Load,
     loads_told: u32,
     prices_told: u32,
+    /// To which workers links are priced, as told last.
+    links: Vec<WorkerId>,
 }
 
 fn handoff(number: u64) -> HandoffId {
@@ -106,6 +108,7 @@ impl Bench {
             load: Load::default(),
             loads_told: 0,
             prices_told: 0,
+            links: Vec::new(),
         };
         bench.tell(Input::RouterJoined { router: ROUTER });
         bench
@@ -131,7 +134,10 @@ impl Bench {
                         self.load = load;
                         self.loads_told += 1;
                     }
-                    Report::Prices(_) => self.prices_told += 1,
+                    Report::Prices(prices) => {
+                        self.prices_told += 1;
+                        self.links = prices.links.iter().map(|(to, _)| *to).collect();
+                    }
                     Report::LegFailed { handoff, failure } => panic!("{handoff}: {failure:?}"),
                     _ => {}
                 },
@@ -647,6 +653,53 @@ fn what_was_admitted_was_late() {
     assert!(late * 200 <= first, "{late} of {first} were late");
     assert!(longer * 100 <= gaps, "{longer} of {gaps} had longer gaps");
     assert!(refused * 100 <= first, "{refused} of {first} were refused");
+}
+
+/// Another worker may come back under the name of one that is gone.
+#[test]
+fn the_price_of_a_link_outlived_it() {
+    let mut bench = Bench::new();
+    let peer = |number| WorkerRef {
+        worker: WorkerId(number),
+        incarnation: Incarnation(1),
+    };
+    let price = LinkPrice {
+        latency_nanos: 1000,
+        byte_picos: 100,
+    };
+    let told = |bench: &mut Bench, input| {
+        bench.tell(input);
+        // Routers are told once a second, when something is said of the load.
+        bench.now = bench.now + Duration::from_secs(2);
+        let number = u64::from(bench.prices_told);
+        bench.submit(
+            number,
+            Want {
+                prompt: 20,
+                output: 2,
+                ..Want::default()
+            },
+        );
+        bench.finish();
+        bench.links.clone()
+    };
+    for number in [7, 8] {
+        let peer = peer(number);
+        told(&mut bench, Input::LinkMeasured { peer, price });
+    }
+    assert_eq!(bench.links, [WorkerId(7), WorkerId(8)]);
+    let links = told(&mut bench, Input::LinkLost { peer: peer(7) });
+    assert_eq!(links, [WorkerId(8)]);
+    // As many as before, and to another.
+    bench.tell(Input::LinkLost { peer: peer(8) });
+    let links = told(
+        &mut bench,
+        Input::LinkMeasured {
+            peer: peer(9),
+            price,
+        },
+    );
+    assert_eq!(links, [WorkerId(9)]);
 }
 
 proptest! {

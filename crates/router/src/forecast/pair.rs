@@ -131,11 +131,16 @@ impl Pair<'_> {
         self.prompt.crowds.is_zero() && !self.stream.drags
     }
 
-    /// Work ahead of it drains at the speed of time.
+    /// Work ahead of it drains at the speed of time, and streams that leave it too little of their steps end.
     fn ttft_clears(&self, prompt: Duration, need: &Need) -> Option<Duration> {
         let allowed = need.ttft_by.shrink(need.ttft?);
         let excess = prompt.saturating_sub(allowed);
-        (self.prompt.run <= allowed).then_some(excess + SOON + allowed / OFF_PARTS)
+        let ends = match self.prompt.run > allowed {
+            true => self.prefill.relief(need),
+            false => Duration::ZERO,
+        };
+        let clears = excess.max(ends) + SOON + allowed / OFF_PARTS;
+        (self.prefill.alone <= allowed).then_some(clears)
     }
 
     /// So many sequences have to end before the steps are short enough.
