@@ -57,7 +57,7 @@ impl<'a> Axis<'a> {
                 name,
                 // What is far below the rest is not worth the space.
                 from: (least / 1.1).max(most / 1e5),
-                to: most * 1.1,
+                to: (most * 1.1).min(f64::MAX),
                 steps: Steps::Log,
             };
         }
@@ -376,6 +376,8 @@ mod tests {
         let log = Axis::spread("", [3.0, 40.0, 900.0].into_iter());
         assert_eq!(log.steps, Steps::Log);
         assert_eq!(log.ticks(), [5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0]);
+        let wide = Axis::spread("", [f64::MIN_POSITIVE, f64::MAX].into_iter());
+        assert!(wide.to.is_finite() && wide.ticks().len() < 1000, "{wide:?}");
     }
 
     proptest! {
