@@ -255,6 +255,7 @@ fn card(view: &WorkerView) -> Value {
             "sequences_waiting": load.sequences_waiting,
             "sequences_running": load.sequences_running,
             "context_tokens": load.context_tokens,
+            "streams": load.streams,
             "backlog_seconds": load.backlog.ahead(i32::MAX, None).as_secs_f64(),
             "tpot_least_seconds": load.tpot_least.map(|gap| gap.as_secs_f64()),
         },

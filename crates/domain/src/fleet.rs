@@ -90,6 +90,8 @@ pub struct Load {
     /// Tokens, prompt and output, of the sequences that run or will run here: those in the batch, those
     /// that it has reserved for, and prompts that it runs for itself.
     pub context_tokens: u64,
+    /// How many sequences those tokens are of: on a prefill worker the ones that stay there.
+    pub streams: u32,
     /// How long its prompts will take, by how soon they must begin.
     pub backlog: Backlog,
     /// The tightest mean gap between tokens that can still be kept, of what is left of each running or

@@ -452,35 +452,25 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// On a worker that has so many sequences of any kind, where one is expected to have `tokens` tokens.
-    fn of(worker: &Worker, busy: u32, tokens: u32) -> Self {
+    /// On a worker that has so many sequences of any kind.
+    fn of(worker: &Worker, busy: u32) -> Self {
         let totals = worker.ledger.totals();
         let load = &worker.load;
         let block_tokens = worker.description.capacity.block_tokens;
         let own_tokens = totals.blocks * u64::from(block_tokens);
-        match worker.description.role {
-            // Its running sequences are prompts; only what this router sent it to stay is not, and guests
-            // of other routers are known by their tokens only.
-            Role::Prefill => {
-                let others = load.context_tokens.saturating_sub(own_tokens);
-                let guests = others.div_ceil(u64::from(tokens));
-                let guests = guests.min(u64::from(load.sequences_running)) as u32;
-                // Whoever is to stay will run beside the prompts that come now.
-                let sequences = totals.sequences.saturating_add(guests);
-                Self {
-                    running: totals.streams.saturating_add(guests),
-                    sequences,
-                    context_tokens: own_tokens + others,
-                }
-            }
-            // Those that are yet to come are taken to be as long as those that run.
-            Role::Decode | Role::Both => Self {
-                running: load.sequences_running.max(totals.streams),
-                sequences: busy,
-                context_tokens: match load.sequences_running {
-                    0 => own_tokens,
-                    some => load.context_tokens.saturating_mul(u64::from(busy)) / u64::from(some),
-                },
+        // On a prefill worker most sequences are prompts that leave; what stays is told apart.
+        let stay = load.streams.saturating_add(totals.sequences_fresh);
+        let sequences = match worker.description.role {
+            Role::Prefill => stay.max(totals.sequences),
+            Role::Decode | Role::Both => busy,
+        };
+        Self {
+            running: load.streams.min(load.sequences_running).max(totals.streams),
+            sequences,
+            // Those that it has not heard of are taken to be as long as the others.
+            context_tokens: match load.streams {
+                0 => own_tokens,
+                some => load.context_tokens.saturating_mul(u64::from(sequences)) / u64::from(some),
             },
         }
     }
@@ -502,7 +492,7 @@ fn prospect<'a>(
     let place = Backlog::place(need.slack(alone));
     let urgency = Backlog::band(need.priority) * (URGENCIES / 3) + place;
     let ahead = Ahead::of(worker, need.now);
-    let streaming = Streaming::of(worker, seat.sequences, need.ask.tokens_expected);
+    let streaming = Streaming::of(worker, seat.sequences);
     if need.manners == Manners::GivesWay {
         let seats = capacity.slots_count.div_ceil(LEFT_FREE);
         let blocks = capacity.blocks_count / LEFT_FREE;

@@ -125,7 +125,8 @@ impl Brain {
         // The rest only decides where prices are known.
         if worker.priced() {
             worker.prices.hash(hasher);
-            (load.context_tokens, load.backlog, load.tpot_least).hash(hasher);
+            (load.context_tokens, load.streams).hash(hasher);
+            (load.backlog, load.tpot_least).hash(hasher);
             (
                 load.sequences_running,
                 self.ago(worker.heard),

@@ -230,6 +230,7 @@ impl Fleet {
             || sequences(load) < sequences(old)
             || load.queue_tokens < old.queue_tokens
             || load.context_tokens < old.context_tokens
+            || load.streams < old.streams
             || gap(load) > gap(old)
             || load.progress != old.progress
             || backlog.any(|(old, new)| new < old)

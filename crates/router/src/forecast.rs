@@ -5,7 +5,8 @@
 //!
 //! **Harm** is the time of devices that a placement consumes beyond what they would have spent anyway,
 //! each device's time weighted by how scarce it is there: by the prompts that wait behind it, and by how
-//! close its steps are to the tightest gap between tokens that was promised on it (1 / (1 - step/gap)).
+//! close its steps are to the tightest gap between tokens that was promised on it (1 / (1 - step/gap)), or
+//! its seats or blocks to being all taken, if that is more.
 //! Where no gap was promised, each running stream is delayed by that time, so it weighs as many times
 //! as there are streams. What rides along in others' steps costs only what it makes them longer, and an
 //! idle worker's own step costs nobody anything.
@@ -119,6 +120,8 @@ struct Pieces {
     run: Duration,
     /// By how much it makes the steps longer, all together.
     longer: Duration,
+    /// How long what waits before it takes beside the streams, in thousandths of what it takes alone.
+    slowed: u32,
 }
 
 /// What generating on a worker would be.
@@ -128,6 +131,8 @@ pub(crate) struct Stream {
     step: Duration,
     /// How much longer it makes each.
     longer: Duration,
+    /// Until somebody leaves it a seat, if all are taken when it comes.
+    seat_wait: Duration,
     harm: Duration,
     /// Others' gaps would be longer than they were promised.
     drags: bool,
@@ -211,9 +216,14 @@ impl Prospect<'_> {
                 } else {
                     permille(step, gap)
                 };
-                1_000_000 / 1000_u64.saturating_sub(used).max(50)
+                per_idle(used)
             }
         };
+        let capacity = &self.seat.capacity;
+        let seats = share(self.sequences, capacity.slots_count);
+        let held = capacity.blocks_count.saturating_sub(self.seat.blocks_free);
+        let filled = seats.max(share(held, capacity.blocks_count));
+        let steps = steps.max(per_idle(filled));
         (queue * steps / 1000).min(SCARCITY_MAX)
     }
 
@@ -261,9 +271,8 @@ impl Prospect<'_> {
             });
         }
         let pieces = self.pieces(need, among)?;
-        let slower = permille(pieces.run, self.alone.max(Duration::from_nanos(1)));
         Some(Prompt {
-            wait: scaled(self.wait, slower.clamp(1000, 100_000)),
+            wait: scaled(self.wait, u64::from(pieces.slowed)),
             run: pieces.run,
             chunks: pieces.count,
             harm: self.harm(pieces.longer, need),
@@ -307,10 +316,13 @@ impl Prospect<'_> {
         }
         let count = tokens.div_ceil(piece);
         let plain = self.prices.step(&beside) * count;
+        let gap = self.tpot_least.map(|gap| need.others.shrink_step(gap));
+        let sizes = (self.chunk_max(), CHUNK_LEAST);
         Some(Pieces {
             count,
             run,
             longer: run.saturating_sub(plain),
+            slowed: cleave_planner::beside(self.prices, &beside, gap, sizes),
         })
     }
 
@@ -358,18 +370,14 @@ impl Prospect<'_> {
             .decode(sequences + 1, context_tokens.saturating_add(own));
         let longer = step.saturating_sub(before);
         let others = sequences > 0 && need.manners != Manners::Resumed;
+        let over = (sequences + 1).saturating_sub(self.seat.capacity.slots_count);
         Stream {
             step,
             longer,
+            seat_wait: self.relief(need).saturating_mul(over),
             harm: self.harm(longer * need.output, need),
             drags: others && !self.keeps_pace(step, need),
         }
-    }
-
-    /// Whether streams that stay on a prefill worker would leave prompts less than half of each step.
-    pub(crate) fn guests_slow_prompts(&self, stream: &Stream, need: &Need) -> bool {
-        let gap = self.tpot_least.into_iter().chain(need.tpot).min();
-        gap.is_some_and(|gap| stream.step * 2 > gap)
     }
 
     /// Whether what was promised to others there still holds. Who gives way leaves room for those that
@@ -436,6 +444,15 @@ fn nanos(span: Duration) -> u64 {
 fn permille(part: Duration, of: Duration) -> u64 {
     let permille = part.as_nanos() * 1000 / of.as_nanos().max(1);
     u64::try_from(permille).unwrap_or(u64::MAX)
+}
+
+fn share(part: u32, of: u32) -> u64 {
+    u64::from(part) * 1000 / u64::from(of.max(1))
+}
+
+/// How many times its worth is what is used up to so many thousandths: 1 / (1 - used), in thousandths.
+fn per_idle(used: u64) -> u64 {
+    1_000_000 / 1000_u64.saturating_sub(used).max(50)
 }
 
 fn scaled(span: Duration, permille: u64) -> Duration {

@@ -33,7 +33,7 @@ pub(crate) fn judge(
     });
     let wholes = Shortlist::of(prospects, |p| {
         let allowed = placement != Placement::Split || p.seat.role == Role::Both;
-        let takes = allowed && policy::takes_whole(&p.seat, ask);
+        let takes = allowed && policy::takes_whole(&p.seat, ask) && policy::seats_prompt(&p.seat);
         // Where prompts run, what gives way would have to do so all the time.
         let guest = p.seat.role == Role::Prefill;
         let takes = takes && !(guest && need.manners == Manners::GivesWay);
@@ -55,9 +55,6 @@ pub(crate) fn judge(
     }
     for (p, prompt) in wholes.legs(prospects, prompt) {
         let stream = p.stream(need, lead(&prompt));
-        if p.seat.role == Role::Prefill && p.guests_slow_prompts(&stream, need) {
-            continue;
-        }
         pairs.push(weighed((p, prompt), (p, stream), need));
     }
     if !need.has_target() {

@@ -241,6 +241,12 @@ pub(crate) fn takes_whole(c: &Candidate, ask: &Ask) -> bool {
     prompt_room(c, ask) && stream_room(c, ask)
 }
 
+/// Whether a prompt that is to stay would have a seat at once: those whose KV lands go before it, and
+/// where all seats are promised there is always one that does.
+pub(crate) fn seats_prompt(c: &Candidate) -> bool {
+    c.sequences < c.capacity.slots_count
+}
+
 fn prompt_room(c: &Candidate, ask: &Ask) -> bool {
     !c.shut && ask.prompt_tokens < c.tokens_max() && c.prompts_open < c.queue_max
 }

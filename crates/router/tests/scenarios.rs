@@ -447,6 +447,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 false => Progress::Moving,
             },
             context_tokens: number("context").into(),
+            streams: number("streams"),
             backlog: backlog(words),
             tpot_least: millis(words, "tpot"),
             step_left: Duration::from_millis(number("step").into()),

@@ -44,7 +44,8 @@ impl Placed {
     pub(crate) fn add(&mut self, candidate: &Candidate, now: Time) {
         self.work += Work::decode(candidate.context_tokens);
         if let Some((tpot, due)) = candidate.target {
-            let spare = due.since(now).min(tpot * GAPS_MAX);
+            // Whoever is behind has a shorter gap left for each of its tokens, not none for the next.
+            let spare = due.since(now).min(tpot * GAPS_MAX).max(tpot);
             self.tpot_least = Some(self.tpot_least.map_or(tpot, |least| least.min(tpot)));
             self.spare = Some(self.spare.map_or(spare, |least| least.min(spare)));
         }
@@ -204,7 +205,11 @@ mod tests {
         placed.add(&candidate(2, Some((20, 2000)), 990), at(1000));
         assert_eq!(placed.spare, Some(MS * 60), "no client sees a standstill");
         placed.add(&candidate(3, Some((50, 990)), 990), at(1000));
-        assert_eq!(placed.spare, Some(Duration::ZERO), "one is late");
+        assert_eq!(
+            placed.spare,
+            Some(MS * 50),
+            "one is late, and makes up for it in the gaps that it has left"
+        );
     }
 
     #[test]

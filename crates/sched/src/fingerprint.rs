@@ -97,6 +97,7 @@ impl Brain {
             blocks_free,
             progress,
             context_tokens,
+            streams,
             backlog,
             tpot_least,
             step_left,
@@ -104,7 +105,7 @@ impl Brain {
         } = load_told;
         let waiting = (sequences_waiting, sequences_running);
         (queue_tokens, waiting, blocks_free, progress).hash(hasher);
-        (context_tokens, backlog, tpot_least).hash(hasher);
+        (context_tokens, streams, backlog, tpot_least).hash(hasher);
         (step_left, orders_heard).hash(hasher);
     }
 }

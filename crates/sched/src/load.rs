@@ -23,6 +23,8 @@ const ERROR_PERMILLE: u32 = 50;
 const BACKLOG_PARTS: u32 = 20;
 /// Everything else after so long at the earliest.
 const LOAD_AFTER: Duration = Duration::from_millis(100);
+/// A stream with fewer tokens left than these is gone before one that is placed now comes.
+const GONE_SOON: u32 = 16;
 /// Fewer blocks than these say more of the way's latency than of its speed.
 const BLOCKS_LEAST: u64 = 4;
 
@@ -76,9 +78,11 @@ impl Brain {
                 Stage::Sending | Stage::Still | Stage::Closing { .. } => continue,
             }
             if sequence.decodes_here() {
-                let gap = self.gap_kept(sequence);
+                let stays = |_: &Duration| sequence.tokens_left() >= GONE_SOON;
+                let gap = self.gap_kept(sequence).filter(stays);
                 load.tpot_least = load.tpot_least.into_iter().chain(gap).min();
                 load.context_tokens += u64::from(sequence.len());
+                load.streams += 1;
             }
             if sequence.computes() {
                 load.queue_tokens += u64::from(sequence.rest());
@@ -96,6 +100,7 @@ impl Brain {
             // Nothing is predicted, so nothing that only predictions need is told.
             false => Load {
                 context_tokens: 0,
+                streams: 0,
                 tpot_least: None,
                 backlog: Backlog::default(),
                 ..load

@@ -89,15 +89,16 @@ impl Sequence {
         let Some((first, count)) = self.pace.first else {
             return Some(tpot);
         };
-        let left = self
-            .request
-            .stop
-            .max_tokens
-            .saturating_sub(self.output_count());
-        let left = left.clamp(1, HORIZON);
+        let left = self.tokens_left().clamp(1, HORIZON);
         let gaps = (self.output_count() + left).saturating_sub(count);
         let by = first + tpot.saturating_mul(gaps);
         Some((by.since(now) / left).min(tpot))
+    }
+
+    /// Tokens that it may yet draw.
+    pub(crate) fn tokens_left(&self) -> u32 {
+        let most = self.request.stop.max_tokens;
+        most.saturating_sub(self.output_count())
     }
 
     /// When its next token is due; `None` without a target.

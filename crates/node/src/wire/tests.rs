@@ -247,13 +247,13 @@ fn prices() -> impl Strategy<Value = Prices> {
 
 fn load() -> impl Strategy<Value = Load> {
     let progress = prop_oneof![Just(Progress::Moving), Just(Progress::Stuck)];
-    let counts = any::<(u64, u32, u32, u32, u64)>();
+    let counts = any::<(u64, u32, u32, u32, (u64, u32))>();
     let work = (any::<[[u32; 9]; 3]>(), option::of(span()));
     let step = (span(), any::<u64>());
     (counts, progress, work, step).prop_map(|(counts, progress, (micros, tpot_least), step)| {
         let (step_left, orders_heard) = step;
-        let (queue_tokens, sequences_waiting, sequences_running, blocks_free, context_tokens) =
-            counts;
+        let (queue_tokens, sequences_waiting, sequences_running, blocks_free, decode) = counts;
+        let (context_tokens, streams) = decode;
         Load {
             queue_tokens,
             sequences_waiting,
@@ -261,6 +261,7 @@ fn load() -> impl Strategy<Value = Load> {
             blocks_free,
             progress,
             context_tokens,
+            streams,
             backlog: Backlog { micros },
             tpot_least,
             step_left,

@@ -44,7 +44,7 @@ impl Pair<'_> {
         let transfer = self.exposed(need);
         let decode_wait = match self.whole() {
             true => Duration::ZERO,
-            false => step / 2,
+            false => step / 2 + self.stream.seat_wait,
         };
         // Prompts that wait there run among its steps, as far as a promised gap lets them.
         let gap = [self.decode.tpot_least, need.tpot]
@@ -173,9 +173,6 @@ impl Pair<'_> {
     pub(crate) fn rank(&self, need: &Need) -> Rank {
         let (timing, _) = self.stages(need);
         let (_, off) = self.miss(&timing, need);
-        // A guest stands in the way of the prompts that wait there: only where nobody else would do.
-        let guest = self.whole() && self.decode.seat.role == Role::Prefill;
-        let off = off + u64::from(guest && !self.decode.backlog.is_zero());
         let own = match need.has_target() {
             true => timing.prefill_wait + timing.prefill,
             false => timing.total() - timing.router_queue,

@@ -196,6 +196,37 @@ impl Worker {
         self.step = Some((now, now + self.prices.step(&work), chunks));
     }
 
+    /// By how much prompts take longer beside its streams.
+    fn slowed_permille(&self) -> u32 {
+        let streams = self.streams.iter().fold(Work::default(), |sum, stream| {
+            sum + Work::decode(u64::from(stream.context))
+        });
+        let gap = self.streams.iter().filter_map(|s| s.tpot).min();
+        let gap = gap.map(|gap| gap - gap / 8);
+        cleave_planner::beside(&self.prices, &streams, gap, (512, BLOCK_TOKENS))
+    }
+
+    /// Whether one that can be in time would not be, if so much work goes before it.
+    fn crowded(&self, now: Time, latest: Option<Time>, run: Duration) -> bool {
+        let mut others: Vec<(Time, Duration)> = self
+            .prompts
+            .iter()
+            .filter_map(|prompt| {
+                let rest = prompt.request.prompt.len() as u32 - prompt.done;
+                let latest = prompt.latest.filter(|at| *at >= now)?;
+                Some((latest, self.prices.prefill(prompt.done, rest, 512)))
+            })
+            .collect();
+        others.sort_unstable();
+        let mut ahead = Duration::ZERO;
+        others.into_iter().any(|(at, work)| {
+            let slowed = |span: Duration| span * self.slowed_permille() / 1000;
+            let (before, with) = (now + slowed(ahead), now + slowed(ahead + run));
+            ahead += work;
+            latest.is_some_and(|mine| mine < at) && before <= at && with > at + run / 4
+        })
+    }
+
     fn load(&self, now: Time, orders_heard: u64) -> Load {
         let mut backlog = Backlog::default();
         let mut queue_tokens = 0;
@@ -210,13 +241,19 @@ impl Worker {
             backlog.add(prompt.request.slo.priority, slack, work);
         }
         let running = self.streams.len() as u32;
-        let context = self.streams.iter().map(|s| u64::from(s.context)).sum();
+        let of_running = self.streams.iter().map(|s| (s.handoff, s.context));
+        let of_running: BTreeMap<HandoffId, u32> = of_running.collect();
+        let context = self.reserved.keys().map(|id| {
+            let prompt = self.requests[id].prompt.len() as u32;
+            u64::from(of_running.get(id).copied().unwrap_or(prompt))
+        });
         Load {
             queue_tokens,
             sequences_waiting: self.reserved.len() as u32 - running.min(self.reserved.len() as u32),
             sequences_running: running,
             blocks_free: capacity().blocks_count - self.blocks_held(),
-            context_tokens: context,
+            context_tokens: context.sum(),
+            streams: self.reserved.len() as u32,
             backlog,
             tpot_least: self.tpot_least(),
             step_left: self
@@ -408,6 +445,7 @@ impl World {
                 let run = worker
                     .prices
                     .prefill(0, order.request.prompt.len() as u32, 512);
+                let slowed = |span: Duration| span * worker.slowed_permille() / 1000;
                 let due = order.due.map(|due| now + due.left);
                 let firm = order.due.is_some_and(|due| due.unmet == DueUnmet::Refuse);
                 let before = worker
@@ -418,8 +456,9 @@ impl World {
                     .step
                     .as_ref()
                     .map_or(Duration::ZERO, |(_, end, _)| end.since(now));
-                let predicted = now + step.max(before) + run;
-                if firm && due.is_some_and(|due| predicted > due + run / 4) {
+                let predicted = now + step.max(slowed(before)) + slowed(run);
+                let late = due.is_some_and(|due| predicted > due + run / 4);
+                if firm && (late || worker.crowded(now, due.map(|due| due - run), run)) {
                     self.refusals_by_workers += 1;
                     let handoff = order.handoff;
                     let refusal = Refusal::Late {
