@@ -723,4 +723,7 @@ scenarios! {
     whole_requests_go_to_any_worker
     a_resumed_stream_goes_before_everybody_and_is_never_late
     who_is_let_wait_makes_room_for_who_is_more_urgent
+    a_prompt_that_stays_needs_a_seat
+    a_short_prompt_waits_as_long_as_what_is_before_it
+    guests_of_other_routers_slow_prompts
 }
