@@ -270,10 +270,12 @@ impl Fleet {
         *self.census.of_role(before) -= 1;
         *self.census.of_role(role) += 1;
         self.turns += 1;
-        if leaves {
-            self.leaving.insert(who.worker);
-        } else {
+        if !leaves {
             self.leaving.remove(&who.worker);
+        } else if before != role {
+            // Said again, as everybody does who joins, it leaves nothing behind: what would have to move
+            // was placed there for another role.
+            self.leaving.insert(who.worker);
         }
     }
 
@@ -298,10 +300,14 @@ impl Fleet {
 
     /// Workers from which running sequences are to move, and why.
     pub(crate) fn leaving(&self) -> Vec<(WorkerRef, MoveReason)> {
-        self.lives(&self.leaving)
-            .filter(|worker| worker.ledger.totals().sequences > 0)
-            .filter_map(|worker| Some((worker.me, worker.leaves()?)))
-            .collect()
+        let lives = self.lives(&self.leaving);
+        let leaving = lives.filter_map(|worker| Some((worker, worker.leaves()?)));
+        let with_some = leaving.filter(|(worker, why)| {
+            let totals = worker.ledger.totals();
+            let stay = if *why == MoveReason::Role { totals.guests } else { 0 };
+            totals.sequences > stay
+        });
+        with_some.map(|(worker, why)| (worker.me, why)).collect()
     }
 
     pub(crate) fn leaves(&self, who: WorkerRef) -> Option<MoveReason> {

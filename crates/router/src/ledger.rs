@@ -111,6 +111,8 @@ pub(crate) struct Totals {
     pub(crate) tokens_fresh: u64,
     pub(crate) sequences: u32,
     pub(crate) sequences_fresh: u32,
+    /// Of the sequences, those that stay though the worker's role is another's.
+    pub(crate) guests: u32,
     pub(crate) blocks: u64,
     pub(crate) blocks_fresh: u32,
     /// Sequences whose prompt has been computed, or is being computed elsewhere.
@@ -236,6 +238,7 @@ impl Ledger {
         for promise in self.promises.values_mut() {
             promise.guest = false;
         }
+        self.totals.guests = 0;
     }
 
     /// The worker reported its load, which includes so many orders. What a report gets wrong is bounded
@@ -282,6 +285,7 @@ impl Totals {
         self.tokens_fresh += promise.tokens * u64::from(fresh);
         self.sequences += sequence;
         self.sequences_fresh += sequence * fresh;
+        self.guests += sequence * u32::from(promise.guest);
         self.blocks += u64::from(promise.blocks);
         self.blocks_fresh += promise.blocks * fresh;
         self.streams += u32::from(promise.blocks > 0 && promise.tokens == 0);
@@ -302,6 +306,7 @@ impl Totals {
         self.tokens_fresh -= promise.tokens * u64::from(fresh);
         self.sequences -= sequence;
         self.sequences_fresh -= sequence * fresh;
+        self.guests -= sequence * u32::from(promise.guest);
         self.blocks -= u64::from(promise.blocks);
         self.blocks_fresh -= promise.blocks * fresh;
         self.streams -= u32::from(promise.blocks > 0 && promise.tokens == 0);
