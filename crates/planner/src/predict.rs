@@ -53,9 +53,8 @@ impl Predict for Prices {
 
     fn adds(&self, cached: u32, tokens: u32, chunk: u32) -> Duration {
         let chunk = chunk.max(1);
-        let rows = u128::from(of_rows(&self.rows, chunk)) * u128::from(tokens) / u128::from(chunk);
-        let nanos = u64::try_from(rows)
-            .unwrap_or(u64::MAX)
+        let rows = share(of_rows(&self.rows, chunk), u64::from(tokens), u64::from(chunk));
+        let nanos = rows
             .saturating_add(picos(self.pair_picos, Work::prefill(cached, tokens).pairs))
             .saturating_add(self.draw_nanos);
         Duration::from_nanos(nanos)
@@ -87,8 +86,19 @@ pub fn predict_link(link: &LinkPrice, bytes: u64) -> Duration {
 
 /// `count` times so many picoseconds, in nanoseconds.
 fn picos(each: u64, count: u64) -> u64 {
-    let picos = u128::from(each) * u128::from(count);
-    u64::try_from(picos / 1000).unwrap_or(u64::MAX)
+    share(each, count, 1000)
+}
+
+/// `all * part / of`, or the largest number. Forecasts ask for millions in a second: nearly always 64 bits hold
+/// the product, and dividing 128 takes many times as long.
+fn share(all: u64, part: u64, of: u64) -> u64 {
+    match all.checked_mul(part) {
+        Some(product) => product / of,
+        None => {
+            let product = u128::from(all) * u128::from(part);
+            u64::try_from(product / u128::from(of)).unwrap_or(u64::MAX)
+        }
+    }
 }
 
 /// Straight lines between the knots; below the first one its own price, for a step reads every
@@ -106,10 +116,11 @@ fn of_rows(knots: &[RowPrice], rows: u32) -> u64 {
     }
     let right = above.min(knots.len() - 1);
     let (left, right) = (knots[right - 1], knots[right]);
-    let rise = u128::from(right.nanos.saturating_sub(left.nanos));
-    let run = u128::from(right.rows.saturating_sub(left.rows).max(1));
-    let along = u128::from(rows - left.rows);
-    u64::try_from(u128::from(left.nanos) + rise * along / run).unwrap_or(u64::MAX)
+    let rise = right.nanos.saturating_sub(left.nanos);
+    let run = right.rows.saturating_sub(left.rows).max(1);
+    let along = rows - left.rows;
+    let risen = share(rise, u64::from(along), u64::from(run));
+    left.nanos.saturating_add(risen)
 }
 
 /// What each price contributes to a step, in nanoseconds: of every knot, then of pairs, context and

@@ -200,7 +200,10 @@ impl Fleet {
         counts: &impl Fn(&Worker) -> bool,
     ) -> Option<Result<Placing, NoPlace>> {
         let need = query.need?;
-        let prospects = self.prospects(group, query, need, counts);
+        let mut prospects = Vec::with_capacity(group.workers.len());
+        // Not `extend`: it moves each through the whole chain of iterators.
+        let all = self.prospects(group, query, need, counts);
+        all.for_each(|prospect| prospects.push(prospect));
         let seats = prospects.iter().map(|prospect| &prospect.seat);
         policy::exists(seats, &query.ask, query.terms.placement).ok()?;
         let outlooks = judge(&prospects, need, query.terms.placement);
@@ -217,10 +220,9 @@ impl Fleet {
         let groups = self.groups.iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let reliefs = able.flat_map(|(_, group)| {
-            let prospects = self.prospects(group, query, need, &|w: &Worker| !w.draining);
-            let decode = prospects.into_iter().filter(|p| p.seat.role.decodes());
-            let reliefs: Vec<Duration> = decode.map(|p| p.relief(need)).collect();
-            reliefs
+            let counts = |w: &Worker| !w.draining && w.description.role.decodes();
+            let prospects = self.prospects(group, query, need, &counts);
+            prospects.map(|p| p.relief(need)).min()
         });
         reliefs.min()
     }
@@ -246,7 +248,7 @@ impl Fleet {
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let alone = able.flat_map(|(_, group)| {
             let prospects = self.prospects(group, query, need, &|w: &Worker| !w.draining);
-            prospects.into_iter().map(|p| p.alone)
+            prospects.map(|p| p.alone).min()
         });
         alone.min().unwrap_or_default()
     }
@@ -271,7 +273,7 @@ impl Fleet {
         counts: &impl Fn(&Worker) -> bool,
     ) -> Vec<Candidate> {
         let cached = self.cached(group, query);
-        self.lives(&group.workers)
+        self.members(group)
             .filter(|worker| counts(worker))
             .map(|worker| {
                 let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
@@ -280,34 +282,30 @@ impl Fleet {
             .collect()
     }
 
+    /// None without anybody's prices.
     fn prospects<'a>(
         &'a self,
         group: &'a Group,
         query: &Query,
         need: &Need,
         counts: &impl Fn(&Worker) -> bool,
-    ) -> Vec<Prospect<'a>> {
+    ) -> impl Iterator<Item = Prospect<'a>> {
         // Whoever has not said its prices yet is taken to be like the first that did.
-        let known = self.lives(&group.workers).find(|worker| worker.priced());
-        let Some(known) = known.map(|worker| &worker.prices) else {
-            return Vec::new();
-        };
-        let cached = self.cached(group, query);
-        self.lives(&group.workers)
-            .filter(|worker| counts(worker))
-            .map(|worker| {
+        let known = self.members(group).find(|worker| worker.priced());
+        let cached = known.map(|_| self.cached(group, query));
+        let known = known.map(|worker| (&worker.prices, cached.unwrap_or_default()));
+        known.into_iter().flat_map(move |(known, cached)| {
+            let counting = self.members(group).filter(|worker| counts(worker));
+            counting.map(move |worker| {
                 let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
                 let prices = match worker.priced() {
                     true => &worker.prices,
                     false => known,
                 };
-                prospect(
-                    (worker, prices),
-                    self.candidate(worker, query, blocks),
-                    need,
-                )
+                let seat = self.candidate(worker, query, blocks);
+                prospect((worker, prices), seat, need)
             })
-            .collect()
+        })
     }
 
     fn cached(&self, group: &Group, query: &Query) -> BTreeMap<WorkerId, u32> {
@@ -381,8 +379,8 @@ impl Fleet {
 
 /// What a worker has to do for prompts.
 struct Ahead {
-    /// Of all that is at least as urgent as each urgency.
-    backlog: [Duration; URGENCIES],
+    /// Of all that is at least as urgent as each urgency, in nanoseconds.
+    backlog: [u64; URGENCIES],
     /// Of the step under way.
     step_left: Duration,
 }
@@ -394,21 +392,20 @@ impl Ahead {
     fn of(worker: &Worker, now: Time) -> Self {
         let totals = worker.ledger.totals();
         let load = &worker.load;
-        let at_work_since = worker.ledger.at_work_since;
-        let at_work = now.since(at_work_since);
-        let since_told = now.since(at_work_since.max(worker.heard));
-        let mut told = load.backlog.micros.iter().flatten();
-        let (mut own, mut fresh, mut reported) = (0, 0, 0);
-        let mut backlog = [Duration::ZERO; URGENCIES];
-        for (urgency, ahead) in backlog.iter_mut().enumerate() {
-            own += totals.work[urgency];
-            fresh += totals.work_fresh[urgency];
-            reported += 1000 * u64::from(*told.next().unwrap_or(&0));
-            if own + reported > 0 {
-                let nanos = Duration::from_nanos;
-                let done = since_told.min(nanos(own));
-                let expected = nanos(reported + fresh).saturating_sub(done);
-                *ahead = expected.max(nanos(own).saturating_sub(at_work));
+        let told = load.backlog.micros.as_flattened();
+        let mut backlog = [0; URGENCIES];
+        // Most of those who generate have no prompts to run.
+        if told.iter().any(|micros| *micros > 0) || totals.work.iter().any(|work| *work > 0) {
+            let at_work_since = worker.ledger.at_work_since;
+            let at_work = nanos(now.since(at_work_since));
+            let since_told = nanos(now.since(at_work_since.max(worker.heard)));
+            let (mut own, mut fresh, mut reported) = (0, 0, 0);
+            for (urgency, ahead) in backlog.iter_mut().enumerate() {
+                own += totals.work[urgency];
+                fresh += totals.work_fresh[urgency];
+                reported += 1000 * u64::from(told.get(urgency).copied().unwrap_or(0));
+                let expected = (reported + fresh).saturating_sub(since_told.min(own));
+                *ahead = expected.max(own.saturating_sub(at_work));
             }
         }
         Self {
@@ -418,12 +415,12 @@ impl Ahead {
     }
 
     fn all(&self) -> Duration {
-        self.backlog[URGENCIES - 1]
+        Duration::from_nanos(self.backlog[URGENCIES - 1])
     }
 
     /// What is ahead is in the step under way, as far as anything is; if nothing is ahead, that step is.
     fn wait(&self, urgency: usize) -> Duration {
-        self.backlog[urgency].max(self.step_left)
+        Duration::from_nanos(self.backlog[urgency]).max(self.step_left)
     }
 
     /// By how much others come too late if so much work of that urgency goes before them: what has to
@@ -440,6 +437,11 @@ impl Ahead {
         }
         crowds
     }
+}
+
+/// Of a span between two times, which are counted in 64 bits.
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Sequences that generate on a worker.

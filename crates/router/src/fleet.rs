@@ -351,6 +351,15 @@ impl Fleet {
         ids.iter().filter_map(|id| self.workers.get(id))
     }
 
+    /// The group's workers in the order of their names: where there is but one group without looking up each.
+    pub(crate) fn members<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = &'a Worker> {
+        let only = group.workers.len() == self.workers.len();
+        let all = only.then(|| self.workers.values());
+        let some = (!only).then(|| self.lives(&group.workers));
+        let all = all.into_iter().flatten();
+        all.chain(some.into_iter().flatten())
+    }
+
     /// The worker in the life in which it is connected.
     pub(crate) fn life_of(&self, worker: WorkerId) -> Option<WorkerRef> {
         self.workers.get(&worker).map(|worker| worker.me)

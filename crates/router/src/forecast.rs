@@ -335,16 +335,27 @@ impl Prospect<'_> {
         let from = need.now + lead;
         let step = self.prices.decode(self.sequences, self.context_tokens);
         let until = from + step.max(need.tpot.unwrap_or_default()) * need.output_long;
+        let spans = || {
+            let all = self.ledger.spans(need.tpot.is_some(), need.now);
+            all.filter(|other| other.from < until && from < other.until)
+        };
+        let mut there = (0, 0);
         let mut turns: Vec<(Time, i64, i64)> = Vec::new();
-        for other in self.ledger.spans(need.tpot.is_some(), need.now) {
-            if other.from < until && from < other.until {
-                let tokens = i64::from(other.tokens);
-                turns.push((other.from.max(from), 1, tokens));
-                turns.push((other.until, -1, -tokens));
+        for other in spans() {
+            let tokens = i64::from(other.tokens);
+            if other.from <= from {
+                there = (there.0 + 1, there.1 + tokens);
+            } else {
+                turns.push((other.from, 1, tokens));
             }
         }
-        turns.sort_unstable();
-        let (mut there, mut most) = ((0, 0), (0, 0));
+        // Who leaves matters only to those who come after: most are there from the beginning.
+        if let Some((last, ..)) = turns.iter().max().copied() {
+            let leave = spans().filter(|other| other.until <= last);
+            turns.extend(leave.map(|other| (other.until, -1, -i64::from(other.tokens))));
+            turns.sort_unstable();
+        }
+        let mut most = there;
         for (_, one, tokens) in turns {
             there = (there.0 + one, there.1 + tokens);
             most = most.max(there);
@@ -442,8 +453,7 @@ fn nanos(span: Duration) -> u64 {
 }
 
 fn permille(part: Duration, of: Duration) -> u64 {
-    let permille = part.as_nanos() * 1000 / of.as_nanos().max(1);
-    u64::try_from(permille).unwrap_or(u64::MAX)
+    share(part.as_nanos(), 1000, of.as_nanos().max(1))
 }
 
 fn share(part: u32, of: u32) -> u64 {
@@ -456,6 +466,14 @@ fn per_idle(used: u64) -> u64 {
 }
 
 fn scaled(span: Duration, permille: u64) -> Duration {
-    let nanos = span.as_nanos() * u128::from(permille) / 1000;
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    Duration::from_nanos(share(span.as_nanos(), u128::from(permille), 1000))
+}
+
+/// `nanos * part / of`. Nearly always 64 bits hold it all, and dividing 128 takes many times as long.
+fn share(nanos: u128, part: u128, of: u128) -> u64 {
+    let product = nanos * part;
+    match (u64::try_from(product), u64::try_from(of)) {
+        (Ok(product), Ok(of)) => product / of,
+        _ => u64::try_from(product / of).unwrap_or(u64::MAX),
+    }
 }

@@ -24,20 +24,22 @@ pub(crate) fn judge(
 ) -> Result<Vec<Outlook>, NoPlace> {
     let ask = &need.ask;
     policy::exists(prospects.iter().map(|p| &p.seat), ask, placement)?;
-    let prompts = Shortlist::of(prospects, |p| {
-        policy::takes_prompt(&p.seat, ask).then(|| p.prompt_rank(need))
+    let ranks = |p: &Prospect| (p.prompt_rank(need), p.stream_rank(need));
+    let ranks: Vec<(u64, u64)> = prospects.iter().map(ranks).collect();
+    let prompts = Shortlist::of(prospects, |p, at| {
+        policy::takes_prompt(&p.seat, ask).then(|| ranks[at].0)
     });
     let split = placement != Placement::Whole;
-    let streams = Shortlist::of(prospects, |p| {
-        (policy::takes_stream(&p.seat, ask) && split).then(|| p.stream_rank(need))
+    let streams = Shortlist::of(prospects, |p, at| {
+        (policy::takes_stream(&p.seat, ask) && split).then(|| ranks[at].1)
     });
-    let wholes = Shortlist::of(prospects, |p| {
+    let wholes = Shortlist::of(prospects, |p, at| {
         let allowed = placement != Placement::Split || p.seat.role == Role::Both;
         let takes = allowed && policy::takes_whole(&p.seat, ask) && policy::seats_prompt(&p.seat);
         // Where prompts run, what gives way would have to do so all the time.
         let guest = p.seat.role == Role::Prefill;
         let takes = takes && !(guest && need.manners == Manners::GivesWay);
-        takes.then(|| p.prompt_rank(need).saturating_add(p.stream_rank(need)))
+        takes.then(|| ranks[at].0.saturating_add(ranks[at].1))
     });
     let prompt = |p: &Prospect| p.prompt(need);
     let lead = |prompt: &Prompt| prompt.wait + prompt.run;
@@ -99,10 +101,10 @@ struct Shortlist {
 }
 
 impl Shortlist {
-    fn of(prospects: &[Prospect], rank: impl Fn(&Prospect) -> Option<u64>) -> Self {
+    fn of(prospects: &[Prospect], rank: impl Fn(&Prospect, usize) -> Option<u64>) -> Self {
         let mut least: Vec<(u64, u64, usize)> = Vec::with_capacity(LEGS + 1);
         for (index, prospect) in prospects.iter().enumerate() {
-            let Some(rank) = rank(prospect) else {
+            let Some(rank) = rank(prospect, index) else {
                 continue;
             };
             let entry = (rank, prospect.seat.chosen, index);

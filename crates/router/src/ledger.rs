@@ -133,6 +133,8 @@ pub(crate) struct Ledger {
     fresh: BTreeSet<HandoffId>,
     totals: Totals,
     tpots: BTreeSet<(Duration, HandoffId)>,
+    /// The first of them: every forecast asks for it.
+    tpot_first: Option<Duration>,
     /// Since when the worker has been at what is promised in `work`: the first of it was promised then,
     /// or one before it was done.
     pub(crate) at_work_since: Time,
@@ -154,6 +156,9 @@ impl Ledger {
     /// The tightest mean gap between tokens promised here, of those no shorter than `step`: one that no
     /// step could keep binds nobody.
     pub(crate) fn tpot_least(&self, step: Duration) -> Option<Duration> {
+        if self.tpot_first? >= step {
+            return self.tpot_first;
+        }
         let mut kept = self.tpots.range((step, HandoffId::default())..);
         kept.next().map(|(tpot, _)| *tpot)
     }
@@ -170,6 +175,7 @@ impl Ledger {
         }
         if let Some(tpot) = promise.tpot {
             self.tpots.insert((tpot, handoff));
+            self.tpot_first = self.tpots.first().map(|(tpot, _)| *tpot);
         }
     }
 
@@ -179,6 +185,7 @@ impl Ledger {
         self.fresh.remove(&handoff);
         if let Some(tpot) = promise.tpot {
             self.tpots.remove(&(tpot, handoff));
+            self.tpot_first = self.tpots.first().map(|(tpot, _)| *tpot);
         }
         if !promise.work.is_zero() {
             self.at_work_since = now;
@@ -271,6 +278,8 @@ impl Ledger {
             self.tpots.len(),
             "a pace outlived its flight"
         );
+        let first = self.tpots.first().map(|(tpot, _)| *tpot);
+        assert_eq!(first, self.tpot_first, "the tightest pace is another");
         assert_eq!(totals, self.totals, "a worker's sums are off");
     }
 }

@@ -91,19 +91,20 @@ impl Pair<'_> {
         let e2e = ttft + gap * gaps;
         let mut first = None;
         let mut off = 0;
-        let mut check = |aim, target: Option<Duration>, predicted: Duration, clears| {
+        type Clears<'a> = &'a dyn Fn() -> Option<Duration>;
+        let mut check = |aim, target: Option<Duration>, predicted: Duration, clears: Clears| {
             if let Some(target) = target.filter(|target| predicted > *target) {
                 off = off.max(permille(predicted, target));
-                first.get_or_insert(Miss {
+                first.get_or_insert_with(|| Miss {
                     aim,
                     predicted,
-                    clears,
+                    clears: clears(),
                 });
             }
         };
-        check(Aim::Ttft, need.ttft, ttft, self.ttft_clears(prompt, need));
-        check(Aim::Tpot, need.tpot, gap, self.tpot_clears(need));
-        check(Aim::EndToEnd, need.e2e, e2e, self.e2e_clears(e2e, need));
+        check(Aim::Ttft, need.ttft, ttft, &|| self.ttft_clears(prompt, need));
+        check(Aim::Tpot, need.tpot, gap, &|| self.tpot_clears(need));
+        check(Aim::EndToEnd, need.e2e, e2e, &|| self.e2e_clears(e2e, need));
         if let (None, Some((aim, clears))) = (first, self.harms(need)) {
             let predicted = if aim == Aim::Ttft { ttft } else { gap };
             let clears = Some(clears);
