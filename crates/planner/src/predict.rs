@@ -53,7 +53,11 @@ impl Predict for Prices {
 
     fn adds(&self, cached: u32, tokens: u32, chunk: u32) -> Duration {
         let chunk = chunk.max(1);
-        let rows = share(of_rows(&self.rows, chunk), u64::from(tokens), u64::from(chunk));
+        let rows = share(
+            of_rows(&self.rows, chunk),
+            u64::from(tokens),
+            u64::from(chunk),
+        );
         let nanos = rows
             .saturating_add(picos(self.pair_picos, Work::prefill(cached, tokens).pairs))
             .saturating_add(self.draw_nanos);

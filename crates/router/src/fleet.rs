@@ -304,7 +304,11 @@ impl Fleet {
         let leaving = lives.filter_map(|worker| Some((worker, worker.leaves()?)));
         let with_some = leaving.filter(|(worker, why)| {
             let totals = worker.ledger.totals();
-            let stay = if *why == MoveReason::Role { totals.guests } else { 0 };
+            let stay = if *why == MoveReason::Role {
+                totals.guests
+            } else {
+                0
+            };
             totals.sequences > stay
         });
         with_some.map(|(worker, why)| (worker.me, why)).collect()

@@ -3,6 +3,7 @@
 //! Owns: everything between text and token ids. Never: generates. Invariant: once built it does
 //! not change, so that requests share it without a lock.
 
+mod bytewise;
 mod calendar;
 mod files;
 mod piece;
@@ -15,6 +16,7 @@ pub use files::{ModelError, ModelFiles};
 pub(crate) use piece::{Spelling, fallback_byte};
 pub(crate) use template::{Conversation, End, RenderError};
 
+use bytewise::Bytewise;
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -27,6 +29,8 @@ use tokenizers::Tokenizer;
 pub struct ModelText {
     name: String,
     tokenizer: Tokenizer,
+    /// A shorter way to the same tokens, where there is one.
+    bytewise: Option<Bytewise>,
     spelling: Spelling,
     templates: Option<ChatTemplates>,
     bos: Option<TokenId>,
@@ -109,6 +113,7 @@ impl ModelText {
         Ok(Self {
             name,
             spelling: Spelling::of(&tokenizer),
+            bytewise: Bytewise::of(&tokenizer),
             templates,
             bos,
             eos: eos.into(),
@@ -166,6 +171,11 @@ impl ModelText {
 
     /// Text to tokens.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<TokenId>, ModelError> {
+        let bytewise = self.bytewise.as_ref();
+        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, (text, special)));
+        if let Some(tokens) = short {
+            return Ok(tokens);
+        }
         let encoding = self.tokenizer.encode_fast(text, special == Special::Kept);
         encoding
             .map(|encoding| encoding.get_ids().to_vec())

@@ -68,7 +68,7 @@ pub(crate) fn fallback_byte(piece: &str) -> Option<u8> {
 
 /// GPT-2's alphabet: printable Latin-1 characters are themselves; the other 68 bytes, in order,
 /// are the characters from U+0100 on.
-fn level_byte(character: char) -> Option<u8> {
+pub(super) fn level_byte(character: char) -> Option<u8> {
     match character as u32 {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => Some(code as u8),
         code @ 0x100..=0x120 => Some((code - 0x100) as u8),

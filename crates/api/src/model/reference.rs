@@ -89,6 +89,73 @@ fn tokens_or_text_differ_from_the_reference() {
     }
 }
 
+/// What patterns, normalizers and tokens of their own cut texts at.
+const SCRAPS: [&str; 30] = [
+    "a",
+    " the",
+    "don't",
+    "'S",
+    "12345",
+    " 7",
+    " ",
+    "   ",
+    "\t",
+    "\n",
+    "\r\n",
+    " \n ",
+    "é",
+    "e\u{301}",
+    "日本",
+    "🙂",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<s>",
+    "<|",
+    "_",
+    "!?",
+    "\u{a0}",
+    "ſ",
+    "\u{200b}",
+    "\u{ff}",
+    "½",
+    "antidisestablishment",
+    "ДА",
+];
+
+fn scraps() -> impl Strategy<Value = Vec<String>> {
+    let scrap = prop::sample::select(&SCRAPS[..]).prop_map(str::to_owned);
+    prop::collection::vec(prop_oneof![4 => scrap, 1 => ".{0,4}"], 0..60)
+}
+
+proptest! {
+    #[test]
+    fn the_shorter_way_gave_other_tokens_than_the_library(scraps in scraps()) {
+        let text = scraps.concat();
+        for Checkpoint { name, model, .. } in CHECKPOINTS.iter() {
+            for special in [Special::Kept, Special::Skipped] {
+                let whole = model.tokenizer.encode_fast(text.as_str(), special == Special::Kept).unwrap();
+                let tokens = model.encode(&text, special).unwrap();
+                prop_assert_eq!(&tokens[..], whole.get_ids(), "{} {:?}", name, text);
+            }
+        }
+    }
+}
+
+#[test]
+fn tokenizers_of_the_common_kind_go_the_long_way() {
+    for Checkpoint { name, model, .. } in CHECKPOINTS.iter() {
+        let common = name.contains("llama3") || name.contains("qwen");
+        let short = model.bytewise.as_ref().and_then(|bytewise| {
+            bytewise.encode(
+                &model.tokenizer,
+                ("A slice <|im_end|> borrows.", Special::Kept),
+            )
+        });
+        assert_eq!(short.is_some(), common, "{name}");
+    }
+}
+
 #[test]
 fn a_chat_renders_differently_from_the_reference() {
     for Checkpoint {

@@ -102,7 +102,9 @@ impl Pair<'_> {
                 });
             }
         };
-        check(Aim::Ttft, need.ttft, ttft, &|| self.ttft_clears(prompt, need));
+        check(Aim::Ttft, need.ttft, ttft, &|| {
+            self.ttft_clears(prompt, need)
+        });
         check(Aim::Tpot, need.tpot, gap, &|| self.tpot_clears(need));
         check(Aim::EndToEnd, need.e2e, e2e, &|| self.e2e_clears(e2e, need));
         if let (None, Some((aim, clears))) = (first, self.harms(need)) {
