@@ -6,7 +6,10 @@ A router on processor 0; a prefill and a decode worker with mock engines, and th
 on processor 1: real processes, real HTTP and gRPC, KV of a few bytes. The time that the router's threads
 used is read from /proc before and after each load, so what else runs on the machine hardly shows, and the
 requests per second that one core bears follow from it. Latency is the client's: steps of prompts cost
-nothing here, so all of the time to first token is what was added by router, worker and wires.
+nothing here, so all of the time to first token is what was added by router, worker and wires. Two more
+numbers say whose that is: how busy the core of workers and clients was, where every request queues five
+times (client, reservation, prompt, first token, client), and how long the router's threads could run and had no
+core, which is zero where nobody else computes on it. One row has one request at a time: there nothing queues.
 
 Prints Markdown. Standard library only.
 """
@@ -67,6 +70,19 @@ def used(pid: int) -> tuple[float, float]:
     return int(fields[11]) / tick, int(fields[12]) / tick
 
 
+def waited(pid: int) -> float:
+    """Seconds that threads could have run and did not, so far."""
+    waits = (path.read_text().split()[1] for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(map(int, waits)) / 1e9
+
+
+def busy(core: str) -> tuple[int, int]:
+    """Ticks so far in which a processor did something, and all."""
+    line = re.search(rf"^cpu{core} (.*)$", Path("/proc/stat").read_text(), re.MULTILINE)
+    ticks = list(map(int, line.group(1).split()[:8]))
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
 def load(args: argparse.Namespace, address: str, row: dict) -> dict:
     with tempfile.TemporaryDirectory() as out:
         command = ["taskset", "-c", args.load_core, args.cleave, "bench", "run", "--url", f"http://{address}",
@@ -80,9 +96,10 @@ def load(args: argparse.Namespace, address: str, row: dict) -> dict:
 
 
 def measure(args: argparse.Namespace, address: str, pid: int, row: dict) -> dict:
-    before = used(pid)
+    before, waited_before, busy_before = used(pid), waited(pid), busy(args.load_core)
     run = load(args, address, row)
     user, system = (after - before for before, after in zip(before, used(pid)))
+    worked, ticks = (after - before for before, after in zip(busy_before, busy(args.load_core)))
     summary = run["all"]
     requests = summary["done"]
     if requests == 0:
@@ -95,6 +112,9 @@ def measure(args: argparse.Namespace, address: str, pid: int, row: dict) -> dict
         "core_seconds": seconds,
         "system_share": system / (user + system) if user + system else 0.0,
         "per_core": 1 / seconds if seconds else float("inf"),
+        # A thread that ended meanwhile took its count along.
+        "waited_ms": max(0.0, waited(pid) - waited_before) * 1e3 / requests,
+        "load_core_busy": worked / max(ticks, 1),
         "ttft_ms": summary["ttft_ms"],
         "gap_ms": summary["gap_ms"],
     }
@@ -116,6 +136,7 @@ def main() -> None:
         {"name": "1k tokens in, 32 out, streamed", "rate": args.rate, **short},
         {"name": "the same at half the rate", "rate": args.rate / 2, **short},
         {"name": "1k tokens in, 1 out", "rate": args.rate, **short, "output": 1},
+        {"name": "1k tokens in, 1 out, one at a time", "rate": 20, **short, "output": 1},
         {"name": "100k tokens in, 1 out", "rate": 5, "prompt": "tokens", **long},
         {"name": "100k tokens in as text, 1 out", "rate": 1, "prompt": "text", **long},
     ]
@@ -129,11 +150,12 @@ def main() -> None:
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     print(f"{model.group(1) if model else platform.machine()}, {os.cpu_count()} cores\n")
     print("| load | offered, req/s | answered, req/s | core-seconds per request | of that in the system | "
-          "req/s that one core bears | TTFT p50, ms | TTFT p99, ms |")
-    print("|---|---|---|---|---|---|---|---|")
+          "req/s that one core bears | router without a core, ms per request | other core busy | TTFT p50, ms | TTFT p99, ms |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in results:
         print(f"| {row['name']} | {row['rate']:g} | {row['rate_seen']:.0f} | {row['core_seconds']:.6f} | "
-              f"{row['system_share']:.0%} | {row['per_core']:.0f} | {row['ttft_ms']['p50']:.2f} | {row['ttft_ms']['p99']:.2f} |")
+              f"{row['system_share']:.0%} | {row['per_core']:.0f} | {row['waited_ms']:.3f} | "
+              f"{row['load_core_busy']:.0%} | {row['ttft_ms']['p50']:.2f} | {row['ttft_ms']['p99']:.2f} |")
         if row["failures"]:
             print(f"\n{row['name']}: {row['failures']}\n", file=sys.stderr)
     if args.json:
