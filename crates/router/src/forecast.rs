@@ -220,9 +220,9 @@ impl Prospect<'_> {
             }
         };
         let capacity = &self.seat.capacity;
-        let seats = share(self.sequences, capacity.slots_count);
+        let seats = taken(self.sequences, capacity.slots_count);
         let held = capacity.blocks_count.saturating_sub(self.seat.blocks_free);
-        let filled = seats.max(share(held, capacity.blocks_count));
+        let filled = seats.max(taken(held, capacity.blocks_count));
         let steps = steps.max(per_idle(filled));
         (queue * steps / 1000).min(SCARCITY_MAX)
     }
@@ -456,7 +456,7 @@ fn permille(part: Duration, of: Duration) -> u64 {
     share(part.as_nanos(), 1000, of.as_nanos().max(1))
 }
 
-fn share(part: u32, of: u32) -> u64 {
+fn taken(part: u32, of: u32) -> u64 {
     u64::from(part) * 1000 / u64::from(of.max(1))
 }
 
