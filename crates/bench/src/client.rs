@@ -1,8 +1,10 @@
 //! One request after the other, or thousands at once.
 //!
 //! Owns: connections, and reading an answer into a record. Never: asks again (but, once, where a
-//! server closed the connection instead of answering), or waits for its turn: the pool has no limit. Invariant: whatever happens, a record says how its request ended.
+//! server closed a kept connection instead of answering), or waits for its turn: the pool has no
+//! limit. Invariant: whatever happens, a record says how its request ended.
 
+use crate::connection::{Answered, Connector, connector};
 use crate::record::{Failure, Outcome, Record};
 use crate::sse::{self, Event, Lines};
 use crate::stages::Stages;
@@ -30,9 +32,9 @@ const TEXT_CHARS_MAX: usize = 300;
 /// A server's address and the connections to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    pool: Pool<HttpConnector, Full<Bytes>>,
+    pool: Pool<Connector, Full<Bytes>>,
     /// Keeps no connection.
-    fresh: Pool<HttpConnector, Full<Bytes>>,
+    fresh: Pool<Connector, Full<Bytes>>,
     /// Scheme and authority, then the path before `/v1`.
     base: String,
 }
@@ -62,13 +64,13 @@ impl Client {
         let authority = uri.authority().context("URL without a host")?;
         let path = uri.path().trim_end_matches('/');
         let path = path.strip_suffix("/v1").unwrap_or(path);
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_MAX));
+        let mut plain = HttpConnector::new();
+        plain.set_nodelay(true);
+        plain.set_connect_timeout(Some(CONNECT_MAX));
         let pool = |kept: usize| {
             Pool::builder(TokioExecutor::new())
                 .pool_max_idle_per_host(kept)
-                .build(connector.clone())
+                .build(connector(plain.clone()))
         };
         Ok(Self {
             pool: pool(usize::MAX),
@@ -114,13 +116,16 @@ impl Client {
             .with_context(|| format!("{}{path}", self.base))
     }
 
-    /// Asks once more, on a new connection, if the one that was used was closed before an
-    /// answer came: servers close kept connections just when they are used again, and clients that people
-    /// use do the same.
+    /// Asks once more, on a new connection, if a kept one was closed before an answer came: servers
+    /// close kept connections just when they are used again, and clients that people use do the same.
     async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, PoolError> {
         match self.pool.request(request.clone()).await {
             Err(error) if was_closed(&error) => self.fresh.request(request).await,
-            other => other,
+            Ok(response) => {
+                Answered::note(response.extensions());
+                Ok(response)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -151,9 +156,12 @@ impl Client {
     }
 }
 
+/// Whether it was a kept connection that was closed instead of an answer. A new one that dies is the server's
+/// failure, and asking again would hide it.
 fn was_closed(error: &PoolError) -> bool {
+    let kept = error.connect_info().is_some_and(Answered::over);
     let cause = error.source().and_then(|cause| cause.downcast_ref());
-    cause.is_some_and(hyper::Error::is_incomplete_message)
+    kept && cause.is_some_and(hyper::Error::is_incomplete_message)
 }
 
 /// An error with its causes in one line.
@@ -231,5 +239,65 @@ async fn answer(mut body: Incoming, (clock, record): (Clock, &mut Record)) -> Ou
             Failure::Cut,
             &format!("the stream ended after {} chunks", record.chunks),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// A server that gives its connections, in the order in which they come, so many answers each, and
+    /// closes them at the request after that; and the number of connections that came.
+    async fn serve(answers: &'static [usize]) -> (Client, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = Client::new(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let came = Arc::new(AtomicUsize::new(0));
+        let count = came.clone();
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let left = answers[count.fetch_add(1, Ordering::SeqCst)];
+                let mut bytes = [0; 4096];
+                for _ in 0..left {
+                    socket.read(&mut bytes).await.unwrap();
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                    socket.write_all(answer).await.unwrap();
+                }
+                socket.read(&mut bytes).await.unwrap();
+            }
+        });
+        (client, came)
+    }
+
+    async fn asks(client: &Client) -> Result<StatusCode, String> {
+        let answer = client.json(("/", None), &HeaderMap::new()).await;
+        answer
+            .map(|(status, _)| status)
+            .map_err(|error| format!("{error:#}"))
+    }
+
+    #[tokio::test]
+    async fn a_fresh_connection_that_died_was_asked_again() {
+        let (client, came) = serve(&[0, 1]).await;
+        let error = asks(&client).await.unwrap_err();
+        assert!(error.contains("connection closed"), "{error}");
+        assert_eq!(came.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_kept_connection_that_was_closed_is_asked_again_once() {
+        let (client, came) = serve(&[1, 1]).await;
+        for _ in 0..2 {
+            assert_eq!(asks(&client).await, Ok(StatusCode::OK));
+        }
+        assert_eq!(came.load(Ordering::SeqCst), 2);
+
+        let (client, came) = serve(&[1, 0, 1]).await;
+        assert_eq!(asks(&client).await, Ok(StatusCode::OK));
+        assert!(asks(&client).await.is_err(), "twice is a failure");
+        assert_eq!(came.load(Ordering::SeqCst), 2);
     }
 }

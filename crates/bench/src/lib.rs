@@ -12,6 +12,7 @@ mod arrivals;
 mod ask;
 mod client;
 mod confidence;
+mod connection;
 mod dice;
 mod job;
 mod lengths;

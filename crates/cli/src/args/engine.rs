@@ -134,3 +134,39 @@ pub(crate) enum Dtype {
 pub(crate) enum Device {
     Cpu,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::EngineArgs;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[track_caller]
+    fn each(flags: &[&str], workers: usize) -> usize {
+        let words = std::iter::once(&"test").chain(flags);
+        Flags::parse_from(words).engine.threads_each(workers)
+    }
+
+    #[test]
+    fn workers_of_one_process_had_more_threads_than_were_given() {
+        assert_eq!(each(&["--threads", "6"], 1), 6);
+        assert_eq!(each(&["--threads", "6"], 4), 1);
+        assert_eq!(each(&["--threads", "6"], 3), 2);
+        assert_eq!(each(&["--threads", "2"], 3), 1, "nobody has none");
+    }
+
+    /// Two have every core each, since one often waits for the other; more of them do not make more threads.
+    #[test]
+    fn workers_of_one_process_divide_twice_the_cores() {
+        let cores = cleave_cpu::cores_count();
+        assert_eq!(each(&[], 1), cores);
+        assert_eq!(each(&[], 2), cores);
+        assert_eq!(each(&[], 4), (cores / 2).max(1));
+        assert_eq!(each(&[], 1000 * cores), 1);
+    }
+}

@@ -270,6 +270,7 @@ pub fn at_rate(arrivals: &[Arrival], rate_milli: u64) -> Vec<Arrival> {
     };
     arrivals.iter().map(moved).collect()
 }
+
 /// Whether a greater rate would be no more of a load.
 pub(crate) fn all_at_once(arrivals: &[Arrival]) -> bool {
     let last = arrivals.iter().map(|arrival| arrival.at).max();

@@ -1,0 +1,107 @@
+//! A connection that knows whether anything was answered over it.
+//!
+//! Owns: that one fact. Never: reads or changes a byte. Invariant: a connection is kept only after an
+//! answer, so one that answered nothing yet is fresh.
+
+use hyper::http::Extensions;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use std::io::{IoSlice, Result};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use tokio::net::TcpStream;
+use tower::ServiceExt as _;
+use tower::util::MapResponse;
+
+/// Makes connections.
+pub(crate) type Connector = MapResponse<HttpConnector, fn(TokioIo<TcpStream>) -> Kept>;
+
+pub(crate) fn connector(plain: HttpConnector) -> Connector {
+    plain.map_response(Kept::new as fn(_) -> _)
+}
+
+/// Whether a connection has answered.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answered(Arc<AtomicBool>);
+
+impl Answered {
+    /// Notes that the connection of this response has.
+    pub(crate) fn note(extensions: &Extensions) {
+        if let Some(Self(answered)) = extensions.get() {
+            answered.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this connection has.
+    pub(crate) fn over(connected: &Connected) -> bool {
+        let mut extensions = Extensions::new();
+        connected.get_extras(&mut extensions);
+        let answered = extensions.get();
+        answered.is_some_and(|Self(answered)| answered.load(Ordering::Relaxed))
+    }
+}
+
+/// A TCP connection.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    socket: TokioIo<TcpStream>,
+    answered: Answered,
+}
+
+impl Kept {
+    fn new(socket: TokioIo<TcpStream>) -> Self {
+        Self {
+            socket,
+            answered: Answered::default(),
+        }
+    }
+
+    fn socket(self: Pin<&mut Self>) -> Pin<&mut TokioIo<TcpStream>> {
+        Pin::new(&mut self.get_mut().socket)
+    }
+}
+
+impl Connection for Kept {
+    fn connected(&self) -> Connected {
+        self.socket.connected().extra(self.answered.clone())
+    }
+}
+
+impl Read for Kept {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<Result<()>> {
+        self.socket().poll_read(cx, buf)
+    }
+}
+
+impl Write for Kept {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<Result<usize>> {
+        self.socket().poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.socket().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.socket().poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<Result<usize>> {
+        self.socket().poll_write_vectored(cx, bufs)
+    }
+}
