@@ -242,6 +242,26 @@ fn batch_work_takes_what_is_left() {
     assert!(batches > 200, "{batches}");
 }
 
+/// Whoever may be asked to make room at any time would be where prompts run for ever.
+#[test]
+fn batch_work_stayed_on_a_prefill_worker() {
+    let chat = class("chat", Some(500), Some(40));
+    let batch = class("batch", None, None);
+    let both = policy(vec![chat.clone(), batch.clone()]);
+    let placed = |class: &SloClass| {
+        let mut world = World::new(&limits(both.clone()), 1, &[Role::Prefill, Role::Decode]);
+        for number in 0..30 {
+            let at = Time::ZERO + millis(200 * number);
+            world.arrive(at, request(100, 2 + number as u32, slo(class, "")));
+        }
+        world.run(end());
+        assert_eq!(world.good(), 30);
+        world.count(|o| o.placed == Some(PlaceReason::OnPrefill))
+    };
+    assert!(placed(&chat) > 0, "there is no reason to stay there");
+    assert_eq!(placed(&batch), 0);
+}
+
 /// A class that waits is served when it can be; one that is downgraded runs as another.
 #[test]
 fn what_cannot_be_met_waits_or_becomes_another() {
