@@ -162,11 +162,10 @@ fn break_words(broken: &Break) -> String {
         .stage
         .map_or(String::new(), |stage| format!(", mostly in {stage}"));
     format!(
-        "class `{}` breaks first: at {:.2} requests per second {:.1}% of it meet their targets, not {:.1}% \
+        "class `{}` breaks first: at {:.2} requests per second less than {:.1}% of it meet their targets \
          (missed: {}{stage})\n",
         broken.class,
         broken.rate_milli as f64 / 1e3,
-        broken.attainment_permille as f64 / 10.0,
         broken.goal_permille as f64 / 10.0,
         broken.most.name(),
     )
@@ -180,7 +179,6 @@ fn in_json(contest: &Contest, rate_milli: u64, checked: &Checked) -> serde_json:
         json!({
             "rate": broken.rate_milli as f64 / 1e3,
             "class": broken.class,
-            "attainment": broken.attainment_permille as f64 / 1e3,
             "goal": broken.goal_permille as f64 / 1e3,
             "missed": broken.most.name(),
             "stage": broken.stage,

@@ -49,8 +49,11 @@ pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
             .map(|way| measured(&contest, way, &clients))
             .collect(),
         (true, false) => side_by_side(&ways, |way| {
-            let best = contest.best(way, rate, &|rate| clients.at(rate));
-            let (rate_milli, outcome) = best.map(|best| (best.rate_milli, best.outcome)).unzip();
+            let found = contest.search(way, rate, &|rate| clients.at(rate));
+            let (rate_milli, outcome) = found
+                .best
+                .map(|best| (best.rate_milli, best.outcome))
+                .unzip();
             Row {
                 way,
                 rate_milli,

@@ -9,6 +9,7 @@ use cleave_engine::{Engine, EngineDescription, MockEngine};
 use cleave_node::{RouterOptions, Running, Serve, StepTime, WorkerOptions};
 use cleave_sched::Writer;
 use cleave_sim::goodput::{Arrival, Device, Part, Prompt, Scenario, VOCAB_SIZE};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,7 +173,7 @@ pub(crate) fn day(seed: u64, (count, gap_millis): (u64, u64), promises: Promises
         message: Duration::ZERO,
         noise_permille: 0,
         grain: Duration::from_millis(1),
-        misses_max: None,
+        misses_max: BTreeMap::new(),
         seed,
     }
 }

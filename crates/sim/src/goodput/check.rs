@@ -1,14 +1,10 @@
 //! Whether a fleet can keep a policy's promises, and what gives way first when more is asked of it.
 //!
 //! Owns: the question. Never: forgives: what was refused misses its goal as what came late does.
-//! Invariant: what breaks first is looked for above the highest rate at which nothing does.
+//! Invariant: what breaks first does so just above the highest rate at which nothing does.
 
-use super::compare::all_at_once;
-use super::{Arrival, Best, ClassScore, Contest, Outcome, Way, run};
+use super::{Arrivals, ClassScore, Contest, Outcome, Tried, Way, run};
 use cleave_domain::Aim;
-
-/// The rate grows by a tenth until something breaks, so often at most: to about seven times as much.
-const STEPS_MAX: u32 = 20;
 
 /// What became of a fleet and a policy under a workload.
 #[derive(Clone, Debug)]
@@ -18,8 +14,8 @@ pub struct Checked {
     /// Whether every class met its goal there.
     pub met: bool,
     /// The highest rate at which every class does.
-    pub best: Option<Best>,
-    /// What breaks just above that, or at the lowest rate that was tried.
+    pub best: Option<Tried>,
+    /// What breaks at the lowest rate that is too much.
     pub breaks: Option<Break>,
 }
 
@@ -30,8 +26,6 @@ pub struct Break {
     pub rate_milli: u64,
     /// Which class.
     pub class: String,
-    /// How many of a thousand had every target met.
-    pub attainment_permille: u64,
     /// How many were promised to.
     pub goal_permille: u64,
     /// What most of those that missed were, or missed first.
@@ -47,7 +41,7 @@ pub enum Miss {
     Refused,
     /// It was late.
     Late(Aim),
-    /// It broke off, or was still under way.
+    /// It broke off.
     Failed,
 }
 
@@ -62,58 +56,46 @@ impl Miss {
     }
 }
 
-/// Runs the workload at the rate asked about, then looks for the highest rate that can be borne, then
-/// above it.
-pub fn check(contest: &Contest, rate_milli: u64, at_rate: &dyn Fn(u64) -> Vec<Arrival>) -> Checked {
-    let at = |rate_milli| run(&contest.scenario(Way::Auto, at_rate(rate_milli)));
-    let outcome = at(rate_milli);
-    let best = contest.best(Way::Auto, rate_milli, at_rate);
-    let mut rate = best.as_ref().map_or(1, |best| best.rate_milli);
-    let mut breaks = None;
-    let steps = match best
-        .as_ref()
-        .is_some_and(|best| all_at_once(&at_rate(best.rate_milli)))
-    {
-        true => 0,
-        false => STEPS_MAX,
-    };
-    for _ in 0..steps {
-        rate += (rate / 10).max(1);
-        breaks = worst(contest, rate, &at(rate));
-        if breaks.is_some() {
-            break;
-        }
-    }
-    Checked {
-        met: contest.meets(&outcome),
+/// Runs the workload at the rate asked about, then looks for the highest rate that can be borne. No run
+/// goes on for longer than it takes to see that its rate is too much, but the first.
+pub fn check(contest: &Contest, rate_milli: u64, at_rate: Arrivals) -> Checked {
+    let outcome = run(&contest.scenario(Way::Auto, at_rate(rate_milli)));
+    let first = Tried {
+        rate_milli,
         outcome,
-        best,
-        breaks,
+    };
+    let found = contest.search_from(&first, at_rate);
+    Checked {
+        met: contest.meets(&first.outcome),
+        outcome: first.outcome,
+        best: found.best,
+        breaks: found.broken.and_then(|broken| worst(contest, &broken)),
     }
 }
 
 /// The class that is furthest below its goal.
-fn worst(contest: &Contest, rate_milli: u64, outcome: &Outcome) -> Option<Break> {
+fn worst(contest: &Contest, broken: &Tried) -> Option<Break> {
     let goal =
         |class: &ClassScore| u64::from(contest.policy.class(&class.class).attainment_permille);
-    let short = |class: &&ClassScore| class.good * 1000 < goal(class) * class.arrivals;
-    let classes = outcome.score.classes.iter().filter(short);
-    let class = classes.max_by_key(|class| goal(class) - class.attainment_permille())?;
+    // Of a run that was stopped only what was missed by then tells.
+    let over = |class: &ClassScore| {
+        let missed = (class.arrivals - class.good - class.unfinished) * 1000;
+        missed.checked_sub((1000 - goal(class)) * class.arrivals)
+    };
+    let classes = broken.outcome.score.classes.iter();
+    let classes = classes.filter_map(|class| Some((over(class)? * 1000 / class.arrivals, class)));
+    let (_, class) = classes.max_by_key(|(over, _)| *over)?;
     let aims = [Aim::Ttft, Aim::Tpot, Aim::EndToEnd];
     let late = aims
         .iter()
         .map(|aim| (class.late[*aim as usize], Miss::Late(*aim)));
     let most = late
-        .chain([
-            (class.refused, Miss::Refused),
-            (class.failed + class.unfinished, Miss::Failed),
-        ])
+        .chain([(class.refused, Miss::Refused), (class.failed, Miss::Failed)])
         .max_by_key(|(count, _)| *count);
     let stages = class.stages.iter();
     Some(Break {
-        rate_milli,
+        rate_milli: broken.rate_milli,
         class: class.class.clone(),
-        attainment_permille: class.attainment_permille(),
         goal_permille: goal(class),
         most: most.map_or(Miss::Failed, |(_, miss)| miss),
         stage: stages

@@ -7,6 +7,7 @@
 use super::{Arrival, Device, Fleet, Outcome, Scenario, run};
 use cleave_domain::{Role, SloPolicy, Time};
 use cleave_router::{Limits, Mode, Placement};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,9 +122,18 @@ pub struct Contest {
     pub seed: u64,
 }
 
-/// The most that a way could bear.
+/// What a search came to.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// The highest rate that was found to be borne.
+    pub best: Option<Tried>,
+    /// The lowest that was not; its run may have been stopped when that was clear.
+    pub broken: Option<Tried>,
+}
+
+/// A rate, and what came of it.
 #[derive(Clone, Debug)]
-pub struct Best {
+pub struct Tried {
     /// Arrivals per second, in thousandths.
     pub rate_milli: u64,
     /// At that rate.
@@ -169,76 +179,37 @@ impl Contest {
             message: Duration::from_micros(200),
             noise_permille: self.noise_permille,
             grain: Duration::ZERO,
-            misses_max: None,
+            misses_max: BTreeMap::new(),
             seed: self.seed,
         }
     }
 
     /// The highest rate at which every class meets its goal, within a twentieth, of arrivals that
     /// `at_rate` makes for any rate; none if even a hundredth of `from_milli` is too much.
-    pub fn best(
-        &self,
-        way: Way,
-        from_milli: u64,
-        at_rate: &dyn Fn(u64) -> Vec<Arrival>,
-    ) -> Option<Best> {
-        let attempt = |rate_milli: u64| {
-            let arrivals = at_rate(rate_milli);
-            if arrivals.is_empty() {
-                return None;
-            }
-            let at_once = all_at_once(&arrivals);
-            let outcome = self.attempt(way, arrivals)?;
-            let best = Best {
-                rate_milli,
-                outcome,
-            };
-            Some((best, at_once))
-        };
-        let mut low = attempt(from_milli).map(|(best, _)| best);
-        let mut high = from_milli;
-        if low.is_some() {
-            while let Some((best, at_once)) = attempt(high * 2) {
-                high *= 2;
-                low = Some(best);
-                if at_once {
-                    return low;
-                }
-            }
-            high *= 2;
-        } else {
-            let mut rate = from_milli;
-            while low.is_none() && rate > from_milli / 100 && rate > 1 {
-                high = rate;
-                rate /= 2;
-                low = attempt(rate).map(|(best, _)| best);
-            }
-        }
-        let mut low = low?;
-        while high - low.rate_milli > (low.rate_milli / 20).max(1) {
-            let middle = low.rate_milli.midpoint(high);
-            match attempt(middle) {
-                Some((best, _)) => low = best,
-                None => high = middle,
-            }
-        }
-        Some(low)
+    pub fn search(&self, way: Way, from_milli: u64, at_rate: Arrivals) -> Found {
+        let mut search = Search::of(self, way, at_rate);
+        search.attempt(from_milli);
+        search.run(from_milli)
     }
 
-    /// The outcome, if every class met its goal.
-    fn attempt(&self, way: Way, arrivals: Vec<Arrival>) -> Option<Outcome> {
-        let mut scenario = self.scenario(way, arrivals);
-        scenario.misses_max = Some(self.misses_max(&scenario.arrivals));
-        let outcome = run(&scenario);
-        self.meets(&outcome).then_some(outcome)
+    /// The same of the way that chooses, where it is known already what comes of the first rate.
+    pub(crate) fn search_from(&self, first: &Tried, at_rate: Arrivals) -> Found {
+        let mut search = Search::of(self, Way::Auto, at_rate);
+        search.found(first.clone());
+        search.run(first.rate_milli)
     }
 
-    /// More misses than this, and some class is below its goal, whichever they are of.
-    fn misses_max(&self, arrivals: &[Arrival]) -> u64 {
-        let goals = self.policy.classes.iter();
-        let least = goals.map(|class| class.attainment_permille).min();
-        let allowed = 1000 - u64::from(least.unwrap_or(0)).min(1000);
-        (arrivals.len() as u64 * allowed).div_ceil(1000)
+    /// More misses than this, and the class is below its goal.
+    fn misses_max(&self, arrivals: &[Arrival]) -> BTreeMap<String, u64> {
+        let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+        for arrival in arrivals {
+            *counts.entry(arrival.slo.class.clone()).or_default() += 1;
+        }
+        for (class, count) in &mut counts {
+            let goal = u64::from(self.policy.class(class).attainment_permille);
+            *count = *count * 1000_u64.saturating_sub(goal) / 1000;
+        }
+        counts
     }
 
     /// Whether every class met its goal.
@@ -249,6 +220,82 @@ impl Contest {
             class.good * 1000 < goal * class.arrivals
         };
         classes.filter(short).count() == 0
+    }
+}
+
+/// The arrivals at a rate in thousandths of one per second.
+pub type Arrivals<'a> = &'a dyn Fn(u64) -> Vec<Arrival>;
+
+/// A search for the highest rate.
+struct Search<'a> {
+    contest: &'a Contest,
+    way: Way,
+    at_rate: Arrivals<'a>,
+    found: Found,
+}
+
+impl<'a> Search<'a> {
+    fn of(contest: &'a Contest, way: Way, at_rate: Arrivals<'a>) -> Self {
+        Self {
+            contest,
+            way,
+            at_rate,
+            found: Found::default(),
+        }
+    }
+
+    /// Doubles or halves from the first rate, which was tried, until one serves and one does not; then
+    /// between these.
+    fn run(mut self, from_milli: u64) -> Found {
+        let mut rate = from_milli;
+        while self.found.broken.is_none() && !self.serves_all_at_once() {
+            rate *= 2;
+            self.attempt(rate);
+        }
+        while self.found.best.is_none() && rate > from_milli / 100 && rate > 1 {
+            rate /= 2;
+            self.attempt(rate);
+        }
+        while let Some((low, high)) = self.found.between()
+            && high - low > (low / 20).max(1)
+        {
+            self.attempt(low.midpoint(high));
+        }
+        self.found
+    }
+
+    /// A greater rate would be no more of a load.
+    fn serves_all_at_once(&self) -> bool {
+        let best = self.found.best.as_ref();
+        best.is_some_and(|best| best.outcome.score.span <= AT_ONCE)
+    }
+
+    /// Runs until all is over or some class has broken its goal.
+    fn attempt(&mut self, rate_milli: u64) {
+        let arrivals = (self.at_rate)(rate_milli);
+        let mut scenario = self.contest.scenario(self.way, arrivals);
+        scenario.misses_max = self.contest.misses_max(&scenario.arrivals);
+        let outcome = run(&scenario);
+        self.found(Tried {
+            rate_milli,
+            outcome,
+        });
+    }
+
+    /// What nobody asked of a fleet says nothing about it.
+    fn found(&mut self, tried: Tried) {
+        let served = self.contest.meets(&tried.outcome) && !tried.outcome.clients.is_empty();
+        match served {
+            true => self.found.best = Some(tried),
+            false => self.found.broken = Some(tried),
+        }
+    }
+}
+
+impl Found {
+    fn between(&self) -> Option<(u64, u64)> {
+        let (best, broken) = self.best.as_ref().zip(self.broken.as_ref())?;
+        Some((best.rate_milli, broken.rate_milli))
     }
 }
 
@@ -271,8 +318,52 @@ pub fn at_rate(arrivals: &[Arrival], rate_milli: u64) -> Vec<Arrival> {
     arrivals.iter().map(moved).collect()
 }
 
-/// Whether a greater rate would be no more of a load.
-pub(crate) fn all_at_once(arrivals: &[Arrival]) -> bool {
-    let last = arrivals.iter().map(|arrival| arrival.at).max();
-    last.is_none_or(|last| last <= Time::ZERO + AT_ONCE)
+#[cfg(test)]
+mod tests {
+    use super::super::{Prompt, check};
+    use super::*;
+    use cleave_domain::{Slo, SloClass};
+    use std::cell::Cell;
+
+    fn come(millis: &[u64]) -> Vec<Arrival> {
+        let arrival = |millis: &u64| Arrival {
+            at: Time::ZERO + Duration::from_millis(*millis),
+            prompt: Prompt::alone(*millis, 100),
+            output_tokens: 2,
+            slo: Slo::default(),
+            priority: 0,
+        };
+        millis.iter().map(arrival).collect()
+    }
+
+    #[test]
+    fn a_fleet_that_serves_all_at_once_was_asked_for_more_and_more() {
+        let class = SloClass {
+            ttft: Some(Duration::from_secs(60)),
+            ..SloClass::default()
+        };
+        let contest = Contest {
+            fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
+            policy: Arc::new(SloPolicy {
+                classes: vec![class],
+                ..SloPolicy::default()
+            }),
+            noise_permille: 0,
+            seed: 1,
+        };
+        let arrivals = come(&[0, 1000, 2000]);
+        let asked = Cell::new(0);
+        let faster = |rate_milli| {
+            asked.set(asked.get() + 1);
+            at_rate(&arrivals, rate_milli)
+        };
+        let checked = check(&contest, 1000, &faster);
+        assert!(checked.met && checked.breaks.is_none(), "{checked:?}");
+        let best = checked.best.expect("one at a time is nothing");
+        assert_eq!(
+            best.rate_milli, 32_000,
+            "the first at which all come at once"
+        );
+        assert_eq!(asked.get(), 6);
+    }
 }

@@ -19,7 +19,7 @@ mod worker;
 mod workload;
 
 pub use check::{Break, Checked, check};
-pub use compare::{Best, Contest, Way, at_rate};
+pub use compare::{Arrivals, Contest, Found, Tried, Way, at_rate};
 pub use fleet::Fleet;
 pub use profile::{Profile, profiles};
 pub use scenario::{Arrival, Device, Part, Prompt, Scenario, VOCAB_SIZE};

@@ -149,12 +149,11 @@ impl<'a> World<'a> {
         if let Some(first) = self.scenario.arrivals.first() {
             self.agenda.plan(first.at, Event::Asks);
         }
-        let misses_max = self.scenario.misses_max.unwrap_or(u64::MAX);
         while let Some((at, event)) = self.agenda.next() {
             self.now = at;
             self.events += 1;
             self.happen(event);
-            if self.clients.misses() > misses_max {
+            if self.clients.missed_enough() {
                 break;
             }
         }

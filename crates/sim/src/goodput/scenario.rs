@@ -9,6 +9,7 @@ use cleave_domain::{
     Fingerprint, LinkPrice, Prices, Request, Sampling, Slo, StopRules, Time, TokenId,
     WorkerDescription, WorkerRef,
 };
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +34,9 @@ pub struct Scenario {
     /// Steps and transfers end at whole multiples of this after they begin, and brains are woken at whole
     /// multiples of it, rounded up; zero for no rounding.
     pub grain: Duration,
-    /// Stop once so many arrivals missed their targets; those under way then count as missed.
-    pub misses_max: Option<u64>,
+    /// By class as arrivals name it: stop once more of them than this missed their targets. Those under
+    /// way then are unfinished.
+    pub misses_max: BTreeMap<String, u64>,
     /// Draws noise and tokens.
     pub seed: u64,
 }

@@ -199,7 +199,9 @@ pub(crate) struct Clients<'a> {
     scenario: &'a Scenario,
     all: Vec<Client>,
     ended: usize,
-    misses: u64,
+    /// What may be missed yet, of the classes that a run may stop for.
+    misses_left: BTreeMap<&'a str, u64>,
+    missed_enough: bool,
     disputed: u64,
     split: u64,
     whole: u64,
@@ -229,7 +231,12 @@ impl<'a> Clients<'a> {
             all: vec![client; scenario.arrivals.len()],
             scenario,
             ended: 0,
-            misses: 0,
+            misses_left: scenario
+                .misses_max
+                .iter()
+                .map(|(class, most)| (class.as_str(), *most))
+                .collect(),
+            missed_enough: false,
             disputed: 0,
             split: 0,
             whole: 0,
@@ -238,8 +245,9 @@ impl<'a> Clients<'a> {
         }
     }
 
-    pub(crate) fn misses(&self) -> u64 {
-        self.misses
+    /// Whether some class has missed more than the run goes on for.
+    pub(crate) fn missed_enough(&self) -> bool {
+        self.missed_enough
     }
 
     pub(crate) fn all_ended(&self) -> bool {
@@ -282,7 +290,14 @@ impl<'a> Clients<'a> {
         let before = client.end.replace(end);
         assert_eq!(before, None, "{flight} ended twice");
         self.ended += 1;
-        self.misses += u64::from(end != End::Good);
+        if end != End::Good
+            && let Some(left) = self.misses_left.get_mut(arrival.slo.class.as_str())
+        {
+            match left.checked_sub(1) {
+                Some(fewer) => *left = fewer,
+                None => self.missed_enough = true,
+            }
+        }
         if let Some(verdict) = self.judged.remove(&flight) {
             self.disputed += u64::from((verdict == Verdict::Good) != (end == End::Good));
         }
