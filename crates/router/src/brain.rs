@@ -52,6 +52,8 @@ pub struct Brain {
     pub(crate) rescued: BTreeMap<FlightId, WorkerId>,
     /// When flights on a stuck worker have waited long enough for it.
     pub(crate) patience: BTreeSet<(Time, WorkerId)>,
+    /// Flights with a move under way, so that nobody has to look at all for them.
+    pub(crate) moving: BTreeSet<FlightId>,
     pub(crate) outputs: VecDeque<Output>,
     pub(crate) arrivals: u64,
     ended: u64,
@@ -94,6 +96,7 @@ impl Brain {
             counting: 0,
             rescued: BTreeMap::new(),
             patience: BTreeSet::new(),
+            moving: BTreeSet::new(),
             outputs: VecDeque::new(),
             arrivals: 0,
             ended: 0,
@@ -197,6 +200,12 @@ impl Brain {
             }
             let flies = flight.attempt().is_some();
             assert!(flies || flight.moving.is_none(), "{id} moves from nowhere");
+            let listed = self.moving.contains(id);
+            assert_eq!(
+                listed,
+                flight.moving.is_some(),
+                "{id} is not where it is listed"
+            );
         }
         assert_eq!(waiting, self.line.len(), "the line holds a stranger");
         assert_eq!(counting, self.counting, "counts under way are miscounted");
@@ -209,6 +218,9 @@ impl Brain {
                 self.flights.contains_key(flight),
                 "{flight} needs no rescue"
             );
+        }
+        for flight in &self.moving {
+            assert!(self.flights.contains_key(flight), "{flight} moves no more");
         }
         for (_, worker) in &self.patience {
             let stuck = self
@@ -397,6 +409,7 @@ impl Brain {
         };
         self.counting -= u32::from(matches!(flight.stage, Stage::Counting(_)));
         self.rescued.remove(&id);
+        self.moving.remove(&id);
         self.line.leave(&flight.place);
         self.ended += 1;
         let timing = self.judged(&flight, (&ending, why), output_tokens);

@@ -74,10 +74,10 @@ impl Brain {
 
     /// Lets go of every leg of the attempts under way; `why` is what a move among them is cut short by.
     pub(crate) fn drop_legs(&mut self, id: FlightId, why: Failure) {
-        let Some(flight) = self.flights.get_mut(&id) else {
+        let leg = self.take_move(id).and_then(|moving| moving.leg);
+        let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let leg = flight.moving.take().and_then(|moving| moving.leg);
         if let Some(attempt) = flight.attempt() {
             let (handoff, sending) = (attempt.handoff, attempt.sending());
             let (decode, prefill) = (attempt.decode, attempt.prefill);

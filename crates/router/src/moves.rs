@@ -103,17 +103,13 @@ impl Brain {
 
     /// How many more sequences may leave the worker now.
     fn moves_free(&self, source: WorkerRef) -> u32 {
-        let moves = |handoff: &HandoffId| {
-            let flight = self.flights.get(&handoff.flight);
-            let here = flight.filter(|f| f.attempt().is_some_and(|a| a.handoff == *handoff));
-            here.is_some_and(|flight| flight.moving.is_some())
+        let generates = |a: &Attempt| {
+            let promise = self.fleet.promised(source, a.handoff);
+            a.decode == source && promise.is_some_and(|promise| promise.blocks > 0)
         };
-        let under_way = self
-            .fleet
-            .sequences(source)
-            .iter()
-            .filter(|h| moves(h))
-            .count();
+        let attempts = self.moving.iter();
+        let attempts = attempts.filter_map(|id| self.flights.get(id)?.attempt());
+        let under_way = attempts.filter(|attempt| generates(attempt)).count();
         self.limits.moves_max.saturating_sub(under_way as u32)
     }
 
@@ -173,22 +169,35 @@ impl Brain {
             return;
         };
         let handoff = flight.name_attempt();
-        flight.moving = Some(Move {
+        let moving = Move {
             handoff,
             why,
             began,
             leg: None,
-        });
+        };
+        self.set_move(id, moving);
         self.say(Output::Count { handoff });
+    }
+
+    fn set_move(&mut self, id: FlightId, moving: Move) {
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.moving = Some(moving);
+            self.moving.insert(id);
+        }
+    }
+
+    pub(crate) fn take_move(&mut self, id: FlightId) -> Option<Move> {
+        self.moving.remove(&id);
+        self.flights.get_mut(&id)?.moving.take()
     }
 
     /// The client's tokens are counted: the target is asked for blocks.
     pub(crate) fn depart(&mut self, id: FlightId) {
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        let of = flight.attempt().filter(|a| a.runs()).cloned();
-        let Some((of, moving)) = of.zip(flight.moving.take()) else {
+        let moving = self.take_move(id);
+        let flight = self.flights.get(&id);
+        let of = flight.and_then(|flight| flight.attempt());
+        let of = of.filter(|a| a.runs()).cloned();
+        let Some((of, moving)) = of.zip(moving) else {
             return;
         };
         let why = moving.why;
@@ -256,14 +265,13 @@ impl Brain {
             landed: false,
             finished: None,
         };
-        if let Some(flight) = self.flights.get_mut(&id) {
-            flight.moving = Some(Move {
-                handoff,
-                why,
-                began: self.now,
-                leg: Some(leg),
-            });
-        }
+        let moving = Move {
+            handoff,
+            why,
+            began: self.now,
+            leg: Some(leg),
+        };
+        self.set_move(id, moving);
         self.fleet.promise_move(handoff, target, &burden);
         let until = self.now + self.limits.reserve_timeout;
         self.alarms.set(id, Alarm::Step, Some(until));
@@ -299,16 +307,16 @@ impl Brain {
 
     /// The target has everything: the flight is there now.
     pub(crate) fn moved(&mut self, id: FlightId) {
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
         let Some(Move {
             why,
             began,
             leg: Some(leg),
             ..
-        }) = flight.moving.take()
+        }) = self.take_move(id)
         else {
+            return;
+        };
+        let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         flight.stays = 0;
@@ -372,10 +380,10 @@ impl Brain {
 
     /// The sequence goes on where it was, if it still is there, and rests before it tries again.
     pub(crate) fn move_over(&mut self, id: FlightId, failure: Failure) {
-        let Some(flight) = self.flights.get_mut(&id) else {
+        let Some(leg) = self.take_move(id).and_then(|moving| moving.leg) else {
             return;
         };
-        let Some(leg) = flight.moving.take().and_then(|moving| moving.leg) else {
+        let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         flight.avoided.insert(leg.decode.worker);
