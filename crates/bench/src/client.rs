@@ -248,7 +248,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     /// A server that gives its connections, in the order in which they come, so many answers each, and
     /// closes them at the request after that; and the number of connections that came.
@@ -260,16 +260,23 @@ mod tests {
         tokio::spawn(async move {
             while let Ok((mut socket, _)) = listener.accept().await {
                 let left = answers[count.fetch_add(1, Ordering::SeqCst)];
-                let mut bytes = [0; 4096];
                 for _ in 0..left {
-                    socket.read(&mut bytes).await.unwrap();
+                    hear(&mut socket).await;
                     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
                     socket.write_all(answer).await.unwrap();
                 }
-                socket.read(&mut bytes).await.unwrap();
+                hear(&mut socket).await;
             }
         });
         (client, came)
+    }
+
+    /// Until a request's head is there; none here has a body.
+    async fn hear(socket: &mut TcpStream) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(socket.read_u8().await.unwrap());
+        }
     }
 
     async fn asks(client: &Client) -> Result<StatusCode, String> {

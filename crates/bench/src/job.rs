@@ -150,14 +150,13 @@ impl Job {
         let mut session = self.session().await?;
         let mut search = Search::new(hunt.bounds);
         let mut given = hunt.rates.iter().copied();
-        let mut complete = false;
         loop {
             let rate = match hunt.rates.is_empty() {
                 true => search.next(),
                 false => given.next(),
             };
             let Some(rate) = rate else {
-                complete = true;
+                session.complete = true;
                 break;
             };
             let Some(tried) = self.attempt(&mut session, watch, (hunt, rate)).await? else {
@@ -170,7 +169,7 @@ impl Job {
             watch.tried(&tried);
             session.tries.push(tried);
         }
-        session.goodput = Some(session.found(hunt, self.devices, complete));
+        session.goodput = Some(session.found(hunt, self.devices));
         let report = session.report(&self, Kind::Goodput);
         self.write(&report)?;
         Ok(report)
@@ -339,6 +338,7 @@ impl Job {
             targets: classes.map(|class| self.slo.of(class)).collect(),
             runs: Vec::new(),
             tries: Vec::new(),
+            complete: false,
             goodput: None,
             notes: Vec::new(),
         })
@@ -413,6 +413,8 @@ struct Session {
     targets: Vec<Targets>,
     runs: Vec<RunReport>,
     tries: Vec<Try>,
+    /// A search came to its end by itself.
+    complete: bool,
     goodput: Option<Goodput>,
     notes: Vec<String>,
 }
@@ -463,7 +465,7 @@ impl Session {
     }
 
     /// The highest rate that kept the goal below all that broke it.
-    fn found(&self, hunt: &Hunt, devices: u32, complete: bool) -> Goodput {
+    fn found(&self, hunt: &Hunt, devices: u32) -> Goodput {
         let rates = |kept: bool| self.tries.iter().filter(move |tried| tried.kept == kept);
         let broken = rates(false).map(|tried| tried.rate).reduce(f64::min);
         let best = rates(true)
@@ -488,7 +490,7 @@ impl Session {
             goodput_rps_per_device: goodput_rps / f64::from(devices),
             goodput_rps_by_class: by_class,
             devices,
-            complete,
+            complete: self.complete,
         }
     }
 

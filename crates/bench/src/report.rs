@@ -461,7 +461,7 @@ fn table(out: &mut String, run: &RunReport) {
             out,
             format_args!(
                 "<p><b>{}</b>: {} requests, {} answered, {} within targets; missed: {}; undecided: {}</p><table><tr><th></th><th>n</th>\
-                 <th>mean</th><th>p50</th><th>p90</th><th>p95</th><th>p99</th><th>max</th></tr>",
+                 {}</tr>",
                 escape(&name),
                 summary.offered,
                 summary.done,
@@ -471,7 +471,10 @@ fn table(out: &mut String, run: &RunReport) {
                 } else {
                     missed.join(", ")
                 },
-                summary.undecided
+                summary.undecided,
+                Stats::COLUMNS
+                    .map(|name| format!("<th>{name}</th>"))
+                    .concat()
             ),
         );
         let stages = Stage::ALL.iter().filter_map(|stage| {
@@ -502,26 +505,12 @@ fn table(out: &mut String, run: &RunReport) {
     out.push_str("</div>");
 }
 
-fn cells(name: String, stats: &Stats) -> [String; 8] {
-    let Stats {
-        count,
-        mean,
-        p50,
-        p90,
-        p95,
-        p99,
-        max,
-    } = stats;
-    [
-        name,
-        count.to_string(),
-        number(*mean),
-        number(*p50),
-        number(*p90),
-        number(*p95),
-        number(*p99),
-        number(*max),
-    ]
+fn cells(name: String, stats: &Stats) -> Vec<String> {
+    let columns = stats.columns().map(number);
+    [name, stats.count.to_string()]
+        .into_iter()
+        .chain(columns)
+        .collect()
 }
 
 #[cfg(test)]

@@ -162,10 +162,10 @@ fn times(wish: &Wish, requests_max: Option<usize>) -> anyhow::Result<(Vec<Time>,
     );
     let rate = wish
         .rate
-        .context("a rate is needed (requests per second)")?;
+        .context("a rate is needed: --rate, in requests per second")?;
     ensure!(
         requests_max.is_some() || wish.duration.is_some(),
-        "a duration or a number of requests is needed"
+        "arrivals would never end: --duration TIME or --limit REQUESTS is needed"
     );
     let end = Time::ZERO + wish.duration.unwrap_or(Duration::MAX);
     let times: Vec<Time> = Times::new(arrivals, rate, wish.seed)

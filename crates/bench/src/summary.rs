@@ -35,6 +35,23 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// What [`Self::columns`] are.
+    pub const COLUMNS: [&str; 6] = ["mean", "p50", "p90", "p95", "p99", "max"];
+
+    /// Everything but how many there are, as tables show it.
+    pub fn columns(&self) -> [f64; 6] {
+        let Self {
+            count: _,
+            mean,
+            p50,
+            p90,
+            p95,
+            p99,
+            max,
+        } = *self;
+        [mean, p50, p90, p95, p99, max]
+    }
+
     /// Percentiles between two values are on the line between them, as numpy has them.
     pub(crate) fn of(numbers: &mut [f64]) -> Self {
         numbers.sort_unstable_by(f64::total_cmp);

@@ -4,7 +4,7 @@
 //! Invariant: what is wrong with the file is said before anything is simulated.
 
 use crate::args::{CheckArgs, ScenarioArgs};
-use crate::goodput::{Clients, Length, complete, contest, score_json};
+use crate::goodput::{Clients, Length, contest, score_json};
 use anyhow::bail;
 use cleave_domain::SloPolicy;
 use cleave_node::PolicyFile;
@@ -24,7 +24,6 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     if is_bare(scenario) {
         return file_alone(args, policy);
     }
-    complete(scenario)?;
     let clients = Clients::of(scenario, (policy, Length::Sample))?;
     if scenario.fleet.is_none() {
         show("dividing the fleet's legs ...");
@@ -59,8 +58,8 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
 /// Nothing was said about what is to be simulated.
 fn is_bare(scenario: &ScenarioArgs) -> bool {
     let ScenarioArgs {
-        fleet,
-        devices,
+        fleet: _,
+        devices: _,
         profile: _,
         workload,
         rate,
@@ -68,10 +67,9 @@ fn is_bare(scenario: &ScenarioArgs) -> bool {
         noise: _,
         json: _,
     } = scenario;
-    let fleet = fleet.is_some() || devices.is_some();
-    let load = workload.workload.is_some() || workload.trace.is_some();
-    let load = load || workload.limit.is_some();
-    !fleet && !load && rate.is_none() && duration.is_none()
+    let some = scenario.workers().is_some() || scenario.has_load();
+    let how = workload.limit.is_some() || rate.is_some() || duration.is_some();
+    !some && !how
 }
 
 /// The file has no mistakes, or it would not have been opened.

@@ -3,10 +3,11 @@
 //! Owns: what is printed. Never: decides how a request is routed, or what counts.
 //! Invariant: every way to route gets the same devices and the same arrivals.
 
-use crate::args::{GoodputArgs, ScenarioArgs, TargetArgs};
+use crate::args::{GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
+use crate::bench::Form;
 use crate::load::{Pace, wish, workload_of};
 use crate::router_cost::{Cost, Meter};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use cleave_bench::{Asked, Schedule, Wish, Workload};
 use cleave_domain::{Origin, Slo, SloClass, SloPolicy};
 use cleave_sim::goodput::{
@@ -33,7 +34,6 @@ pub(crate) struct Row {
 /// # Errors
 /// Flags that contradict each other, or nowhere to print to.
 pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
-    complete(&args.scenario)?;
     let policy = Arc::new(one_class(&args.targets)?);
     let clients = Clients::of(&args.scenario, (&policy, Length::Whole))?;
     let contest = contest(&args.scenario, &clients)?;
@@ -42,13 +42,12 @@ pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
         false => args.way.clone(),
     };
     let rate = clients.rate_milli;
-    let rows = match (args.search, args.router_cost) {
-        (true, true) => bail!("--search and --router-cost exclude each other"),
-        (false, true) => ways
+    let rows = match args.question() {
+        Question::Cost => ways
             .into_iter()
             .map(|way| measured(&contest, way, &clients))
             .collect(),
-        (true, false) => side_by_side(&ways, |way| {
+        Question::Highest => side_by_side(&ways, |way| {
             let found = contest.search(way, rate, &|rate| clients.at(rate));
             let (rate_milli, outcome) = found
                 .best
@@ -61,14 +60,18 @@ pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
                 cost: None,
             }
         }),
-        (false, false) => side_by_side(&ways, |way| Row {
+        Question::Rate => side_by_side(&ways, |way| Row {
             way,
             rate_milli: Some(rate),
             outcome: Some(run(&contest.scenario(way, clients.at(rate)))),
             cost: None,
         }),
     };
-    print(&contest, &rows, args.scenario.json)
+    let form = match args.scenario.json {
+        true => Form::Json,
+        false => Form::Table,
+    };
+    print(&contest, &rows, form)
 }
 
 fn measured(contest: &Contest, way: Way, clients: &Clients) -> Row {
@@ -151,38 +154,33 @@ pub(crate) enum Length {
 const SAMPLE: Duration = Duration::from_secs(10);
 const SAMPLE_REQUESTS: std::ops::RangeInclusive<usize> = 300..=200_000;
 
-/// What lacks in a scenario.
-///
-/// # Errors
-/// Which flags are missing: a fleet, or who asks it.
-pub(crate) fn complete(args: &ScenarioArgs) -> anyhow::Result<()> {
-    let fleet = args.fleet.is_some() || args.devices.is_some();
-    let workload = args.workload.workload.is_some() || args.workload.trace.is_some();
+/// The fleet, where a scenario lacks nothing.
+fn complete(args: &ScenarioArgs) -> anyhow::Result<Workers<'_>> {
+    let workers = args.workers();
+    let workers = workers.context("a fleet is missing: give --fleet SPEC or --devices N")?;
     ensure!(
-        fleet,
-        "a fleet is missing: give --fleet SPEC or --devices N"
-    );
-    ensure!(
-        workload,
+        args.has_load(),
         "nothing is asked of the fleet: give --workload SPEC or --trace FILE"
     );
-    Ok(())
+    Ok(workers)
 }
 
 impl Clients {
     /// Reads the trace, or the workload's text.
     ///
     /// # Errors
-    /// What is wrong with either, or with the rate.
+    /// What is missing, or wrong with either, or with the rate.
     pub(crate) fn of(
         args: &ScenarioArgs,
         (policy, length): (&Arc<SloPolicy>, Length),
     ) -> anyhow::Result<Self> {
+        let workers = match complete(args)? {
+            Workers::Named(fleet) => fleet.workers_count(),
+            Workers::Devices(count) => count,
+        };
         let timed = args.workload.trace.is_some();
         let pace = Pace {
-            rate: args
-                .rate
-                .or_else(|| (!timed).then(|| f64::from(workers_count(args)))),
+            rate: args.rate.or_else(|| (!timed).then(|| f64::from(workers))),
             speed: None,
             duration: args
                 .duration
@@ -208,15 +206,22 @@ impl Clients {
         Ok(clients)
     }
 
-    /// What arrives at that rate; nothing where the rate is so low that nothing does.
+    /// What arrives at that rate; nothing where the rate is so low that nothing does. What was asked
+    /// about is judged by all of it, and only what is searched for by samples.
     pub(crate) fn at(&self, rate_milli: u64) -> Vec<Arrival> {
+        match rate_milli == self.rate_milli {
+            true => self.arrivals(rate_milli, Length::Whole),
+            false => self.arrivals(rate_milli, self.length),
+        }
+    }
+
+    fn arrivals(&self, rate_milli: u64, length: Length) -> Vec<Arrival> {
         let rate = rate_milli as f64 / 1e3;
         let mut wish = Wish {
             rate: Some(rate),
             ..self.wish
         };
-        // What was asked about is judged by all of it, and only what is searched for by samples.
-        if self.length == Length::Sample && rate_milli != self.rate_milli {
+        if length == Length::Sample {
             let least = Duration::try_from_secs_f64(*SAMPLE_REQUESTS.start() as f64 / rate);
             wish.duration = Some(least.unwrap_or(Duration::MAX).max(SAMPLE));
             wish.requests = Some(*SAMPLE_REQUESTS.end());
@@ -259,15 +264,10 @@ impl Clients {
     }
 }
 
-fn workers_count(args: &ScenarioArgs) -> u32 {
-    let named = args.fleet.as_ref().map(Fleet::workers_count);
-    named.or(args.devices).unwrap_or(1)
-}
-
 /// The devices and the promises.
 ///
 /// # Errors
-/// An unknown profile, or devices that make no whole number of workers.
+/// What is missing, an unknown profile, or devices that make no whole number of workers.
 pub(crate) fn contest(args: &ScenarioArgs, clients: &Clients) -> anyhow::Result<Contest> {
     let contest = |fleet| Contest {
         fleet,
@@ -275,10 +275,10 @@ pub(crate) fn contest(args: &ScenarioArgs, clients: &Clients) -> anyhow::Result<
         noise_permille: args.noise,
         seed: args.workload.seed,
     };
-    if let Some(fleet) = &args.fleet {
-        return Ok(contest(fleet.clone()));
-    }
-    let devices = args.devices.context("--fleet or --devices is missing")?;
+    let devices = match complete(args)? {
+        Workers::Named(fleet) => return Ok(contest(fleet.clone())),
+        Workers::Devices(count) => count,
+    };
     let profile = Profile::named(&args.profile).map_err(anyhow::Error::msg)?;
     let each = profile.devices_count();
     let workers = devices / each;
@@ -291,15 +291,15 @@ pub(crate) fn contest(args: &ScenarioArgs, clients: &Clients) -> anyhow::Result<
     if workers == 1 {
         return Ok(undivided);
     }
-    let fleet = undivided.divided(&clients.at(clients.rate_milli));
+    let fleet = undivided.divided(&clients.arrivals(clients.rate_milli, clients.length));
     Ok(contest(fleet))
 }
 
 // === what is printed ===
 
-fn print(contest: &Contest, rows: &[Row], json: bool) -> anyhow::Result<()> {
+fn print(contest: &Contest, rows: &[Row], form: Form) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    if json {
+    if let Form::Json = form {
         let rows: Vec<Value> = rows.iter().map(row_json).collect();
         let fleet = contest.fleet.to_string();
         let all = json!({

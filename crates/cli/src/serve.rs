@@ -3,9 +3,7 @@
 //! Owns: what is printed at the start, signals, and the time given to drain.
 //! Never: decides anything about a request.
 
-use crate::args::{
-    EngineArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerLimitArgs,
-};
+use crate::args::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 use crate::source::Source;
 use anyhow::{Context, anyhow, bail};
 use cleave_api::ApiOptions;
@@ -32,18 +30,13 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let roles = roles(args)?;
     let router = router_options(&args.router, &args.process)?;
     make_tape_folder(&args.process)?;
-    let source = Source::open((&args.model, &args.mock), &args.engine)?;
-    let engines = source.engines(&args.engine, roles.len())?;
+    let source = source(&args.host)?;
+    let engines = source.engines(&args.host.engine, roles.len())?;
     let workers: Vec<_> = names(&roles)
         .zip(engines)
         .map(|((name, role), mut engine)| {
-            let measured = source.measure(engine.as_mut(), args.worker.calibrate.0)?;
-            let options = WorkerOptions {
-                step_time: source.step_time(role),
-                prices: measured.as_ref().map(Calibration::prices),
-                ceilings: measured.map(|measured| measured.ceilings),
-                ..worker_options(name, role, (&args.engine, &args.worker, &args.process))
-            };
+            let options = worker_options((name, role), (&args.host, &args.process));
+            let options = measured(options, (&source, engine.as_mut()), &args.host)?;
             Ok((options, engine))
         })
         .collect::<anyhow::Result<_>>()?;
@@ -54,7 +47,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             .map(|(options, engine)| (options, engine.as_ref())),
     );
     let serve = Serve {
-        listen: SocketAddr::new(args.host, args.port).to_string(),
+        listen: SocketAddr::new(args.address, args.port).to_string(),
         router,
         workers,
         files: source.files().clone(),
@@ -89,20 +82,15 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
 /// One worker.
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
-    let source = Source::open((&args.model, &args.mock), &args.engine)?;
+    let source = source(&args.host)?;
     let mut engine = source
-        .engines(&args.engine, 1)?
+        .engines(&args.host.engine, 1)?
         .pop()
         .context("one engine was asked for")?;
     let role = Role::from(args.leg);
     let name = args.name.clone().unwrap_or_else(|| name_default(role));
-    let measured = source.measure(engine.as_mut(), args.limits.calibrate.0)?;
-    let options = WorkerOptions {
-        step_time: source.step_time(role),
-        prices: measured.as_ref().map(Calibration::prices),
-        ceilings: measured.map(|measured| measured.ceilings),
-        ..worker_options(name, role, (&args.engine, &args.limits, &args.process))
-    };
+    let options = worker_options((name, role), (&args.host, &args.process));
+    let options = measured(options, (&source, engine.as_mut()), &args.host)?;
     announce(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
         options,
@@ -161,11 +149,30 @@ fn name_default(role: Role) -> String {
     format!("{role}-{}-{}", host.trim(), std::process::id())
 }
 
+fn source(host: &HostArgs) -> anyhow::Result<Source> {
+    Source::open((&host.model, &host.mock), &host.engine)
+}
+
+/// The same with what its engine's steps take.
+fn measured(
+    options: WorkerOptions,
+    (source, engine): (&Source, &mut dyn Engine),
+    host: &HostArgs,
+) -> anyhow::Result<WorkerOptions> {
+    let measured = source.measure(engine, host.limits.calibrate.0)?;
+    Ok(WorkerOptions {
+        step_time: source.step_time(options.role),
+        prices: measured.as_ref().map(Calibration::prices),
+        ceilings: measured.map(|measured| measured.ceilings),
+        ..options
+    })
+}
+
 fn worker_options(
-    name: String,
-    role: Role,
-    (engine, limits, process): (&EngineArgs, &WorkerLimitArgs, &ProcessArgs),
+    (name, role): (String, Role),
+    (host, process): (&HostArgs, &ProcessArgs),
 ) -> WorkerOptions {
+    let HostArgs { engine, limits, .. } = host;
     let defaults = WorkerOptions::new(name, role);
     WorkerOptions {
         queue_max: engine.max_queue.unwrap_or(defaults.queue_max),

@@ -15,12 +15,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Whether anything is to go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weather {
+    /// Nothing is, in a fifth of the worlds.
+    Calm,
+    Rough,
+}
+
 /// Everything a run depends on.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     pub(crate) seed: u64,
-    /// Meant to have no fault.
-    calm: bool,
+    /// What was meant.
+    weather: Weather,
     pub(crate) workers: Vec<WorkerDescription>,
     pub(crate) routers_count: usize,
     pub(crate) requests: Vec<Arrival>,
@@ -122,19 +130,21 @@ pub(crate) enum Fault {
 impl World {
     pub(crate) fn draw(seed: u64) -> Self {
         let dice = &mut Dice::new(seed);
-        // A fifth of the worlds has no fault: there nothing may fail.
-        let calm = dice.chance(200);
+        // There nothing may fail.
+        let weather = match dice.chance(200) {
+            true => Weather::Calm,
+            false => Weather::Rough,
+        };
         let window = *dice.pick(&[2_000, 50_000, 300_000, 1_000_000, 3_000_000]);
         let capacity = draw_capacity(dice);
         let workers = draw_workers(dice, capacity);
         let routers_count = if dice.chance(250) { 2 } else { 1 };
         let requests = draw_requests(dice, &capacity, (routers_count, window));
-        let faults = if calm {
-            Vec::new()
-        } else {
-            draw_faults(dice, (workers.len(), routers_count), window)
+        let faults = match weather {
+            Weather::Calm => Vec::new(),
+            Weather::Rough => draw_faults(dice, (workers.len(), routers_count), window),
         };
-        let wishes = draw_wishes(dice, (&workers, routers_count), (window, calm));
+        let wishes = draw_wishes(dice, (&workers, routers_count), (window, weather));
         let lease_max = *dice.pick(&[60_000, 500_000, 3_000_000]);
         let lease = dice.micros(30_000, lease_max);
         let ends = faults.iter().map(|(at, fault)| *at + fault.span());
@@ -151,11 +161,11 @@ impl World {
             .unwrap_or_default();
         Self {
             seed,
-            calm,
+            weather,
             routers_count,
             price: draw_price(dice),
-            wire: draw_wire(dice, calm),
-            router: draw_router(dice, lease, u32::from(calm)),
+            wire: draw_wire(dice, weather),
+            router: draw_router(dice, lease, u32::from(weather == Weather::Calm)),
             lease,
             stall_max: dice.micros(300_000, 2_000_000),
             prefix_cache: dice.chance(800),
@@ -203,7 +213,7 @@ impl World {
     }
 
     pub(crate) fn calm(&self) -> bool {
-        self.calm && self.faults.is_empty() && self.wire.harm() == 0
+        self.weather == Weather::Calm && self.faults.is_empty() && self.wire.harm() == 0
     }
 }
 
@@ -393,12 +403,12 @@ fn draw_faults(
 fn draw_wishes(
     dice: &mut Dice,
     (workers, routers): (&[WorkerDescription], usize),
-    (window, calm): (u64, bool),
+    (window, weather): (u64, Weather),
 ) -> Vec<Wish> {
-    let count = match (dice.chance(400), calm) {
+    let count = match (dice.chance(400), weather) {
         (false, _) => 0,
-        (true, true) => 1,
-        (true, false) => dice.count(1, 4),
+        (true, Weather::Calm) => 1,
+        (true, Weather::Rough) => dice.count(1, 4),
     };
     let mut wishes = Vec::new();
     for _ in 0..count {
@@ -417,7 +427,7 @@ fn draw_wishes(
         };
         let replaced = others().any(|(_, other)| other.role.prefills())
             && others().any(|(_, other)| other.role.decodes());
-        if replaced || !calm {
+        if replaced || weather == Weather::Rough {
             wishes.push(Wish {
                 at,
                 router,
@@ -441,9 +451,9 @@ fn draw_price(dice: &mut Dice) -> Price {
     }
 }
 
-fn draw_wire(dice: &mut Dice, calm: bool) -> Wire {
+fn draw_wire(dice: &mut Dice, weather: Weather) -> Wire {
     let mut rate = |most: u32| {
-        if calm || dice.chance(500) {
+        if weather == Weather::Calm || dice.chance(500) {
             0
         } else {
             dice.count(0, most)

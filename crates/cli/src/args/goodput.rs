@@ -34,6 +34,24 @@ pub(crate) struct ScenarioArgs {
     pub(crate) json: bool,
 }
 
+/// Of what a simulated fleet is made.
+pub(crate) enum Workers<'a> {
+    Named(&'a Fleet),
+    Devices(u32),
+}
+
+impl ScenarioArgs {
+    pub(crate) fn workers(&self) -> Option<Workers<'_>> {
+        let named = self.fleet.as_ref().map(Workers::Named);
+        named.or(self.devices.map(Workers::Devices))
+    }
+
+    /// Whether anything is asked of the fleet.
+    pub(crate) fn has_load(&self) -> bool {
+        self.workload.workload.is_some() || self.workload.trace.is_some()
+    }
+}
+
 /// What is promised, without a file.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetArgs {
@@ -71,11 +89,34 @@ pub(crate) struct GoodputArgs {
     #[arg(long)]
     pub(crate) compare: bool,
     /// Look for the highest rate at which the goal is met, from the workload's rate on.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "router_cost")]
     pub(crate) search: bool,
     /// Measure what the router's brain costs here: time for each decision, memory.
     #[arg(long)]
     pub(crate) router_cost: bool,
+}
+
+/// What is asked about each way to route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// What comes of one rate.
+    Rate,
+    /// Which rate is the highest.
+    Highest,
+    /// What its router costs.
+    Cost,
+}
+
+impl GoodputArgs {
+    pub(crate) fn question(&self) -> Question {
+        if self.search {
+            Question::Highest
+        } else if self.router_cost {
+            Question::Cost
+        } else {
+            Question::Rate
+        }
+    }
 }
 
 /// `auto`, `split`, `aggregated`, `load-split` …

@@ -15,12 +15,10 @@ mod sim;
 pub(crate) use bench::{BenchArgs, BenchCommand};
 pub(crate) use engine::{Device, Dtype, EngineArgs, EngineKind, MockArgs, ModelArgs};
 pub(crate) use generate::{GenerateArgs, SynthArgs};
-pub(crate) use goodput::{CheckArgs, GoodputArgs, ScenarioArgs, TargetArgs};
+pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
 pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
-pub(crate) use serve::{
-    ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerLimitArgs,
-};
+pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
 
 use clap::{Parser, Subcommand};
@@ -133,9 +131,10 @@ mod tests {
             panic!("a worker was asked for");
         };
         let options = cleave_node::WorkerOptions::new("w", Role::Both);
-        assert_eq!(worker.limits.step_max.0, options.step_max);
-        assert_eq!(worker.limits.swap_space, options.swap_bytes);
-        assert_eq!(worker.limits.calibrate.0, cleave_node::CALIBRATION);
+        let limits = &worker.host.limits;
+        assert_eq!(limits.step_max.0, options.step_max);
+        assert_eq!(limits.swap_space, options.swap_bytes);
+        assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }
 }

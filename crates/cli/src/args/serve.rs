@@ -33,13 +33,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(30);
   cleave serve --engine mock --prefill 8 --decode 8     a fleet without a model, in the time of a real one")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) mock: MockArgs,
-    #[command(flatten)]
-    pub(crate) worker: WorkerLimitArgs,
+    pub(crate) host: HostArgs,
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
     /// Prefill workers; with `--prefill 0 --decode 0 --both N` serving is aggregated.
@@ -52,8 +46,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) both: u32,
     /// Address to listen on.
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
-    pub(crate) host: std::net::IpAddr,
+    #[arg(long = "host", value_name = "IP", default_value = "127.0.0.1")]
+    pub(crate) address: std::net::IpAddr,
     /// Port to listen on; 0 picks a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(crate) port: u16,
@@ -97,13 +91,7 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true, value_parser = parse_router)]
     pub(crate) router: Vec<String>,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    #[command(flatten)]
-    pub(crate) mock: MockArgs,
-    #[command(flatten)]
-    pub(crate) limits: WorkerLimitArgs,
+    pub(crate) host: HostArgs,
     /// Where other workers send KV blocks to; port 0 picks a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) data_listen: SocketAddr,
@@ -150,6 +138,19 @@ pub(crate) struct RouterLimitArgs {
     /// it is stalled. A slow reader that goes on reading never is.
     #[arg(long, value_name = "TOKENS", default_value_t = ROUTER.reader_backlog_max, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reader_backlog: u32,
+}
+
+/// What every process with workers in it takes: which engine of which model, and how far it may go.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct HostArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) mock: MockArgs,
+    #[command(flatten)]
+    pub(crate) limits: WorkerLimitArgs,
 }
 
 /// What a worker allows itself.

@@ -149,16 +149,11 @@ fn print_summary(out: &mut impl Write, name: &str, summary: &Summary) -> anyhow:
     }
     writeln!(
         out,
-        "  tokens/s: {:.1} out, {:.1} in\n  {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "  tokens/s: {:.1} out, {:.1} in\n  {:<12}{}",
         summary.output_tokens_per_second,
         summary.input_tokens_per_second,
         "ms",
-        "mean",
-        "p50",
-        "p90",
-        "p95",
-        "p99",
-        "max"
+        Stats::COLUMNS.map(|name| format!(" {name:>9}")).concat()
     )?;
     let stages = Stage::ALL.iter().filter_map(|stage| {
         let stats = summary.stages_ms.get(stage.name())?;
@@ -178,19 +173,8 @@ fn print_summary(out: &mut impl Write, name: &str, summary: &Summary) -> anyhow:
 }
 
 fn print_stats(out: &mut impl Write, name: &str, stats: &Stats) -> anyhow::Result<()> {
-    let Stats {
-        count: _,
-        mean,
-        p50,
-        p90,
-        p95,
-        p99,
-        max,
-    } = stats;
-    writeln!(
-        out,
-        "  {name:<12} {mean:>9.2} {p50:>9.2} {p90:>9.2} {p95:>9.2} {p99:>9.2} {max:>9.2}"
-    )?;
+    let columns = stats.columns().map(|column| format!(" {column:>9.2}"));
+    writeln!(out, "  {name:<12}{}", columns.concat())?;
     Ok(())
 }
 
@@ -221,6 +205,7 @@ pub(crate) fn print_goodput(report: &Report) -> anyhow::Result<()> {
             100.0 * high,
             100.0 * found.goal,
         )?,
+        None if report.tries.is_empty() => writeln!(out, "\nno rate was tried to its end")?,
         None => writeln!(
             out,
             "\nno rate kept the goal of {:.1} %",
@@ -228,6 +213,7 @@ pub(crate) fn print_goodput(report: &Report) -> anyhow::Result<()> {
         )?,
     }
     match (found.complete, found.rate_broken) {
+        (false, _) if report.interrupted => writeln!(out, "interrupted: the search was not over")?,
         (false, _) => writeln!(out, "time ran out: the true rate may be higher")?,
         (true, None) => writeln!(out, "no rate broke the goal: the true rate may be higher")?,
         (true, Some(_)) => {}

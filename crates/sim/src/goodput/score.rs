@@ -32,6 +32,8 @@ pub struct Client {
     fenced: Option<u32>,
     /// What it is promised since it was downgraded.
     downgraded: Option<Slo>,
+    /// Whatever comes, a target is missed: it counts already.
+    missed: bool,
 }
 
 /// What became of an arrival.
@@ -226,6 +228,7 @@ impl<'a> Clients<'a> {
             whole: None,
             fenced: None,
             downgraded: None,
+            missed: false,
         };
         Self {
             all: vec![client; scenario.arrivals.len()],
@@ -262,8 +265,28 @@ impl<'a> Clients<'a> {
             return;
         }
         client.tokens += 1;
-        client.first.get_or_insert(at);
         client.last = at;
+        if client.first.is_none() {
+            client.first = Some(at);
+            let arrival = &self.scenario.arrivals[place(handoff.flight)];
+            if client.miss(arrival) == Some(Aim::Ttft) {
+                self.missed(place(handoff.flight));
+            }
+        }
+    }
+
+    /// Counts a miss once, as soon as it is one.
+    fn missed(&mut self, place: usize) {
+        if std::mem::replace(&mut self.all[place].missed, true) {
+            return;
+        }
+        let class = self.scenario.arrivals[place].slo.class.as_str();
+        if let Some(left) = self.misses_left.get_mut(class) {
+            match left.checked_sub(1) {
+                Some(fewer) => *left = fewer,
+                None => self.missed_enough = true,
+            }
+        }
     }
 
     pub(crate) fn fence(&mut self, handoff: HandoffId) {
@@ -290,13 +313,8 @@ impl<'a> Clients<'a> {
         let before = client.end.replace(end);
         assert_eq!(before, None, "{flight} ended twice");
         self.ended += 1;
-        if end != End::Good
-            && let Some(left) = self.misses_left.get_mut(arrival.slo.class.as_str())
-        {
-            match left.checked_sub(1) {
-                Some(fewer) => *left = fewer,
-                None => self.missed_enough = true,
-            }
+        if end != End::Good {
+            self.missed(place(flight));
         }
         if let Some(verdict) = self.judged.remove(&flight) {
             self.disputed += u64::from((verdict == Verdict::Good) != (end == End::Good));
@@ -423,6 +441,8 @@ impl<'a> Clients<'a> {
                 }
                 Some(End::Refused) => score.refused += 1,
                 Some(End::Failed) => score.failed += 1,
+                // What is sure of it already.
+                None if client.missed => score.late[Aim::Ttft as usize] += 1,
                 None => score.unfinished += 1,
             }
         }
