@@ -17,6 +17,9 @@ fn serve(more: &[&str]) -> (Process, Client) {
         "--kv-cache",
         "64MiB",
     ];
+    if !more.contains(&"--both") {
+        arguments.extend(["--prefill", "1", "--decode", "1"]);
+    }
     arguments.extend(more);
     let mut process = Process::start(&arguments);
     let client = Client::new(&process.address());

@@ -55,6 +55,13 @@ SYSTEMS = [
     System(
         "cleave auto",
         "cleave auto",
+        CLEAVE + ONE_POOL,
+        "/ready",
+        notes="`cleave serve` as it is: one worker on the one machine that there is",
+    ),
+    System(
+        "cleave auto, two workers",
+        "cleave auto, divided",
         CLEAVE + SHARED + ["--prefill", "1", "--decode", "1", "--placement", "auto"],
         "/ready",
         notes="the workers of `cleave split`; each request is placed where its targets are predicted to be met",

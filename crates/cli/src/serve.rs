@@ -113,16 +113,16 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
 }
 
 fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
-    let ServeArgs {
-        prefill,
-        decode,
-        both,
-        ..
-    } = args;
+    let asked = (args.prefill, args.decode, args.both);
+    let (prefill, decode, both) = match asked {
+        (None, None, both) => (0, 0, both.unwrap_or(1)),
+        (prefill, decode, Some(both)) => (prefill.unwrap_or(0), decode.unwrap_or(0), both),
+        (prefill, decode, None) => (prefill.unwrap_or(1), decode.unwrap_or(1), 0),
+    };
     let many = |role, count: u32| std::iter::repeat_n(role, count as usize);
-    let roles: Vec<Role> = many(Role::Prefill, *prefill)
-        .chain(many(Role::Decode, *decode))
-        .chain(many(Role::Both, *both))
+    let roles: Vec<Role> = many(Role::Prefill, prefill)
+        .chain(many(Role::Decode, decode))
+        .chain(many(Role::Both, both))
         .collect();
     if !roles.iter().any(|role| role.prefills()) || !roles.iter().any(|role| role.decodes()) {
         bail!(

@@ -122,7 +122,7 @@ async fn a_worker_could_not_be_seen_or_told_what_to_do() {
         json!({"count": 40, "free": 30, "held": 10})
     );
     let load = json!({
-        "queue_tokens": 0, "sequences_waiting": 0, "sequences_running": 2, "context_tokens": 500,
+        "queue_tokens": 0, "sequences_waiting": 0, "sequences_running": 2, "context_tokens": 500, "streams": 2,
         "backlog_seconds": 0.75, "tpot_least_seconds": 0.02,
     });
     assert_eq!(worker["load"], load);

@@ -76,6 +76,7 @@ fn worker() -> WorkerView {
             blocks_free: 30,
             sequences_running: 2,
             context_tokens: 500,
+            streams: 2,
             backlog,
             tpot_least: Some(Duration::from_millis(20)),
             ..Load::default()

@@ -27,7 +27,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  cleave serve
+  cleave serve                   one worker that serves both legs with all cores
+  cleave serve --prefill 1 --decode 1      the legs apart, on the same cores
   cleave serve --model ./Qwen2.5-0.5B --prefill 1 --decode 3 --threads 8
   cleave serve --port 0          picks a free port and prints it
   cleave serve --engine mock --prefill 8 --decode 8     a fleet without a model, in the time of a real one")]
@@ -36,15 +37,16 @@ pub(crate) struct ServeArgs {
     pub(crate) host: HostArgs,
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
-    /// Prefill workers; with `--prefill 0 --decode 0 --both N` serving is aggregated.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
-    pub(crate) prefill: u32,
-    /// Decode workers.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=64))]
-    pub(crate) decode: u32,
-    /// Workers that serve both legs.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
-    pub(crate) both: u32,
+    /// Prefill workers; one where there are decode workers if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub(crate) prefill: Option<u32>,
+    /// Decode workers; one where there are prefill workers if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub(crate) decode: Option<u32>,
+    /// Workers that serve both legs; one where nobody else is asked for if absent: one worker with all
+    /// cores does more than two that share them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub(crate) both: Option<u32>,
     /// Address to listen on.
     #[arg(long = "host", value_name = "IP", default_value = "127.0.0.1")]
     pub(crate) address: std::net::IpAddr,
