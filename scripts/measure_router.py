@@ -15,6 +15,7 @@ Prints Markdown. Standard library only.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -72,8 +73,12 @@ def used(pid: int) -> tuple[float, float]:
 
 def waited(pid: int) -> float:
     """Seconds that threads could have run and did not, so far."""
-    waits = (path.read_text().split()[1] for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    return sum(map(int, waits)) / 1e9
+    waits = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        # A thread may end between the two.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            waits += int(path.read_text().split()[1])
+    return waits / 1e9
 
 
 def busy(core: str) -> tuple[int, int]:

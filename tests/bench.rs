@@ -18,7 +18,9 @@ fn result(folder: &Path) -> Value {
 }
 
 fn serve() -> (Process, String) {
-    let mut server = Process::start(&["serve", "--port", "0", "--threads", "2"]);
+    let legs = ["--prefill", "1", "--decode", "1"];
+    let mut server =
+        Process::start(&[&["serve", "--port", "0", "--threads", "2"][..], &legs].concat());
     let url = format!("http://{}", server.address());
     (server, url)
 }

@@ -43,7 +43,7 @@ SYSTEMS = [
         "cleave whole",
         CLEAVE + ONE_POOL + ["--prefill", "0", "--decode", "0", "--both", "1", "--placement", "whole"],
         "/ready",
-        notes="aggregated: one worker with all threads",
+        notes="aggregated: one worker with all threads, as `cleave serve` begins; with one there is nothing to choose",
     ),
     System(
         "cleave whole, two workers",
@@ -55,13 +55,6 @@ SYSTEMS = [
     System(
         "cleave auto",
         "cleave auto",
-        CLEAVE + ONE_POOL,
-        "/ready",
-        notes="`cleave serve` as it is: one worker on the one machine that there is",
-    ),
-    System(
-        "cleave auto, two workers",
-        "cleave auto, divided",
         CLEAVE + SHARED + ["--prefill", "1", "--decode", "1", "--placement", "auto"],
         "/ready",
         notes="the workers of `cleave split`; each request is placed where its targets are predicted to be met",

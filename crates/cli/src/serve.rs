@@ -352,3 +352,35 @@ impl Stop {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::roles;
+    use crate::args::ServeArgs;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        serve: ServeArgs,
+    }
+
+    #[track_caller]
+    fn count(flags: &str) -> Result<[usize; 3], String> {
+        let words = std::iter::once("test").chain(flags.split_whitespace());
+        let roles = roles(&Flags::parse_from(words).serve).map_err(|error| error.to_string())?;
+        let of = |name: &str| roles.iter().filter(|role| role.to_string() == name).count();
+        Ok([of("prefill"), of("decode"), of("both")])
+    }
+
+    #[test]
+    fn flags_for_one_leg_left_the_other_without_a_worker() {
+        assert_eq!(count(""), Ok([0, 0, 1]));
+        assert_eq!(count("--both 3"), Ok([0, 0, 3]));
+        assert_eq!(count("--prefill 2"), Ok([2, 1, 0]));
+        assert_eq!(count("--decode 3"), Ok([1, 3, 0]));
+        assert_eq!(count("--prefill 2 --both 1"), Ok([2, 0, 1]));
+        assert_eq!(count("--prefill 0 --decode 0 --both 1"), Ok([0, 0, 1]));
+        assert!(count("--prefill 0").is_err_and(|said| said.contains("each of its legs")));
+    }
+}

@@ -95,7 +95,7 @@ pub struct Load {
     /// How long its prompts will take, by how soon they must begin.
     pub backlog: Backlog,
     /// The tightest mean gap between tokens that can still be kept, of what is left of each running or
-    /// reserved sequence's promise; one that is lost anyway binds nobody.
+    /// reserved sequence's promise; one that is lost anyway, or about to end, binds nobody.
     pub tpot_least: Option<Duration>,
     /// How long the step under way is still predicted to take; nothing new begins before.
     pub step_left: Duration,

@@ -6,7 +6,7 @@
 
 use crate::event::{Forecast, Mode, Placement, Readiness};
 use crate::fleet::{Fleet, Group, Worker};
-use crate::forecast::{Manners, Need, Outlook, Prospect};
+use crate::forecast::{Manners, Need, Outlook, Prospect, nanos};
 use crate::judge::judge;
 use crate::ledger::URGENCIES;
 use crate::policy::{self, Ask, Candidate, Choice, NoPlace, Terms};
@@ -439,11 +439,6 @@ impl Ahead {
     }
 }
 
-/// Of a span between two times, which are counted in 64 bits.
-fn nanos(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// Sequences that generate on a worker.
 struct Streaming {
     /// In its steps now.
@@ -454,23 +449,27 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// On a worker that has so many sequences of any kind.
+    /// On a worker that has so many sequences of any kind: where prompts run for others, some leave.
     fn of(worker: &Worker, busy: u32) -> Self {
         let totals = worker.ledger.totals();
         let load = &worker.load;
         let block_tokens = worker.description.capacity.block_tokens;
         let own_tokens = totals.blocks * u64::from(block_tokens);
-        // On a prefill worker most sequences are prompts that leave; what stays is told apart.
-        let stay = load.streams.saturating_add(totals.sequences_fresh);
+        // Tokens of nobody are those of a worker of an older release, which does not count who stays.
+        let told = match load.streams {
+            0 if load.context_tokens > 0 => load.sequences_running.max(1),
+            streams => streams,
+        };
+        let stay = told.saturating_add(totals.sequences_fresh);
         let sequences = match worker.description.role {
-            Role::Prefill => stay.max(totals.sequences),
-            Role::Decode | Role::Both => busy,
+            Role::Prefill | Role::Both => stay.max(totals.sequences),
+            Role::Decode => busy,
         };
         Self {
-            running: load.streams.min(load.sequences_running).max(totals.streams),
+            running: told.min(load.sequences_running).max(totals.streams),
             sequences,
             // Those that it has not heard of are taken to be as long as the others.
-            context_tokens: match load.streams {
+            context_tokens: match told {
                 0 => own_tokens,
                 some => load.context_tokens.saturating_mul(u64::from(sequences)) / u64::from(some),
             },
@@ -496,7 +495,7 @@ fn prospect<'a>(
     let ahead = Ahead::of(worker, need.now);
     let streaming = Streaming::of(worker, seat.sequences);
     if need.manners == Manners::GivesWay {
-        let seats = capacity.slots_count.div_ceil(LEFT_FREE);
+        let seats = capacity.slots_count / LEFT_FREE;
         let blocks = capacity.blocks_count / LEFT_FREE;
         seat.sequences = seat.sequences.saturating_add(seats);
         seat.blocks_free = seat.blocks_free.saturating_sub(blocks);

@@ -199,6 +199,11 @@ impl Need {
 }
 
 impl Prospect<'_> {
+    /// Whether a prompt that comes now is all that runs there.
+    fn idles(&self) -> bool {
+        self.wait.is_zero() && self.streams.max(self.sequences) == 0
+    }
+
     fn chunk_max(&self) -> u32 {
         self.seat.capacity.step_tokens_max
     }
@@ -239,9 +244,10 @@ impl Prospect<'_> {
     /// The same for generating.
     pub(crate) fn stream_rank(&self, need: &Need) -> u64 {
         let own = u64::from(need.ask.prompt_tokens);
-        let step = self
-            .prices
-            .decode(self.sequences + 1, self.context_tokens.saturating_add(own));
+        let step = self.prices.decode(
+            self.sequences.saturating_add(1),
+            self.context_tokens.saturating_add(own),
+        );
         let sent = self.seat.blocks_to_send(&need.ask);
         let way = cleave_planner::predict_link(&self.prices.link, sent);
         nanos(step * need.output + way)
@@ -272,7 +278,7 @@ impl Prospect<'_> {
         }
         let pieces = self.pieces(need, among)?;
         Some(Prompt {
-            wait: scaled(self.wait, u64::from(pieces.slowed)),
+            wait: scaled(self.wait, u64::from(pieces.slowed)).max(self.seat_wait(among, need)),
             run: pieces.run,
             chunks: pieces.count,
             harm: self.harm(pieces.longer, need),
@@ -316,13 +322,14 @@ impl Prospect<'_> {
         }
         let count = tokens.div_ceil(piece);
         let plain = self.prices.step(&beside) * count;
-        let gap = self.tpot_least.map(|gap| need.others.shrink_step(gap));
-        let sizes = (self.chunk_max(), CHUNK_LEAST);
+        let block_tokens = self.seat.capacity.block_tokens;
+        let quantum = cleave_planner::quantum(self.prices, self.chunk_max(), block_tokens);
+        let sizes = (quantum, block_tokens);
         Some(Pieces {
             count,
             run,
             longer: run.saturating_sub(plain),
-            slowed: cleave_planner::beside(self.prices, &beside, gap, sizes),
+            slowed: cleave_planner::beside(self.prices, &beside, self.tpot_least, sizes),
         })
     }
 
@@ -376,19 +383,26 @@ impl Prospect<'_> {
         // Where nothing else is to be done the step itself costs nobody anything.
         let before = self.prices.decode(sequences, context_tokens);
         let own = u64::from(need.ask.prompt_tokens + need.output / 2);
-        let step = self
-            .prices
-            .decode(sequences + 1, context_tokens.saturating_add(own));
+        let step = self.prices.decode(
+            sequences.saturating_add(1),
+            context_tokens.saturating_add(own),
+        );
         let longer = step.saturating_sub(before);
         let others = sequences > 0 && need.manners != Manners::Resumed;
-        let over = (sequences + 1).saturating_sub(self.seat.capacity.slots_count);
         Stream {
             step,
             longer,
-            seat_wait: self.relief(need).saturating_mul(over),
+            seat_wait: self.seat_wait(sequences, need),
             harm: self.harm(longer * need.output, need),
             drags: others && !self.keeps_pace(step, need),
         }
+    }
+
+    /// Until somebody leaves it a seat where so many streams are there.
+    fn seat_wait(&self, streams: u32, need: &Need) -> Duration {
+        let over = streams.saturating_add(1);
+        let over = over.saturating_sub(self.seat.capacity.slots_count);
+        self.relief(need).saturating_mul(over)
     }
 
     /// Whether what was promised to others there still holds. Who gives way leaves room for those that
@@ -448,7 +462,7 @@ fn largest(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
     low
 }
 
-fn nanos(span: Duration) -> u64 {
+pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -726,4 +726,5 @@ scenarios! {
     a_prompt_that_stays_needs_a_seat
     a_short_prompt_waits_as_long_as_what_is_before_it
     guests_of_other_routers_slow_prompts
+    one_seat_is_enough_for_who_gives_way
 }

@@ -23,8 +23,8 @@ const ERROR_PERMILLE: u32 = 50;
 const BACKLOG_PARTS: u32 = 20;
 /// Everything else after so long at the earliest.
 const LOAD_AFTER: Duration = Duration::from_millis(100);
-/// A stream with fewer tokens left than these is gone before one that is placed now comes.
-const GONE_SOON: u32 = 16;
+/// A stream that ends within this is gone before one that is placed now comes.
+const GONE_SOON: Duration = Duration::from_millis(500);
 /// Fewer blocks than these say more of the way's latency than of its speed.
 const BLOCKS_LEAST: u64 = 4;
 
@@ -78,8 +78,10 @@ impl Brain {
                 Stage::Sending | Stage::Still | Stage::Closing { .. } => continue,
             }
             if sequence.decodes_here() {
-                let stays = |_: &Duration| sequence.tokens_left() >= GONE_SOON;
-                let gap = self.gap_kept(sequence).filter(stays);
+                let ends_soon = |gap: &Duration| {
+                    sequence.generates() && *gap * sequence.tokens_left() < GONE_SOON
+                };
+                let gap = self.gap_kept(sequence).filter(|gap| !ends_soon(gap));
                 load.tpot_least = load.tpot_least.into_iter().chain(gap).min();
                 load.context_tokens += u64::from(sequence.len());
                 load.streams += 1;

@@ -581,6 +581,7 @@ fn a_load_and_prices_say_what_a_router_needs() {
     assert_eq!(load.orders_heard, 4, "two for each");
     assert_eq!(load.tpot_least, Some(MS * 40));
     assert!(load.context_tokens >= 2000);
+    assert_eq!(load.streams, 2);
     assert!(load.step_left > Duration::ZERO);
     let urgent = load.backlog.ahead(0, Some(MS * 250));
     let all = load.backlog.ahead(0, None);
@@ -590,6 +591,25 @@ fn a_load_and_prices_say_what_a_router_needs() {
     bench.finish();
     assert_eq!(bench.load.backlog.ahead(1, None), Duration::ZERO);
     assert_eq!(bench.prices_told, 1, "they have not changed");
+}
+
+#[test]
+fn a_stream_that_is_about_to_end_kept_others_away() {
+    let mut bench = Bench::new();
+    let of = |output, gap| Want {
+        prompt: 100,
+        output,
+        tpot: Some(MS * gap),
+        ..Want::default()
+    };
+    bench.submit(1, of(200, 40));
+    bench.submit(2, of(20, 20));
+    assert_eq!(bench.load.streams, 2);
+    assert_eq!(bench.load.tpot_least, Some(MS * 20), "it is yet to come");
+    while bench.of(handoff(2)).tokens.is_empty() {
+        bench.run(bench.now + MS);
+    }
+    assert_eq!(bench.load.tpot_least, Some(MS * 40));
 }
 
 /// A day of short and long prompts, half of them with promises, by a seed; all is done or refused.

@@ -45,7 +45,7 @@ const EXAMPLES: &str = "Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run router, prefill and decode workers in this one process.
+    /// Run a router and its workers in this one process.
     Serve(ServeArgs),
     /// Run the router alone: HTTP API for clients, gRPC for workers, both on one port.
     Router(RouterArgs),

@@ -37,14 +37,14 @@ pub(crate) struct ServeArgs {
     pub(crate) host: HostArgs,
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
-    /// Prefill workers; one where there are decode workers if absent.
+    /// Prefill workers; if absent, one where `--decode` is alone, else none.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) prefill: Option<u32>,
-    /// Decode workers; one where there are prefill workers if absent.
+    /// Decode workers; if absent, one where `--prefill` is alone, else none.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) decode: Option<u32>,
-    /// Workers that serve both legs; one where nobody else is asked for if absent: one worker with all
-    /// cores does more than two that share them.
+    /// Workers that serve both legs; if absent, one where no other is asked for: one worker with all cores
+    /// does more than two that share them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) both: Option<u32>,
     /// Address to listen on.

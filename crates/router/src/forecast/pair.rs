@@ -80,7 +80,12 @@ impl Pair<'_> {
     /// Which target is missed first, and how far off the farthest is, in thousandths of it.
     fn miss(&self, timing: &Timing, need: &Need) -> (Option<Miss>, u64) {
         let prompt = timing.prefill_wait + timing.prefill;
-        let stretched = need.ttft_by.stretch(prompt);
+        // What a worker does that has nothing else to do follows from its prices, which learn by themselves:
+        // what an overload taught must not refuse anybody when it is over.
+        let stretched = match self.prefill.idles() {
+            true => prompt,
+            false => need.ttft_by.stretch(prompt),
+        };
         let ttft = need.counted + stretched;
         let gaps = need.output.saturating_sub(1);
         // An answer of one token has no gap; one that may be longer has at least a step between two.
@@ -143,7 +148,7 @@ impl Pair<'_> {
             false => Duration::ZERO,
         };
         let clears = excess.max(ends) + SOON + allowed / OFF_PARTS;
-        (self.prefill.alone <= allowed).then_some(clears)
+        (self.prefill.alone <= need.ttft?).then_some(clears)
     }
 
     /// So many sequences have to end before the steps are short enough.

@@ -80,10 +80,12 @@ fn worst(contest: &Contest, broken: &Tried) -> Option<Break> {
     // Of a run that was stopped only what was missed by then tells.
     let over = |class: &ClassScore| {
         let missed = (class.arrivals - class.good - class.unfinished) * 1000;
-        missed.checked_sub((1000 - goal(class)) * class.arrivals)
+        let allowed = 1000_u64.saturating_sub(goal(class)) * class.arrivals;
+        missed.checked_sub(allowed).filter(|over| *over > 0)
     };
     let classes = broken.outcome.score.classes.iter();
-    let classes = classes.filter_map(|class| Some((over(class)? * 1000 / class.arrivals, class)));
+    let classes =
+        classes.filter_map(|class| Some((over(class)? * 1_000_000 / class.arrivals, class)));
     let (_, class) = classes.max_by_key(|(over, _)| *over)?;
     let aims = [Aim::Ttft, Aim::Tpot, Aim::EndToEnd];
     let late = aims
