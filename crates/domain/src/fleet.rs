@@ -1,5 +1,6 @@
 //! What a worker says of itself.
 
+use crate::SPAN_MAX;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -101,6 +102,17 @@ pub struct Load {
     pub step_left: Duration,
     /// Orders that this router has sent over this connection and that are counted in all of this.
     pub orders_heard: u64,
+}
+
+impl Load {
+    /// The same with no span above [`SPAN_MAX`].
+    pub fn bounded(self) -> Self {
+        Self {
+            tpot_least: self.tpot_least.map(|gap| gap.min(SPAN_MAX)),
+            step_left: self.step_left.min(SPAN_MAX),
+            ..self
+        }
+    }
 }
 
 /// How long the prompts that a worker was given will take it, by the class's priority and by slack: the

@@ -32,5 +32,5 @@ pub use request::{Request, Sampling, SamplingError, StopRules};
 pub use resolve::{CLASS_HEADER, UnknownClass};
 pub use slo::{Origin, Rule, Slo, SloClass, SloPolicy, Tenant, Trust, Unmet};
 pub use tape::{Tape, TapeLine};
-pub use time::Time;
+pub use time::{SPAN_MAX, Time};
 pub use timing::{Aim, DecodeTiming, PrefillTiming, Stage, Timing, Verdict};

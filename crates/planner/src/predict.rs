@@ -1,9 +1,10 @@
 //! From prices to times.
 //!
 //! Owns: the formulas. Never: learns. Invariant: monotone in every amount; nothing is known where
-//! prices are empty, and then everything costs zero.
+//! prices are empty, and then everything costs zero; nothing takes longer than [`SPAN_MAX`], whatever the
+//! prices say.
 
-use cleave_domain::{LinkPrice, Prices, RowPrice, Work, WorkerId};
+use cleave_domain::{LinkPrice, Prices, RowPrice, SPAN_MAX, Work, WorkerId};
 use std::time::Duration;
 
 /// What can be told from prices.
@@ -31,7 +32,7 @@ impl Predict for Prices {
             .saturating_add(self.draw_nanos.saturating_mul(u64::from(work.draws)))
             .saturating_add(picos(self.pair_picos, work.pairs))
             .saturating_add(picos(self.context_picos, work.context_tokens));
-        Duration::from_nanos(nanos)
+        span(nanos)
     }
 
     fn prefill(&self, cached: u32, tokens: u32, chunk: u32) -> Duration {
@@ -48,7 +49,7 @@ impl Predict for Prices {
         let nanos = rows
             .saturating_add(picos(self.pair_picos, pairs))
             .saturating_add(self.draw_nanos);
-        Duration::from_nanos(nanos)
+        span(nanos)
     }
 
     fn adds(&self, cached: u32, tokens: u32, chunk: u32) -> Duration {
@@ -61,7 +62,7 @@ impl Predict for Prices {
         let nanos = rows
             .saturating_add(picos(self.pair_picos, Work::prefill(cached, tokens).pairs))
             .saturating_add(self.draw_nanos);
-        Duration::from_nanos(nanos)
+        span(nanos)
     }
 
     fn decode(&self, sequences: u32, context_tokens: u64) -> Duration {
@@ -82,10 +83,14 @@ impl Predict for Prices {
 
 /// How long `bytes` take over a link.
 pub fn predict_link(link: &LinkPrice, bytes: u64) -> Duration {
-    Duration::from_nanos(
+    span(
         link.latency_nanos
             .saturating_add(picos(link.byte_picos, bytes)),
     )
+}
+
+fn span(nanos: u64) -> Duration {
+    Duration::from_nanos(nanos).min(SPAN_MAX)
 }
 
 /// `count` times so many picoseconds, in nanoseconds.
@@ -207,6 +212,28 @@ mod tests {
             let step = prices().step(&work).as_nanos() as f64;
             assert!((sum - step).abs() < 4.0, "{sum} {step}");
         }
+    }
+
+    /// Whoever adds such spans up, or takes them some billion times, need not fear an overflow.
+    #[test]
+    fn prices_of_a_liar_took_centuries() {
+        let most = RowPrice {
+            rows: 1,
+            nanos: u64::MAX,
+        };
+        let prices = Prices {
+            rows: vec![most],
+            ..Prices::default()
+        };
+        let alone = prices.prefill(u32::MAX, u32::MAX, 1);
+        let adds = prices.adds(u32::MAX, u32::MAX, 1);
+        let step = prices.decode(u32::MAX, u64::MAX);
+        assert_eq!([alone, adds, step], [SPAN_MAX; 3]);
+        let link = LinkPrice {
+            latency_nanos: u64::MAX,
+            byte_picos: u64::MAX,
+        };
+        assert_eq!(predict_link(&link, u64::MAX), SPAN_MAX);
     }
 
     #[test]

@@ -96,7 +96,10 @@ impl Brain {
         let load = &worker.load;
         (load.queue_tokens, load.blocks_free).hash(hasher);
         // Placing sees their sum only.
-        (load.sequences_waiting + load.sequences_running).hash(hasher);
+        let sequences = load.sequences_running;
+        load.sequences_waiting
+            .saturating_add(sequences)
+            .hash(hasher);
         (worker.draining, worker.progress).hash(hasher);
         self.ahead(Some(worker.shut_until)).hash(hasher);
         let promises = worker.ledger.handoffs().map(|(handoff, promise)| {

@@ -80,8 +80,9 @@ impl Brain {
         }
         match report {
             Report::Load(load) => {
+                let load = load.bounded();
                 let eased = self.fleet.eased_by(worker, &load);
-                self.fleet.hear(worker, &report);
+                self.fleet.hear(worker, &Report::Load(load));
                 match load.progress {
                     Progress::Moving => self.moves_again(worker),
                     Progress::Stuck => self.stuck(worker),

@@ -1,13 +1,17 @@
 //! The router's brain under anything: words true and false, late and doubled, of workers that come
 //! and go, drain, get stuck and change their roles, and clients that have any number of tokens by the
 //! time they are counted. It must keep its invariants after each and end every flight exactly once.
+//! Where workers lie about numbers too, it must neither overflow nor say without end.
+
+mod lies;
 
 use cleave_domain::{
     BlockHash, Capacity, DecodeTiming, Failure, Fingerprint, FinishReason, FlightId, HandoffId,
-    Incarnation, Load, Order, PrefillTiming, Progress, Refusal, Report, Request, Role, Sampling,
-    Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
+    Incarnation, Load, Order, PrefillTiming, Prices, Progress, Refusal, Report, Request, Role,
+    Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_router::{Brain, CancelReason, Command, Input, Limits, Output};
+use lies::Lies;
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, proptest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
@@ -47,6 +51,9 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
         queue_max: 3,
     }
 }
+
+/// Far more than there can be to say about twelve flights on five workers.
+const OUTPUTS_MAX: u32 = 1000;
 
 fn request(prompt: u8, priority: u8) -> Request {
     Request {
@@ -103,12 +110,14 @@ struct Driver {
     /// Asked for and not answered yet, with the tokens that the client had then.
     counts: VecDeque<(HandoffId, u32)>,
     chance: u64,
+    /// What workers say instead of what they know, if they lie.
+    lies: Option<Lies>,
 }
 
 impl Driver {
-    fn new() -> Self {
+    fn new(limits: Limits) -> Self {
         Self {
-            brain: Brain::new(limits()),
+            brain: Brain::new(limits),
             now: 0,
             next: 0,
             lives: [1; 5],
@@ -117,6 +126,20 @@ impl Driver {
             flights: BTreeMap::new(),
             counts: VecDeque::new(),
             chance: 0,
+            lies: None,
+        }
+    }
+
+    /// Workers lie about all numbers, and clients have targets of any size.
+    fn lying(seed: u64) -> Self {
+        let mut lies = Lies(seed);
+        let limits = Limits {
+            policy: lies.policy(),
+            ..limits()
+        };
+        Self {
+            lies: Some(lies),
+            ..Self::new(limits)
         }
     }
 
@@ -130,8 +153,11 @@ impl Driver {
     fn handle(&mut self, input: Input) {
         self.hear(&input);
         self.brain.handle(Time::from_nanos(self.now), input);
+        let mut outputs = 0;
         while let Some(output) = self.brain.poll() {
             self.obey(output);
+            outputs += 1;
+            assert!(outputs < OUTPUTS_MAX, "the router talks without end");
         }
         self.brain.check();
         let clone = self.brain.clone();
@@ -322,7 +348,11 @@ impl Driver {
                 self.next += 1;
                 self.open.insert(flight);
                 self.flights.insert(flight, Known::default());
-                let request = Arc::new(request(a, b));
+                let mut request = request(a, b);
+                if let Some(lies) = &mut self.lies {
+                    lies.ask(&mut request);
+                }
+                let request = Arc::new(request);
                 self.handle(Input::Submitted { flight, request });
             }
             7 => {
@@ -339,7 +369,7 @@ impl Driver {
             8 => self.handle(Input::Woke),
             9 | 10 => {
                 let report = self.word(b, c);
-                self.handle(Input::Told { worker: me, report });
+                self.tell(me, report);
             }
             11 => self.handle(Input::Commanded {
                 worker: me.worker,
@@ -348,6 +378,14 @@ impl Driver {
             12..=33 => self.true_answer(a),
             _ => self.answer(a, b),
         }
+    }
+
+    /// As far as the worker is honest.
+    fn tell(&mut self, worker: WorkerRef, mut report: Report) {
+        if let Some(lies) = &mut self.lies {
+            lies.twist(&mut report);
+        }
+        self.handle(Input::Told { worker, report });
     }
 
     /// A worker about itself.
@@ -397,7 +435,7 @@ impl Driver {
             21..=22 => Report::Crowded { handoff },
             _ => Report::Draining,
         };
-        self.handle(Input::Told { worker, report });
+        self.tell(worker, report);
     }
 
     /// What an honest worker would say next of the latest attempt of some open flight, so that
@@ -438,7 +476,7 @@ impl Driver {
                 _ => (decode, finished(handoff)),
             }
         };
-        self.handle(Input::Told { worker, report });
+        self.tell(worker, report);
     }
 
     /// Everybody is gone: every flight ends by its timers alone.
@@ -505,9 +543,22 @@ proptest! {
 
     #[test]
     fn every_flight_ends_once_whatever_workers_say(actions in actions()) {
-        let mut driver = Driver::new();
+        let mut driver = Driver::new(limits());
         for worker in 0..5 {
             driver.act([0, worker, 0, 0]);
+        }
+        for action in actions {
+            driver.act(action);
+        }
+        driver.rest();
+    }
+
+    #[test]
+    fn lies_about_numbers_were_too_large_to_add(seed in any::<u64>(), actions in actions()) {
+        let mut driver = Driver::lying(seed);
+        for worker in 0..5 {
+            driver.act([0, worker, 0, 0]);
+            driver.tell(driver.me(usize::from(worker)), Report::Prices(Prices::default()));
         }
         for action in actions {
             driver.act(action);
