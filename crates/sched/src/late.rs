@@ -16,7 +16,8 @@ use std::time::Duration;
 
 /// What is predicted to take more than five fourths of its time is refused.
 fn clearly_over(predicted: Duration, target: Duration) -> bool {
-    predicted > target + target / 4
+    // A target is whatever a router says.
+    predicted > target.saturating_add(target / 4)
 }
 
 fn may_refuse(due: Option<Due>) -> bool {

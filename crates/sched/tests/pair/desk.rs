@@ -96,6 +96,9 @@ impl Chaos {
             flight.slo.tpot = span(60, 5, 80);
             flight.slo.priority = i32::try_from(promises.roll(3)).expect("small") - 1;
         }
+        if let Some(lies) = &mut self.lies {
+            flight.slo = super::lies::slo(lies);
+        }
         self.desk.flights.push(flight);
         self.attempt(self.desk.flights.len() - 1);
     }
@@ -200,7 +203,7 @@ impl Chaos {
         let of = &mut self.desk.flights[flight];
         (of.prefill, of.decode) = (prefill, decode);
         (of.prefilled, of.landed) = (false, false);
-        self.world.order(decode, order);
+        self.order(decode, order);
     }
 
     // === moves ===
@@ -246,7 +249,7 @@ impl Chaos {
             waited: Duration::ZERO,
             due: self.due(flight),
         });
-        self.world.order(target, order);
+        self.order(target, order);
     }
 
     fn reserved_move(&mut self, flight: usize, present: u32, blocks: Vec<BlockRef>) {
@@ -265,14 +268,14 @@ impl Chaos {
             },
             tokens: moving.tokens,
         });
-        self.world.order(decode, order);
+        self.order(decode, order);
     }
 
     /// The move is over, and did not come to anything.
     fn stayed(&mut self, flight: usize) {
         if let Some(moving) = self.desk.flights[flight].moving.take() {
             let handoff = self.id_of(flight, moving.attempt);
-            self.world.order(moving.target, Order::Cancel { handoff });
+            self.order(moving.target, Order::Cancel { handoff });
         }
     }
 
@@ -285,7 +288,7 @@ impl Chaos {
         (of.attempt, of.prefill, of.decode) = (moving.attempt, source, moving.target);
         (of.prefilled, of.landed) = (moving.prefilled, true);
         if moving.prefilled {
-            self.world.order(source, Order::Cancel { handoff: old });
+            self.order(source, Order::Cancel { handoff: old });
         }
     }
 
@@ -300,7 +303,7 @@ impl Chaos {
         let (flight, source, moving) = moving[self.dice.index(moving.len())].clone();
         let handoff = self.id_of(flight, moving.attempt);
         if moving.ordered {
-            self.world.order(source, Order::Cancel { handoff });
+            self.order(source, Order::Cancel { handoff });
         }
     }
 
@@ -376,7 +379,7 @@ impl Chaos {
                 } else if let Some(flight) = self.moving(handoff) {
                     self.reserved_move(flight, present, blocks);
                 } else {
-                    self.world.order(at, Order::Cancel { handoff });
+                    self.order(at, Order::Cancel { handoff });
                 }
             }
             Report::Refused { handoff, .. } => {
@@ -442,7 +445,7 @@ impl Chaos {
             of.landed = true;
             let prefill = of.prefill;
             if prefill != at {
-                self.world.order(prefill, Order::Cancel { handoff });
+                self.order(prefill, Order::Cancel { handoff });
             }
         }
     }
@@ -492,7 +495,7 @@ impl Chaos {
             waited: Duration::ZERO,
             due: self.due(flight),
         });
-        self.world.order(of.prefill, order);
+        self.order(of.prefill, order);
     }
 
     // === endings ===
@@ -527,8 +530,8 @@ impl Chaos {
         let handoff = self.id(flight);
         let of = &self.desk.flights[flight];
         let (prefill, decode) = (of.prefill, of.decode);
-        self.world.order(decode, Order::Cancel { handoff });
-        self.world.order(prefill, Order::Cancel { handoff });
+        self.order(decode, Order::Cancel { handoff });
+        self.order(prefill, Order::Cancel { handoff });
     }
 
     pub(crate) fn end(&mut self, flight: usize) {
@@ -563,7 +566,7 @@ impl Chaos {
                     handoffs.push(self.id_of(flight, moving.attempt));
                 }
             }
-            self.world.order(at, Order::Renew { handoffs });
+            self.order(at, Order::Renew { handoffs });
         }
     }
 

@@ -69,6 +69,7 @@ impl Case {
             desk: Desk::default(),
             faults: false,
             promises: None,
+            lies: None,
         };
         for (name, role) in [('a', Role::Both), ('e', Role::Decode)] {
             let mut limits = limits(u64::from(name == 'e') + 1, role);

@@ -42,6 +42,8 @@ fn a_fingerprint_tells_what_matters_and_not_the_hour() {
             .collect();
         // Lives that end are another test's.
         chaos.faults = false;
+        // A span that is longer than the clock has run is cut off at its beginning.
+        chaos.lies = None;
         chaos.world.tape = Some(Vec::new());
         for _ in 0..300 {
             chaos.act();

@@ -16,6 +16,7 @@ fn world(seed: u64) -> Chaos {
         desk: Desk::default(),
         faults: false,
         promises: None,
+        lies: None,
     };
     let dice = &mut chaos.dice;
     let swap_blocks = [0, 6, 20][dice.index(3)];

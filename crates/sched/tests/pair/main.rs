@@ -9,6 +9,7 @@ mod desk;
 mod every;
 mod future;
 mod last_block;
+mod lies;
 #[path = "../stage/mod.rs"]
 mod stage;
 
@@ -53,6 +54,8 @@ struct Chaos {
     faults: bool,
     /// What flights are promised is drawn from it, if anything is.
     promises: Option<Dice>,
+    /// What a router says of times and lengths is drawn from it, if that is a liar.
+    lies: Option<Dice>,
 }
 
 /// About what steps take here.
@@ -75,6 +78,7 @@ impl Chaos {
             desk: Desk::default(),
             faults: true,
             promises: None,
+            lies: None,
         };
         let dice = &mut chaos.dice;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
@@ -92,6 +96,8 @@ impl Chaos {
         let mut promises = Dice(seed ^ 0x5851_f42d_4c95_7f2d);
         let priced = promises.percent(50);
         chaos.promises = priced.then_some(promises);
+        let mut lies = Dice(seed ^ 0x2545_f491_4f6c_dd1d);
+        chaos.lies = lies.percent(25).then_some(lies);
         for i in 0..count {
             let role = match (shape, i % 2) {
                 (0, _) => Role::Both,
