@@ -11,5 +11,5 @@ mod roofline;
 
 pub use chunk::{Room, beside, chunk_within, quantum};
 pub use learner::{Errors, Learner};
-pub use predict::{Predict, predict_link};
+pub use predict::{Predict, predict_link, share};
 pub use roofline::{Device, Shape, bytes, bytes_used, flops, flops_used, roofline};

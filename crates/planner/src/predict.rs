@@ -98,9 +98,9 @@ fn picos(each: u64, count: u64) -> u64 {
     share(each, count, 1000)
 }
 
-/// `all * part / of`, or the largest number. Forecasts ask for millions in a second: nearly always 64 bits hold
+/// `all * part / of`, or the largest number; `of` is not 0. Forecasts ask for millions in a second: nearly always 64 bits hold
 /// the product, and dividing 128 takes many times as long.
-fn share(all: u64, part: u64, of: u64) -> u64 {
+pub fn share(all: u64, part: u64, of: u64) -> u64 {
     match all.checked_mul(part) {
         Some(product) => product / of,
         None => {

@@ -20,7 +20,7 @@ use crate::ledger::{Ledger, Span};
 use crate::policy::{Ask, Candidate};
 use crate::tally::Stretch;
 use cleave_domain::{Aim, Prices, Time, Timing, Work};
-use cleave_planner::Predict;
+use cleave_planner::{Predict, share};
 use std::time::Duration;
 
 /// A prompt that would be cut into smaller pieces than this is not run there.
@@ -467,7 +467,7 @@ pub(crate) fn nanos(span: Duration) -> u64 {
 }
 
 fn permille(part: Duration, of: Duration) -> u64 {
-    share(part.as_nanos(), 1000, of.as_nanos().max(1))
+    share(nanos(part), 1000, nanos(of).max(1))
 }
 
 fn taken(part: u32, of: u32) -> u64 {
@@ -480,14 +480,5 @@ fn per_idle(used: u64) -> u64 {
 }
 
 fn scaled(span: Duration, permille: u64) -> Duration {
-    Duration::from_nanos(share(span.as_nanos(), u128::from(permille), 1000))
-}
-
-/// `nanos * part / of`. Nearly always 64 bits hold it all, and dividing 128 takes many times as long.
-fn share(nanos: u128, part: u128, of: u128) -> u64 {
-    let product = nanos * part;
-    match (u64::try_from(product), u64::try_from(of)) {
-        (Ok(product), Ok(of)) => product / of,
-        _ => u64::try_from(product / of).unwrap_or(u64::MAX),
-    }
+    Duration::from_nanos(share(nanos(span), permille, 1000))
 }

@@ -133,7 +133,8 @@ pub(crate) struct Ledger {
     fresh: BTreeSet<HandoffId>,
     totals: Totals,
     tpots: BTreeSet<(Duration, HandoffId)>,
-    /// The first of them: every forecast asks for it.
+    /// The first of them, which the set could tell too: every forecast asks it of every worker, and the way
+    /// down a tree to its first leaf costs more than all else that is read of most of them.
     tpot_first: Option<Duration>,
     /// Since when the worker has been at what is promised in `work`: the first of it was promised then,
     /// or one before it was done.
