@@ -1,8 +1,8 @@
 //! One request after the other, or thousands at once.
 //!
-//! Owns: connections, and reading an answer into a record. Never: asks again (but, once, where a
-//! server closed a kept connection instead of answering), or waits for its turn: the pool has no
-//! limit. Invariant: whatever happens, a record says how its request ended.
+//! Owns: connections, and reading an answer into a record. Never: asks again (but, once and counted,
+//! where a server closed a kept connection instead of answering), or waits for its turn: the pool has
+//! no limit. Invariant: whatever happens, a record says how its request ended.
 
 use crate::connection::{Answered, Connector, connector};
 use crate::record::{Failure, Outcome, Record};
@@ -99,7 +99,7 @@ impl Client {
         *request.uri_mut() = self.uri(path)?;
         *request.headers_mut() = headers.clone();
         let answer = async {
-            let response = self.ask(request).await.map_err(flat)?;
+            let response = self.ask(request, &mut 0).await.map_err(flat)?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
                 .collect()
@@ -117,10 +117,18 @@ impl Client {
     }
 
     /// Asks once more, on a new connection, if a kept one was closed before an answer came: servers
-    /// close kept connections just when they are used again, and clients that people use do the same.
-    async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, PoolError> {
+    /// close kept connections just when they are used again, and clients that people use do the same. It is
+    /// counted before the second answer is waited for, which may take longer than anybody waits.
+    async fn ask(
+        &self,
+        request: Request<Full<Bytes>>,
+        asked_again: &mut u32,
+    ) -> Result<Response<Incoming>, PoolError> {
         match self.pool.request(request.clone()).await {
-            Err(error) if was_closed(&error) => self.fresh.request(request).await,
+            Err(error) if was_closed(&error) => {
+                *asked_again += 1;
+                self.fresh.request(request).await
+            }
             Ok(response) => {
                 Answered::note(response.extensions());
                 Ok(response)
@@ -135,7 +143,7 @@ impl Client {
         request: Request<Full<Bytes>>,
         (clock, record): (Clock, &mut Record),
     ) -> Outcome {
-        let response = match self.ask(request).await {
+        let response = match self.ask(request, &mut record.asked_again).await {
             Ok(response) => response,
             Err(error) => {
                 let kind = match error.is_connect() {
@@ -306,5 +314,28 @@ mod tests {
         assert_eq!(asks(&client).await, Ok(StatusCode::OK));
         assert!(asks(&client).await.is_err(), "twice is a failure");
         assert_eq!(came.load(Ordering::SeqCst), 2);
+    }
+
+    /// How it ended, and how often it was asked again.
+    async fn streamed(client: &Client) -> (Failure, u32) {
+        let mut request = Request::new(Full::default());
+        *request.uri_mut() = client.uri("/").unwrap();
+        let mut record = Record::new(0, 0, Time::ZERO);
+        let clock = Clock(Instant::now());
+        let outcome = client.stream(request, (clock, &mut record)).await;
+        let Outcome::Failed { kind, .. } = outcome else {
+            panic!("an answer that is no stream: {outcome:?}");
+        };
+        (kind, record.asked_again)
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_sent_twice_counted_as_one_that_was_not() {
+        let (client, _) = serve(&[1, 1]).await;
+        assert_eq!(streamed(&client).await, (Failure::Cut, 0));
+        assert_eq!(streamed(&client).await, (Failure::Cut, 1));
+        let (client, _) = serve(&[1, 0]).await;
+        assert_eq!(streamed(&client).await, (Failure::Cut, 0));
+        assert_eq!(streamed(&client).await, (Failure::Broken, 1));
     }
 }

@@ -456,6 +456,12 @@ impl Session {
                 all.chunks_differ, all.done
             ));
         }
+        if all.asked_again > 0 {
+            notes.push(format!(
+                "run {index}: {} of {} requests were sent once more: the server had closed the connection that was kept for them",
+                all.asked_again, all.offered
+            ));
+        }
         if let Some((text, count)) = run.errors.iter().max_by_key(|(_, count)| **count) {
             notes.push(format!("run {index}: failed {count} times: {text}"));
         }

@@ -77,6 +77,8 @@ pub(crate) struct Record {
     pub(crate) usage: Option<Length>,
     /// Prompt tokens that the server had already, as it says.
     pub(crate) cached: Option<u32>,
+    /// How often it was sent once more, since a kept connection was closed instead of an answer.
+    pub(crate) asked_again: u32,
     pub(crate) outcome: Outcome,
     pub(crate) stages: Option<Stages>,
 }
@@ -96,6 +98,7 @@ impl Record {
             chunks: 0,
             usage: None,
             cached: None,
+            asked_again: 0,
             outcome: Outcome::Unfinished,
             stages: None,
         }

@@ -294,6 +294,7 @@ struct Line<'a> {
     input_tokens: Option<u32>,
     output_tokens: Option<u32>,
     cached_tokens: Option<u32>,
+    asked_again: u32,
     stages: Option<Stages>,
 }
 
@@ -349,6 +350,7 @@ fn line<'a>(run: usize, record: &'a Record, judging: Judging<'a>) -> Line<'a> {
         input_tokens: record.usage.map(|usage| usage.input),
         output_tokens: record.usage.map(|usage| usage.output),
         cached_tokens: record.cached,
+        asked_again: record.asked_again,
         stages: record.stages,
     }
 }

@@ -146,6 +146,9 @@ pub struct Summary {
     pub outputs_differ: u64,
     /// Prompts that the server counted more than 2 % otherwise than meant.
     pub inputs_differ: u64,
+    /// Requests that were sent once more, over a fresh connection, since the server closed a kept one
+    /// instead of answering: no failures by themselves, and their latencies are of both times together.
+    pub asked_again: u64,
     /// For plots.
     pub curves: Curves,
 }
@@ -199,6 +202,7 @@ impl Scope<'_> {
 
     fn count(&self, summary: &mut Summary, record: &Record, cut: Option<Cut>) {
         summary.offered += 1;
+        summary.asked_again += u64::from(record.asked_again);
         match self.targets[record.class].judge(record) {
             Ok(()) => summary.met += 1,
             Err(Miss::Unfinished) if cut.is_some() => summary.undecided += 1,
@@ -382,7 +386,13 @@ mod tests {
                 .map(|(i, outcome)| record(i as u32, i % 2, outcome))
                 .collect()
         };
-        let (all, by_class) = summarize(records(), None);
+        let again = records().into_iter().map(|mut record| {
+            record.asked_again = u32::from(record.index % 3 == 0);
+            record
+        });
+        let (all, by_class) = summarize(again.collect(), None);
+        let again = [&all, &by_class["a"], &by_class["b"]].map(|sum| sum.asked_again);
+        assert_eq!(again, [2, 1, 1], "one more was in the warm-up");
         assert_eq!((all.offered, all.done, all.met), (5, 2, 2));
         let missed = [Miss::Refused, Miss::Failed, Miss::Unfinished].map(|miss| all.missed[&miss]);
         assert_eq!(missed, [1, 1, 1]);

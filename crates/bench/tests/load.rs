@@ -330,7 +330,9 @@ async fn forgetful(url: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_was_closed_when_it_was_used_again_counted_as_a_failure() {
     let (url, _) = serve(|_| Way::Answer, 0).await;
-    let (job, _stop) = job(&forgetful(&url).await, Asking::default()).await;
+    let (mut job, _stop) = job(&forgetful(&url).await, Asking::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    job.folder = Some(Folder::create(folder.path()).unwrap());
     let report = job.run(&Quiet).await.unwrap();
     let all = &report.runs[0].all;
     assert_eq!(
@@ -339,6 +341,13 @@ async fn a_connection_that_was_closed_when_it_was_used_again_counted_as_a_failur
         "{:?}",
         report.runs[0].errors
     );
+    // The connection of a probe was kept for the first request at least.
+    assert!(all.asked_again > 0);
+    let noted = |note: &String| note.contains("sent once more");
+    assert!(report.notes.iter().any(noted), "{:?}", report.notes);
+    let result = written(folder.path(), 20);
+    let told = &result["runs"][0]["all"]["asked_again"];
+    assert_eq!(told, &json!(all.asked_again));
 }
 
 #[tokio::test(flavor = "multi_thread")]
