@@ -62,7 +62,8 @@ impl Bytewise {
             Some(_) => return None,
         };
         let random = model.dropout.is_some_and(|share| share > 0.0);
-        if random || tokenizer.get_encode_special_tokens() || tokenizer.get_truncation().is_some() {
+        let shaped = tokenizer.get_truncation().is_some() || tokenizer.get_padding().is_some();
+        if random || shaped || tokenizer.get_encode_special_tokens() {
             return None;
         }
         let cut = SysRegex::new(pattern(tokenizer.get_pre_tokenizer()?)?).ok()?;
@@ -224,3 +225,6 @@ fn around(tokenizer: &Tokenizer) -> Option<(Vec<TokenId>, Vec<TokenId>)> {
     let around = (parts.next()?.to_vec(), parts.next()?.to_vec());
     parts.next().is_none().then_some(around)
 }
+
+#[cfg(test)]
+mod tests;
