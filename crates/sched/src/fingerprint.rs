@@ -15,8 +15,9 @@ use std::hash::{Hash, Hasher};
 impl Brain {
     /// Hashes exactly what decides how the brain will behave, so that a model checker may take two
     /// states with equal fingerprints for one. Times count from now, arrivals by their order alone,
-    /// steps where prices are known, by the turn of those who are late, and else not at all (at most one is under way, and an answer to an earlier one is ignored). To be
-    /// asked once everything was polled.
+    /// steps where prices are known, by the turn of those who are late, and else not at all (at most
+    /// one is under way, and an answer to an earlier one is ignored). To be asked once everything was
+    /// polled.
     ///
     /// Left out: what it was told at birth, other than its life and the role it has now; how long
     /// steps took, which only says when to come back; when things happened that are only noted; the
@@ -57,16 +58,7 @@ impl Brain {
         (limits.me, limits.role, draining).hash(hasher);
         pool.fingerprint(hasher);
         sequences.len().hash(hasher);
-        // In the order of rank: whoever arrived earlier comes first.
-        let mut by_rank: Vec<_> = sequences.values().collect();
-        by_rank.sort_unstable_by_key(|sequence| sequence.rank);
-        for sequence in by_rank {
-            sequence.fingerprint(*now, hasher);
-            if learner.knows() {
-                sequence.pace.fingerprint(*now).hash(hasher);
-                sequence.rank.due.since(*now).hash(hasher);
-            }
-        }
+        self.hash_sequences(hasher);
         for (handoff, leaving) in moves {
             (handoff, &leaving.order, &leaving.sender).hash(hasher);
             (leaving.exported, leaving.still.is_some()).hash(hasher);
@@ -90,24 +82,41 @@ impl Brain {
             told.fingerprint(*now).hash(hasher);
             (chunked.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
         }
-        let Load {
-            queue_tokens,
-            sequences_waiting,
-            sequences_running,
-            blocks_free,
-            progress,
-            context_tokens,
-            streams,
-            backlog,
-            tpot_least,
-            step_left,
-            orders_heard,
-        } = load_told;
-        let waiting = (sequences_waiting, sequences_running);
-        (queue_tokens, waiting, blocks_free, progress).hash(hasher);
-        (context_tokens, streams, backlog, tpot_least).hash(hasher);
-        (step_left, orders_heard).hash(hasher);
+        hash_load(load_told, hasher);
     }
+
+    /// In the order of rank: whoever arrived earlier comes first.
+    fn hash_sequences(&self, hasher: &mut impl Hasher) {
+        let mut by_rank: Vec<_> = self.sequences.values().collect();
+        by_rank.sort_unstable_by_key(|sequence| sequence.rank);
+        for sequence in by_rank {
+            sequence.fingerprint(self.now, hasher);
+            if self.learner.knows() {
+                sequence.pace.fingerprint(self.now).hash(hasher);
+                sequence.rank.due.since(self.now).hash(hasher);
+            }
+        }
+    }
+}
+
+fn hash_load(load: &Load, hasher: &mut impl Hasher) {
+    let Load {
+        queue_tokens,
+        sequences_waiting,
+        sequences_running,
+        blocks_free,
+        progress,
+        context_tokens,
+        streams,
+        backlog,
+        tpot_least,
+        step_left,
+        orders_heard,
+    } = load;
+    let waiting = (sequences_waiting, sequences_running);
+    (queue_tokens, waiting, blocks_free, progress).hash(hasher);
+    (context_tokens, streams, backlog, tpot_least).hash(hasher);
+    (step_left, orders_heard).hash(hasher);
 }
 
 impl Sequence {

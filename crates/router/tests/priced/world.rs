@@ -3,9 +3,9 @@
 
 use cleave_domain::{
     Aim, Backlog, Capacity, DecodeTiming, DueUnmet, Ending, Fingerprint, FinishReason, FlightId,
-    HandoffId, Incarnation, LinkPrice, Load, Order, PrefillTiming, Prices, Refusal, Report,
-    Request, Role, RouterId, RowPrice, Sampling, Slo, StopRules, Time, Verdict, Work,
-    WorkerDescription, WorkerId, WorkerRef,
+    HandoffId, Incarnation, LinkPrice, Load, Order, Prefill, PrefillTiming, Prices, Refusal,
+    Report, Request, Reserve, Role, RouterId, RowPrice, Sampling, Slo, StopRules, Time, Verdict,
+    Work, WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_planner::Predict;
 use cleave_router::{Brain, Decided, Input, Limits, Note, Output, PlaceReason};
@@ -102,6 +102,26 @@ struct Stream {
     ran: Time,
 }
 
+impl Stream {
+    /// One that has its first token.
+    fn new(handoff: HandoffId, request: &Request, now: Time) -> Self {
+        Self {
+            handoff,
+            context: request.prompt.len() as u32 + 1,
+            drawn: 1,
+            max: request.stop.max_tokens,
+            tpot: request.slo.tpot,
+            since: now,
+            first: None,
+            runs: false,
+            ran: now,
+        }
+    }
+}
+
+/// A stream that has all its tokens, how many those are, and how it began.
+type Over = (HandoffId, u32, DecodeTiming);
+
 /// When a step began, when it ends, and how many tokens of which prompts are in it.
 type UnderWay = (Time, Time, Vec<(HandoffId, u32)>);
 
@@ -127,6 +147,32 @@ impl Worker {
             .filter_map(|id| self.requests[id].slo.tpot);
         let running = self.streams.iter().filter_map(|s| s.tpot);
         reserved.chain(running).min()
+    }
+
+    /// Every stream of the step drew a token; these drew their last.
+    fn drew(&mut self, began: Time, now: Time) -> Vec<Over> {
+        let mut over = Vec::new();
+        for stream in self.streams.iter_mut().filter(|s| s.runs) {
+            stream.runs = false;
+            stream.ran = now;
+            stream.drawn += 1;
+            stream.context += 1;
+            let first = (began.since(stream.since), now.since(began));
+            let (wait, first) = *stream.first.get_or_insert(first);
+            if stream.drawn >= stream.max {
+                over.push((stream.handoff, stream.drawn, DecodeTiming { wait, first }));
+            }
+        }
+        over
+    }
+
+    /// So many tokens of a prompt ran; gives it if those were its last.
+    fn computed(&mut self, handoff: HandoffId, tokens: u32) -> Option<Prompt> {
+        let index = self.prompts.iter().position(|p| p.handoff == handoff)?;
+        let prompt = &mut self.prompts[index];
+        prompt.done += tokens;
+        let whole = prompt.done == prompt.request.prompt.len() as u32;
+        whole.then(|| self.prompts.remove(index))
     }
 
     fn blocks_held(&self) -> u32 {
@@ -416,69 +462,11 @@ impl World {
     }
 
     fn order(&mut self, router: usize, who: WorkerRef, order: Order) {
-        let now = self.now;
         let worker = self.workers.get_mut(&who.worker).expect("exists");
         worker.heard[router] += 1;
         match order {
-            Order::Reserve(order) => {
-                let handoff = order.handoff;
-                let tokens = order.request.prompt.len() as u32 + order.expected_output_tokens;
-                let blocks = tokens.div_ceil(BLOCK_TOKENS);
-                let free = capacity().blocks_count - worker.blocks_held();
-                let report = if blocks > free {
-                    let retry_after = millis(50);
-                    self.refusals_by_workers += 1;
-                    let refusal = Refusal::NoBlocks { retry_after };
-                    Report::Refused { handoff, refusal }
-                } else {
-                    worker.reserved.insert(handoff, blocks);
-                    worker.requests.insert(handoff, order.request);
-                    Report::Reserved {
-                        handoff,
-                        present: 0,
-                        blocks: Vec::new(),
-                    }
-                };
-                self.told(router, who, report);
-            }
-            Order::Prefill(order) => {
-                let run = worker
-                    .prices
-                    .prefill(0, order.request.prompt.len() as u32, 512);
-                let slowed = |span: Duration| span * worker.slowed_permille() / 1000;
-                let due = order.due.map(|due| now + due.left);
-                let firm = order.due.is_some_and(|due| due.unmet == DueUnmet::Refuse);
-                let before = worker
-                    .load(now, 0)
-                    .backlog
-                    .ahead(0, due.map(|due| (due - run).since(now)));
-                let step = worker
-                    .step
-                    .as_ref()
-                    .map_or(Duration::ZERO, |(_, end, _)| end.since(now));
-                let predicted = now + step.max(slowed(before)) + slowed(run);
-                let late = due.is_some_and(|due| predicted > due + run / 4);
-                if firm && (late || worker.crowded(now, due.map(|due| due - run), run)) {
-                    self.refusals_by_workers += 1;
-                    let handoff = order.handoff;
-                    let refusal = Refusal::Late {
-                        aim: Aim::Ttft,
-                        predicted: predicted.since(now),
-                        retry_after: millis(50),
-                    };
-                    return self.told(router, who, Report::Refused { handoff, refusal });
-                }
-                worker.prompts.push(Prompt {
-                    handoff: order.handoff,
-                    request: order.request,
-                    to: order.target.worker,
-                    done: 0,
-                    arrived: now,
-                    begun: None,
-                    latest: due.map(|due| due - run),
-                });
-                worker.begin(now);
-            }
+            Order::Reserve(order) => self.reserve(router, who, order),
+            Order::Prefill(order) => self.prefill(router, who, order),
             Order::Cancel { handoff } => {
                 worker.prompts.retain(|prompt| prompt.handoff != handoff);
                 worker.streams.retain(|stream| stream.handoff != handoff);
@@ -490,6 +478,70 @@ impl World {
         }
     }
 
+    fn reserve(&mut self, router: usize, who: WorkerRef, order: Reserve) {
+        let worker = self.workers.get_mut(&who.worker).expect("exists");
+        let handoff = order.handoff;
+        let tokens = order.request.prompt.len() as u32 + order.expected_output_tokens;
+        let blocks = tokens.div_ceil(BLOCK_TOKENS);
+        let free = capacity().blocks_count - worker.blocks_held();
+        let report = if blocks > free {
+            let retry_after = millis(50);
+            self.refusals_by_workers += 1;
+            let refusal = Refusal::NoBlocks { retry_after };
+            Report::Refused { handoff, refusal }
+        } else {
+            worker.reserved.insert(handoff, blocks);
+            worker.requests.insert(handoff, order.request);
+            Report::Reserved {
+                handoff,
+                present: 0,
+                blocks: Vec::new(),
+            }
+        };
+        self.told(router, who, report);
+    }
+
+    fn prefill(&mut self, router: usize, who: WorkerRef, order: Prefill) {
+        let now = self.now;
+        let worker = self.workers.get_mut(&who.worker).expect("exists");
+        let run = worker
+            .prices
+            .prefill(0, order.request.prompt.len() as u32, 512);
+        let slowed = |span: Duration| span * worker.slowed_permille() / 1000;
+        let due = order.due.map(|due| now + due.left);
+        let firm = order.due.is_some_and(|due| due.unmet == DueUnmet::Refuse);
+        let before = worker
+            .load(now, 0)
+            .backlog
+            .ahead(0, due.map(|due| (due - run).since(now)));
+        let step = worker
+            .step
+            .as_ref()
+            .map_or(Duration::ZERO, |(_, end, _)| end.since(now));
+        let predicted = now + step.max(slowed(before)) + slowed(run);
+        let late = due.is_some_and(|due| predicted > due + run / 4);
+        if firm && (late || worker.crowded(now, due.map(|due| due - run), run)) {
+            self.refusals_by_workers += 1;
+            let handoff = order.handoff;
+            let refusal = Refusal::Late {
+                aim: Aim::Ttft,
+                predicted: predicted.since(now),
+                retry_after: millis(50),
+            };
+            return self.told(router, who, Report::Refused { handoff, refusal });
+        }
+        worker.prompts.push(Prompt {
+            handoff: order.handoff,
+            request: order.request,
+            to: order.target.worker,
+            done: 0,
+            arrived: now,
+            begun: None,
+            latest: due.map(|due| due - run),
+        });
+        worker.begin(now);
+    }
+
     fn landed(&mut self, id: WorkerId, handoff: HandoffId) {
         let now = self.now;
         let worker = self.workers.get_mut(&id).expect("exists");
@@ -498,19 +550,31 @@ impl World {
             return;
         }
         let request = Arc::clone(&worker.requests[&handoff]);
-        worker.streams.push(Stream {
-            handoff,
-            context: request.prompt.len() as u32 + 1,
-            drawn: 1,
-            max: request.stop.max_tokens,
-            tpot: request.slo.tpot,
-            since: now,
-            first: None,
-            runs: false,
-            ran: now,
-        });
+        worker.streams.push(Stream::new(handoff, &request, now));
         worker.begin(now);
         self.tell_of(me, handoff, Report::Landed { handoff });
+    }
+
+    /// A prompt's first token is there: it runs on, leaves, or that was all.
+    fn handed_on(&mut self, id: WorkerId, prompt: &Prompt) -> Option<Over> {
+        let now = self.now;
+        let worker = self.workers.get_mut(&id).expect("exists");
+        if prompt.request.stop.max_tokens == 1 {
+            return Some((prompt.handoff, 1, DecodeTiming::default()));
+        }
+        if prompt.to == worker.me {
+            let stream = Stream::new(prompt.handoff, &prompt.request, now);
+            worker.streams.push(stream);
+        } else {
+            let length = prompt.request.prompt.len() as u32;
+            let blocks = u64::from(length.div_ceil(BLOCK_TOKENS));
+            let chunks = u64::from(length.div_ceil(512));
+            let bytes = blocks * u64::from(capacity().block_bytes) / chunks;
+            let way = worker.prices.transfer(prompt.to.worker, bytes);
+            self.landings
+                .insert((now + way, prompt.to.worker, prompt.handoff));
+        }
+        None
     }
 
     fn stepped(&mut self, id: WorkerId) {
@@ -519,56 +583,20 @@ impl World {
         let me = worker.me;
         let (began, _, chunks) = worker.step.take().expect("a step is under way");
         let mut words: Vec<(HandoffId, Report)> = Vec::new();
-        let mut over = Vec::new();
-        for stream in worker.streams.iter_mut().filter(|s| s.runs) {
-            stream.runs = false;
-            stream.ran = now;
-            stream.drawn += 1;
-            stream.context += 1;
-            let first = (began.since(stream.since), now.since(began));
-            let (wait, first) = *stream.first.get_or_insert(first);
-            if stream.drawn >= stream.max {
-                over.push((stream.handoff, stream.drawn, DecodeTiming { wait, first }));
-            }
-        }
+        let mut over = worker.drew(began, now);
         for (handoff, tokens) in chunks {
-            let index = worker.prompts.iter().position(|p| p.handoff == handoff);
-            if let Some(index) = index {
-                worker.prompts[index].done += tokens;
-                let length = worker.prompts[index].request.prompt.len() as u32;
-                if worker.prompts[index].done == length {
-                    let prompt = worker.prompts.remove(index);
-                    let begun = prompt.begun.unwrap_or(now);
-                    let timing = PrefillTiming {
-                        wait: begun.since(prompt.arrived),
-                        run: now.since(begun),
-                    };
-                    words.push((handoff, Report::Prefilled { handoff, timing }));
-                    let whole = prompt.to == me;
-                    if prompt.request.stop.max_tokens == 1 {
-                        over.push((handoff, 1, DecodeTiming::default()));
-                    } else if whole {
-                        worker.streams.push(Stream {
-                            handoff,
-                            context: length + 1,
-                            drawn: 1,
-                            max: prompt.request.stop.max_tokens,
-                            tpot: prompt.request.slo.tpot,
-                            since: now,
-                            first: None,
-                            runs: false,
-                            ran: now,
-                        });
-                    } else {
-                        let blocks = u64::from(length.div_ceil(BLOCK_TOKENS));
-                        let chunks = u64::from(length.div_ceil(512));
-                        let bytes = blocks * u64::from(capacity().block_bytes) / chunks;
-                        let way = worker.prices.transfer(prompt.to.worker, bytes);
-                        self.landings.insert((now + way, prompt.to.worker, handoff));
-                    }
-                }
+            let worker = self.workers.get_mut(&id).expect("exists");
+            if let Some(prompt) = worker.computed(handoff, tokens) {
+                let begun = prompt.begun.unwrap_or(now);
+                let timing = PrefillTiming {
+                    wait: begun.since(prompt.arrived),
+                    run: now.since(begun),
+                };
+                words.push((handoff, Report::Prefilled { handoff, timing }));
+                over.extend(self.handed_on(id, &prompt));
             }
         }
+        let worker = self.workers.get_mut(&id).expect("exists");
         for (handoff, tokens, timing) in over {
             worker.streams.retain(|stream| stream.handoff != handoff);
             worker.reserved.remove(&handoff);

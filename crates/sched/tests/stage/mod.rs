@@ -242,27 +242,7 @@ impl World {
             Output::Emit { handoff, emission } => {
                 self.heard.push((at, Heard::Emitted(handoff, emission)));
             }
-            Output::Export(Export {
-                handoff,
-                to,
-                from,
-                ordinal,
-                block,
-            }) => {
-                let content = self.machines[at].engine.read(from, whole(ordinal));
-                self.later(
-                    Duration::from_millis(1),
-                    Pending::Export {
-                        at,
-                        handoff,
-                        to,
-                        from,
-                        ordinal,
-                        block,
-                        content,
-                    },
-                );
-            }
+            Output::Export(export) => self.export(at, export),
             Output::Send { to, packet } => self.ship(at, to, packet, Vec::new()),
             Output::Import {
                 handoff,
@@ -318,6 +298,29 @@ impl World {
             Output::Drained => self.heard.push((at, Heard::Drained)),
             Output::Discard { .. } | Output::Forget { .. } | Output::Note(_) => {}
         }
+    }
+
+    fn export(&mut self, at: usize, export: Export) {
+        let Export {
+            handoff,
+            to,
+            from,
+            ordinal,
+            block,
+        } = export;
+        let content = self.machines[at].engine.read(from, whole(ordinal));
+        self.later(
+            Duration::from_millis(1),
+            Pending::Export {
+                at,
+                handoff,
+                to,
+                from,
+                ordinal,
+                block,
+                content,
+            },
+        );
     }
 
     fn ship(&mut self, from: usize, to: WorkerRef, packet: Packet, payload: Vec<u64>) {

@@ -139,18 +139,11 @@ impl Play {
                 self.order(words.machine(&self.world, 1), Order::Serve { role });
             }
             ["severed", ..] => {
-                let (at, peer) = (words.machine(&self.world, 1), words.machine(&self.world, 2));
-                let peer = self.world.me(peer);
+                let peer = self.world.me(words.machine(&self.world, 2));
+                let at = words.machine(&self.world, 1);
                 self.world.feed(at, Input::Severed { peer });
             }
-            ["swaps", ..] => {
-                let of = words.machine(&self.world, 1);
-                let mine = move |what: &Pending| match what {
-                    Pending::SwapOut { at, .. } | Pending::SwapIn { at, .. } => *at == of,
-                    _ => false,
-                };
-                self.perform(mine, words);
-            }
+            ["copies" | "swaps", ..] => self.copies(words),
             ["cancel", ..] => {
                 let handoff = self.handoff(words);
                 self.order(words.machine(&self.world, 3), Order::Cancel { handoff });
@@ -171,45 +164,50 @@ impl Play {
                 let at = words.machine(&self.world, 1);
                 self.perform(|what| matches!(what, Pending::Step(of) if *of == at), words);
             }
-            ["copies", ..] => {
-                let of = words.machine(&self.world, 1);
-                let mine = move |what: &Pending| match what {
-                    Pending::Export { at, .. } | Pending::Import { at, .. } => *at == of,
-                    _ => false,
-                };
-                self.perform(mine, words);
-            }
             [
                 "deliver" | "drop" | "damage" | "repeat" | "reverse" | "keep",
                 ..,
-            ] => {
-                self.packets(words);
-            }
-            ["replay"] => {
-                let kept = self.kept.clone().expect("kept before");
-                self.world.later(Duration::ZERO, kept);
-                let newest = self.world.pending.keys().max_by_key(|(_, made)| *made);
-                let newest = *newest.expect("just added");
-                self.world.perform(newest, Fate::Well);
-            }
+            ] => self.packets(words),
+            ["replay"] => self.replay(),
             ["cut", ..] => {
                 let (a, b) = (words.machine(&self.world, 1), words.machine(&self.world, 2));
                 self.world.cut(a, b);
             }
             ["restart", ..] => self.world.restart(words.machine(&self.world, 1)),
-            ["router", "lost", ..] => {
-                let at = words.machine(&self.world, 2);
-                self.world.feed(at, Input::RouterLost { router: ROUTER });
-            }
-            ["router", "joined", ..] => {
-                let at = words.machine(&self.world, 2);
-                self.world.feed(at, Input::RouterJoined { router: ROUTER });
+            ["router", what, ..] => {
+                let (at, router) = (words.machine(&self.world, 2), ROUTER);
+                let input = match *what {
+                    "lost" => Input::RouterLost { router },
+                    "joined" => Input::RouterJoined { router },
+                    other => panic!("no router is {other}"),
+                };
+                self.world.feed(at, input);
             }
             ["run", millis] => self.world.run(span(millis)),
             ["wait", millis] => self.wait(span(millis)),
             ["empty"] => self.world.check_empty(),
             other => panic!("no such command: {other:?}"),
         }
+    }
+
+    /// Between blocks of a machine and what goes to or comes from others, or to its host's memory.
+    fn copies(&mut self, words: &Words) {
+        let (swaps, of) = (words.plain[0] == "swaps", words.machine(&self.world, 1));
+        let mine = move |what: &Pending| match what {
+            Pending::SwapOut { at, .. } | Pending::SwapIn { at, .. } => swaps && *at == of,
+            Pending::Export { at, .. } | Pending::Import { at, .. } => !swaps && *at == of,
+            _ => false,
+        };
+        self.perform(mine, words);
+    }
+
+    /// What was kept happens now.
+    fn replay(&mut self) {
+        let kept = self.kept.clone().expect("kept before");
+        self.world.later(Duration::ZERO, kept);
+        let newest = self.world.pending.keys().max_by_key(|(_, made)| *made);
+        let newest = *newest.expect("just added");
+        self.world.perform(newest, Fate::Well);
     }
 
     fn worker(&mut self, words: &Words) {
