@@ -316,27 +316,9 @@ impl<'a> Run<'a> {
                 if self.net.stream(router, worker).epoch != epoch {
                     return Ok(None);
                 }
-                let router = self.routers[router].id;
-                let words = format!("w{:x} ordered     {}", worker + 1, words::order(&order));
-                if order == Order::Drain {
-                    self.begins_to_drain(worker);
-                }
-                let input = cleave_sched::Input::Ordered { router, order };
-                self.worker_hears(worker, input)?;
-                Ok(Some(words))
+                self.worker_told(worker, router, order).map(Some)
             }
-            Event::RouterHears(life, input) => {
-                let Some(router) = self.router(life) else {
-                    return Ok(None);
-                };
-                let words = format!(
-                    "r{:x} hears       {}",
-                    router + 1,
-                    words::router_input(&input)
-                );
-                self.router_hears(router, input)?;
-                Ok(Some(words))
-            }
+            Event::RouterHears(life, input) => self.if_there(life, input),
             Event::WorkerHears(who, input) => self.if_alive(who, "hears", input),
             Event::Packet(parcel) => self.packet(*parcel),
             Event::LinkLost { side, peer } => self.link_lost(side, peer),
@@ -367,6 +349,40 @@ impl<'a> Run<'a> {
                 Ok(Some("-- heals       faults are over".to_owned()))
             }
         }
+    }
+
+    fn worker_told(
+        &mut self,
+        worker: usize,
+        router: usize,
+        order: Order,
+    ) -> Result<String, String> {
+        let router = self.routers[router].id;
+        let words = format!("w{:x} ordered     {}", worker + 1, words::order(&order));
+        if order == Order::Drain {
+            self.begins_to_drain(worker);
+        }
+        let input = cleave_sched::Input::Ordered { router, order };
+        self.worker_hears(worker, input)?;
+        Ok(words)
+    }
+
+    /// Lets a router hear something, if it still lives this life.
+    fn if_there(
+        &mut self,
+        life: RouterId,
+        input: cleave_router::Input,
+    ) -> Result<Option<String>, String> {
+        let Some(router) = self.router(life) else {
+            return Ok(None);
+        };
+        let words = format!(
+            "r{:x} hears       {}",
+            router + 1,
+            words::router_input(&input)
+        );
+        self.router_hears(router, input)?;
+        Ok(Some(words))
     }
 
     pub(crate) fn if_alive(

@@ -527,37 +527,7 @@ impl fmt::Display for World {
             self.silence_max
         )?;
         for arrival in &self.requests {
-            let request = &arrival.request;
-            write!(
-                f,
-                "  {} request {} at r{:x}",
-                millis(arrival.at),
-                request.sampling.seed,
-                arrival.router + 1
-            )?;
-            write!(
-                f,
-                ": {} + {} tokens",
-                request.prompt.len(),
-                request.stop.max_tokens
-            )?;
-            write!(
-                f,
-                ", stop {:?} from {}",
-                request.stop.stop_tokens, request.stop.min_tokens
-            )?;
-            write!(
-                f,
-                ", priority {}, salt {}",
-                request.priority, request.cache_salt
-            )?;
-            if let Some(at) = arrival.leaves {
-                write!(f, ", leaves {}", millis(at))?;
-            }
-            match arrival.stalls {
-                Some((at, span)) => writeln!(f, ", stalls {} for {span:?}", millis(at))?,
-                None => writeln!(f)?,
-            }
+            write_arrival(f, arrival)?;
         }
         for wish in &self.wishes {
             writeln!(f, "  {} {wish:?}", millis(wish.at))?;
@@ -566,6 +536,40 @@ impl fmt::Display for World {
             writeln!(f, "  {} {fault:?}", millis(*at))?;
         }
         Ok(())
+    }
+}
+
+fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &Arrival) -> fmt::Result {
+    let request = &arrival.request;
+    write!(
+        f,
+        "  {} request {} at r{:x}",
+        millis(arrival.at),
+        request.sampling.seed,
+        arrival.router + 1
+    )?;
+    write!(
+        f,
+        ": {} + {} tokens",
+        request.prompt.len(),
+        request.stop.max_tokens
+    )?;
+    write!(
+        f,
+        ", stop {:?} from {}",
+        request.stop.stop_tokens, request.stop.min_tokens
+    )?;
+    write!(
+        f,
+        ", priority {}, salt {}",
+        request.priority, request.cache_salt
+    )?;
+    if let Some(at) = arrival.leaves {
+        write!(f, ", leaves {}", millis(at))?;
+    }
+    match arrival.stalls {
+        Some((at, span)) => writeln!(f, ", stalls {} for {span:?}", millis(at)),
+        None => writeln!(f),
     }
 }
 

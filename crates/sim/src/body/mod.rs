@@ -408,21 +408,9 @@ impl Body {
                 block,
                 payload,
             } => {
-                let outcome = if breaks {
-                    ImportOutcome::Broken
-                } else if self.limits.writer == Writer::Sender {
-                    // The bytes are here already; they are looked at in place.
-                    let size = self.limits.capacity.block_bytes / self.limits.capacity.block_tokens;
-                    let cells = &self.engine.read(block.block)[(part.offset / size) as usize..];
-                    match cells.starts_with(&payload) {
-                        true => ImportOutcome::Written,
-                        false => ImportOutcome::Broken,
-                    }
-                } else {
-                    let size = self.limits.capacity.block_bytes / self.limits.capacity.block_tokens;
-                    self.engine
-                        .write(block.block, (part.offset / size) as usize, &payload);
-                    ImportOutcome::Written
+                let outcome = match luck {
+                    Luck::Broken => ImportOutcome::Broken,
+                    Luck::Well => self.place((part.offset, block.block), &payload),
                 };
                 Done::Hear(Input::Imported {
                     handoff,
@@ -449,6 +437,25 @@ impl Body {
                 })
             }
         })
+    }
+
+    /// Puts bytes at their place, so far into that block.
+    fn place(
+        &mut self,
+        (offset, block): (u32, BlockIndex),
+        payload: &[Option<Cell>],
+    ) -> ImportOutcome {
+        let capacity = &self.limits.capacity;
+        let from = (offset / (capacity.block_bytes / capacity.block_tokens)) as usize;
+        if self.limits.writer == Writer::Receiver {
+            self.engine.write(block, from, payload);
+            return ImportOutcome::Written;
+        }
+        // The bytes are here already; they are looked at in place.
+        match self.engine.read(block)[from..].starts_with(payload) {
+            true => ImportOutcome::Written,
+            false => ImportOutcome::Broken,
+        }
     }
 
     fn break_step(&mut self, plan: &StepPlan, dice: &mut Dice) -> Input {
