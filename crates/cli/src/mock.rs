@@ -97,6 +97,7 @@ impl Mock {
         Ok(Box::new(MockEngine::new(EngineDescription {
             model: "mock".to_owned(),
             device: format!("mock of {}", self.profile.about),
+            device_id: None,
             fingerprint: Fingerprint(format!("mock {vocab} {block_tokens}x{bytes}")),
             capacity,
             vocab_size: vocab,

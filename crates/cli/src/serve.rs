@@ -7,12 +7,14 @@ use crate::args::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs,
 use crate::source::Source;
 use anyhow::{Context, anyhow, bail};
 use cleave_api::ApiOptions;
-use cleave_domain::Role;
+use cleave_domain::{DeviceId, Role};
 use cleave_engine::Engine;
 use cleave_node::{
     Calibration, PolicyFile, RouterNode, RouterOptions, Running, RunningRouter, RunningWorker,
     Serve, WorkerNode, WorkerOptions,
 };
+use cleave_router::{Mode, Placement};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,6 +48,16 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             .iter()
             .map(|(options, engine)| (options, engine.as_ref())),
     );
+    let limits = &router.limits;
+    if limits.mode == Mode::Slo && limits.placement != Placement::Split {
+        let devices = workers.iter().map(|(options, engine)| {
+            let device = engine.describe().device_id.clone();
+            (options.name.as_str(), options.role, device)
+        });
+        if let Some(said) = undivided(devices) {
+            info!("{said}");
+        }
+    }
     let serve = Serve {
         listen: SocketAddr::new(args.address, args.port).to_string(),
         router,
@@ -245,6 +257,29 @@ fn announce<'a>(
     }
 }
 
+/// Which worker serves whole requests for all that compute on the same hardware; nothing if none share any.
+fn undivided<'a>(
+    workers: impl Iterator<Item = (&'a str, Role, Option<DeviceId>)>,
+) -> Option<String> {
+    let mut devices: BTreeMap<DeviceId, Vec<(&str, Role)>> = BTreeMap::new();
+    for (name, role, device) in workers {
+        if let Some(device) = device {
+            devices.entry(device).or_default().push((name, role));
+        }
+    }
+    let there = devices.into_values().find(|there| there.len() > 1)?;
+    let (one, _) = there
+        .iter()
+        .find(|(_, role)| role.decodes())
+        .or(there.first())?;
+    let names: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
+    Some(format!(
+        "{} compute on the same cores, so {one} serves requests whole while it has blocks; --placement split \
+         hands each over, and --threads divides the cores",
+        names.join(" and ")
+    ))
+}
+
 /// The line that scripts wait for.
 fn say_address(address: SocketAddr) {
     let mut out = std::io::stdout().lock();
@@ -355,9 +390,10 @@ impl Stop {
 
 #[cfg(test)]
 mod tests {
-    use super::roles;
+    use super::{roles, undivided};
     use crate::args::ServeArgs;
     use clap::Parser;
+    use cleave_domain::{DeviceId, Role};
 
     #[derive(Parser)]
     struct Flags {
@@ -371,6 +407,27 @@ mod tests {
         let roles = roles(&Flags::parse_from(words).serve).map_err(|error| error.to_string())?;
         let of = |name: &str| roles.iter().filter(|role| role.to_string() == name).count();
         Ok([of("prefill"), of("decode"), of("both")])
+    }
+
+    #[test]
+    fn two_workers_of_the_same_cores_looked_like_two_devices() {
+        let of = |name, role, device: Option<&str>| {
+            (name, role, device.map(|text| DeviceId(text.to_owned())))
+        };
+        let (prefill, decode) = (("p", Role::Prefill), ("d", Role::Decode));
+        let said = |devices: [Option<&str>; 2]| {
+            let workers = [
+                of(prefill.0, prefill.1, devices[0]),
+                of(decode.0, decode.1, devices[1]),
+            ];
+            undivided(workers.into_iter())
+        };
+        let shared = said([Some("a"), Some("a")]);
+        assert!(
+            shared.is_some_and(|said| said.starts_with("p and d") && said.contains("so d serves"))
+        );
+        assert_eq!(said([Some("a"), Some("b")]), None);
+        assert_eq!(said([None, None]), None);
     }
 
     #[test]

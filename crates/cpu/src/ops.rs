@@ -5,6 +5,7 @@
 //! Invariant: the division changes no bit of a result. After the first pass of a given size, no
 //! operation allocates.
 
+use crate::affinity;
 use crate::buffers::{CpuPool, CpuRows};
 use crate::grid::{Grid, piece};
 use crate::isa::Isa;
@@ -17,7 +18,7 @@ use crate::options::{CpuError, CpuOptions};
 use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
 use crate::plan::AttentionPlan;
 use crate::threads::Threads;
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, PoolShape, Precision,
@@ -282,6 +283,10 @@ impl Ops for CpuOps {
         };
         let (title, precision) = (self.isa.title(), self.precision.name());
         format!("{title}, {precision}, {count} {threads}{pinned}")
+    }
+
+    fn device_id(&self) -> Option<DeviceId> {
+        affinity::device_id(self.threads.count())
     }
 
     fn rows(&self, rows_max: usize, width: usize) -> Result<CpuRows, EngineError> {

@@ -43,6 +43,11 @@ impl fmt::Display for Role {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub String);
 
+/// The hardware that a worker computes with, where it takes all of it: a GPU by its UUID, or a machine and
+/// its cores. Workers that say the same one slow each other. A readable text; equality is all that counts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DeviceId(pub String);
+
 /// What a worker is and what it can hold; sent once when it joins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerDescription {
@@ -56,6 +61,8 @@ pub struct WorkerDescription {
     pub capacity: Capacity,
     /// Requests it queues at most, each leg.
     pub queue_max: u32,
+    /// None where it takes a part of its own of some hardware, or nothing is known of that.
+    pub device: Option<DeviceId>,
 }
 
 /// What an engine can hold and run; the same numbers for engine, scheduler and router.

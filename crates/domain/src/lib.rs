@@ -17,7 +17,9 @@ mod tape;
 mod time;
 mod timing;
 
-pub use fleet::{Backlog, Capacity, Fingerprint, Load, Progress, Role, WorkerDescription};
+pub use fleet::{
+    Backlog, Capacity, DeviceId, Fingerprint, Load, Progress, Role, WorkerDescription,
+};
 pub use id::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,

@@ -216,6 +216,7 @@ mod tests {
         MockEngine::new(EngineDescription {
             model: "mock".into(),
             device: "none".into(),
+            device_id: None,
             fingerprint: Fingerprint::default(),
             capacity,
             vocab_size: 100,

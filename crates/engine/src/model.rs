@@ -94,6 +94,7 @@ impl<O: Ops> ModelEngine<O> {
         let description = EngineDescription {
             model: weights.name.clone(),
             device: ops.device(),
+            device_id: ops.device_id(),
             fingerprint: fingerprint(&weights, &shape, ops.arithmetic()),
             capacity: Capacity {
                 block_tokens,

@@ -15,7 +15,7 @@
 
 use crate::EngineError;
 use crate::checkpoint::StoredTensor;
-use cleave_domain::{BlockIndex, TokenId};
+use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use std::ops::Range;
 
 /// How weights and KV are stored and multiplied. Sums are always f32.
@@ -274,6 +274,9 @@ pub trait Ops: Send {
 
     /// Processor or device and number formats, for people: `AVX-512 bf16, 8 threads`.
     fn device(&self) -> String;
+
+    /// The hardware, if this takes all of it: what computes on the same makes both slower.
+    fn device_id(&self) -> Option<DeviceId>;
 
     /// Names how it rounds, for the fingerprint: two devices of one name give the same bits, and
     /// only their blocks and streams may be mixed.

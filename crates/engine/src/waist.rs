@@ -1,6 +1,6 @@
 //! The upper waist: what a worker needs of a model, on whatever device.
 
-use cleave_domain::{BlockIndex, Capacity, Fingerprint, StepPlan, StepResult};
+use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, StepPlan, StepResult};
 
 /// What an engine is.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,6 +9,8 @@ pub struct EngineDescription {
     pub model: String,
     /// Processor and number formats, for people.
     pub device: String,
+    /// The hardware, if this takes all of it.
+    pub device_id: Option<DeviceId>,
     /// Weights revision, numeric type, block layout and size.
     pub fingerprint: Fingerprint,
     /// What it can hold and run.

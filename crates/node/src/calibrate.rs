@@ -402,6 +402,7 @@ mod tests {
             vocab_size: 1000,
             model: String::new(),
             device: String::new(),
+            device_id: None,
             fingerprint: Fingerprint::default(),
         };
         let clock = AtomicU64::new(0);

@@ -215,6 +215,7 @@ fn joined(worker: WorkerRef, role: Role) -> Input {
             context_tokens_max: 131_072,
         },
         queue_max: 1024,
+        device: None,
     };
     Input::WorkerJoined {
         worker,

@@ -29,6 +29,8 @@ pub(crate) struct Query<'a> {
     pub(crate) ask: Ask,
     pub(crate) content: &'a Content,
     pub(crate) excluded: &'a BTreeSet<WorkerId>,
+    /// Of these, those that it would have been late at.
+    pub(crate) late: &'a BTreeSet<WorkerId>,
     /// Weights and arithmetic that drew the tokens its client has: only the same draw the ones that
     /// follow. None while it has none.
     pub(crate) drawn_by: Option<&'a Fingerprint>,
@@ -67,6 +69,7 @@ impl Query<'_> {
             ask,
             content: self.content,
             excluded,
+            late: self.late,
             drawn_by: self.drawn_by,
             now: self.now,
             terms: self.terms,
@@ -144,6 +147,7 @@ impl Fleet {
             ask: Ask::SHORTEST,
             content: &Content::default(),
             excluded: &BTreeSet::new(),
+            late: &BTreeSet::new(),
             drawn_by: None,
             now,
             terms: Terms { placement, ..terms },
@@ -204,6 +208,9 @@ impl Fleet {
         // Not `extend`: it moves each through the whole chain of iterators.
         let all = self.prospects(group, query, need, counts);
         all.for_each(|prospect| prospects.push(prospect));
+        if query.terms.placement != Placement::Split {
+            self.devices.leave_one_each(&mut prospects, query);
+        }
         let seats = prospects.iter().map(|prospect| &prospect.seat);
         policy::exists(seats, &query.ask, query.terms.placement).ok()?;
         let outlooks = judge(&prospects, need, query.terms.placement);

@@ -5,6 +5,7 @@
 //! Invariant: nothing of an earlier life is kept: load, promises and prefixes go with it.
 
 use crate::candidates::{Burden, Placing};
+use crate::devices::Devices;
 use crate::event::{Census, MoveReason};
 use crate::ledger::{Ledger, Promise, Span};
 use crate::policy::Ask;
@@ -52,6 +53,7 @@ pub(crate) struct Fleet {
     pub(crate) now: Time,
     workers: BTreeMap<WorkerId, Worker>,
     pub(crate) groups: BTreeMap<Fingerprint, Group>,
+    pub(crate) devices: Devices,
     /// Open promises by flight, over all attempts and workers.
     legs: BTreeMap<FlightId, u32>,
     placements: u64,
@@ -128,6 +130,7 @@ impl Fleet {
             .entry(description.fingerprint.clone())
             .or_default();
         group.workers.insert(me.worker);
+        self.devices.join(me.worker, description.device.as_ref());
         let role = description.role;
         let load = Load {
             blocks_free: description.capacity.blocks_count,
@@ -162,6 +165,7 @@ impl Fleet {
         self.leaving.remove(&worker);
         self.stuck.remove(&worker);
         self.wishes.remove(&worker);
+        self.devices.leave(worker, gone.description.device.as_ref());
         let fingerprint = &gone.description.fingerprint;
         if let Some(group) = self.groups.get_mut(fingerprint) {
             group.workers.remove(&worker);

@@ -9,6 +9,7 @@ mod admit;
 mod alarm;
 mod brain;
 mod candidates;
+mod devices;
 mod event;
 mod fingerprint;
 mod fleet;

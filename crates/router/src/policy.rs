@@ -253,9 +253,19 @@ fn prompt_room(c: &Candidate, ask: &Ask) -> bool {
 }
 
 fn stream_room(c: &Candidate, ask: &Ask) -> bool {
-    let able = !c.shut && !c.crowded && c.holds_whole(ask);
+    let able = !c.shut && holds(c, ask) && stores(c, ask);
+    able && c.sequences < c.seats()
+}
+
+/// Whether it could ever hold the longest that the sequence may become.
+pub(crate) fn holds(c: &Candidate, ask: &Ask) -> bool {
+    c.holds_whole(ask)
+}
+
+/// Whether it has the blocks that the sequence is expected to take.
+pub(crate) fn stores(c: &Candidate, ask: &Ask) -> bool {
     let blocks_room = c.blocks_free.saturating_add(c.cached_blocks);
-    able && c.sequences < c.seats() && c.blocks(ask.tokens_expected) <= blocks_room
+    !c.crowded && c.blocks(ask.tokens_expected) <= blocks_room
 }
 
 /// Whether the request could ever be placed.

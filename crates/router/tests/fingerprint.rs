@@ -70,6 +70,7 @@ fn joined(id: u64, role: Role) -> Input {
                 context_tokens_max: 100,
             },
             queue_max: 3,
+            device: None,
         },
     }
 }

@@ -49,6 +49,7 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
             context_tokens_max: 100,
         },
         queue_max: 3,
+        device: None,
     }
 }
 

@@ -6,10 +6,11 @@
 #![allow(clippy::unwrap_used)]
 
 use cleave_domain::{
-    Aim, Backlog, BlockIndex, BlockRef, Capacity, DecodeTiming, Failure, Fingerprint, FinishReason,
-    FlightId, Generation, HandoffId, Incarnation, LinkPrice, Load, Order, PrefillTiming, Prices,
-    Progress, Refusal, Report, Request, Role, RowPrice, Sampling, Slo, SloClass, SloPolicy, Stage,
-    StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId, WorkerRef,
+    Aim, Backlog, BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint,
+    FinishReason, FlightId, Generation, HandoffId, Incarnation, LinkPrice, Load, Order,
+    PrefillTiming, Prices, Progress, Refusal, Report, Request, Role, RowPrice, Sampling, Slo,
+    SloClass, SloPolicy, Stage, StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId,
+    WorkerRef,
 };
 use cleave_kv::block_hashes;
 use cleave_router::{
@@ -312,6 +313,7 @@ fn description(words: &[&str]) -> WorkerDescription {
             context_tokens_max: number("context", 200),
         },
         queue_max: number("queue", 8),
+        device: text(words, "device").map(|device| DeviceId(device.to_owned())),
     }
 }
 
@@ -727,4 +729,5 @@ scenarios! {
     a_short_prompt_waits_as_long_as_what_is_before_it
     guests_of_other_routers_slow_prompts
     one_seat_is_enough_for_who_gives_way
+    workers_of_one_device_do_not_divide_it
 }

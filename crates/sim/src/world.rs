@@ -283,6 +283,7 @@ fn draw_workers(dice: &mut Dice, capacity: Capacity) -> Vec<WorkerDescription> {
             fingerprint: Fingerprint(format!("rev-{revision}")),
             capacity,
             queue_max,
+            device: None,
         });
     }
     workers

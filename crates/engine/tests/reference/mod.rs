@@ -1,6 +1,6 @@
 //! Ops in the plainest Rust, one loop per formula, sums in f64: what others are checked against.
 
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, Pack, PoolShape,
@@ -136,6 +136,10 @@ impl Ops for Plain {
 
     fn device(&self) -> String {
         "plain f64".to_owned()
+    }
+
+    fn device_id(&self) -> Option<DeviceId> {
+        None
     }
 
     fn arithmetic(&self) -> &'static str {

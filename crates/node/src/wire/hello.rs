@@ -9,7 +9,7 @@ use crate::grpc::SILENCE_MIN;
 use crate::line::Introduction;
 use crate::options::name_flaw;
 use cleave_api::ModelFiles;
-use cleave_domain::{Capacity, Fingerprint, Role, WorkerDescription};
+use cleave_domain::{Capacity, DeviceId, Fingerprint, Role, WorkerDescription};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +75,7 @@ impl From<WorkerDescription> for proto::WorkerDescription {
             fingerprint: Fingerprint(fingerprint),
             capacity,
             queue_max,
+            device,
         } = description;
         Self {
             role: proto::Role::from(role).into(),
@@ -82,6 +83,7 @@ impl From<WorkerDescription> for proto::WorkerDescription {
             fingerprint,
             capacity: Some(capacity.into()),
             queue_max,
+            device: device.map(|DeviceId(device)| device),
         }
     }
 }
@@ -96,6 +98,7 @@ impl TryFrom<proto::WorkerDescription> for WorkerDescription {
             fingerprint,
             capacity,
             queue_max,
+            device,
         } = description;
         within("description.queue_max", queue_max.into(), QUEUE)?;
         Ok(Self {
@@ -104,6 +107,7 @@ impl TryFrom<proto::WorkerDescription> for WorkerDescription {
             fingerprint: Fingerprint(fingerprint),
             capacity: required(capacity, "description.capacity")?.try_into()?,
             queue_max,
+            device: device.map(DeviceId),
         })
     }
 }

@@ -23,6 +23,7 @@ pub(crate) fn introduction() -> Introduction {
                 context_tokens_max: 1024,
             },
             queue_max: 4,
+            device: None,
         },
         data_address: "h:1".to_owned(),
         files: Arc::new(ModelFiles {

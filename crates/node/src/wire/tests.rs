@@ -4,11 +4,11 @@ use super::{WireError, proto};
 use crate::line::{Introduction, LinkState};
 use cleave_api::ModelFiles;
 use cleave_domain::{
-    Aim, Backlog, BlockHash, BlockIndex, BlockRef, Capacity, DecodeTiming, Due, DueUnmet, Emission,
-    Failure, Fingerprint, FinishReason, FlightId, Generation, HandoffId, Incarnation, LinkPrice,
-    Load, Migrate, Order, Prefill, PrefillTiming, Prices, Progress, PromptFacts, Refusal, Report,
-    Request, Reserve, Role, RowPrice, Sampled, Sampling, Scores, Slo, StopRules, Target,
-    WorkerDescription, WorkerId, WorkerRef,
+    Aim, Backlog, BlockHash, BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Due, DueUnmet,
+    Emission, Failure, Fingerprint, FinishReason, FlightId, Generation, HandoffId, Incarnation,
+    LinkPrice, Load, Migrate, Order, Prefill, PrefillTiming, Prices, Progress, PromptFacts,
+    Refusal, Report, Request, Reserve, Role, RowPrice, Sampled, Sampling, Scores, Slo, StopRules,
+    Target, WorkerDescription, WorkerId, WorkerRef,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -353,13 +353,15 @@ fn introduction() -> impl Strategy<Value = Introduction> {
         step_tokens_max: drawn[4],
         context_tokens_max: drawn[5],
     });
-    let description = (role(), ".{0,9}", ".{0,9}", capacity, 0..=1_u32 << 24).prop_map(
-        |(role, model, fingerprint, capacity, queue_max)| WorkerDescription {
+    let names = (".{0,9}", ".{0,9}", option::of(".{0,9}"));
+    let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(
+        |(role, (model, fingerprint, device), capacity, queue_max)| WorkerDescription {
             role,
             model,
             fingerprint: Fingerprint(fingerprint),
             capacity,
             queue_max,
+            device: device.map(DeviceId),
         },
     );
     let text = || option::of(".{0,9}");

@@ -135,6 +135,7 @@ impl Abacus {
             description: EngineDescription {
                 model: "abacus".into(),
                 device: "beads".into(),
+                device_id: None,
                 fingerprint: Fingerprint("abacus-1".into()),
                 capacity,
                 vocab_size: VOCABULARY,

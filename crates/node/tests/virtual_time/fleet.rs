@@ -184,6 +184,7 @@ pub(crate) async fn serve(router: RouterOptions) -> Running {
         let description = EngineDescription {
             model: "mock".into(),
             device: "none".into(),
+            device_id: None,
             fingerprint: Fingerprint("mock".into()),
             capacity: CAPACITY,
             vocab_size: VOCAB_SIZE,

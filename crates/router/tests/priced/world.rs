@@ -370,6 +370,7 @@ impl World {
                 fingerprint: Fingerprint("a".to_owned()),
                 capacity: capacity(),
                 queue_max: 64,
+                device: None,
             };
             for router in 0..routers {
                 let description = description.clone();

@@ -225,6 +225,7 @@ impl Small {
             fingerprint: Fingerprint::default(),
             capacity: CAPACITY,
             queue_max: 2,
+            device: None,
         }
     }
 

@@ -152,6 +152,7 @@ impl Device {
             fingerprint: Fingerprint("simulated".to_owned()),
             capacity: self.limits.capacity,
             queue_max: self.limits.queue_max,
+            device: None,
         }
     }
 }
