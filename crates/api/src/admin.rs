@@ -76,6 +76,8 @@ pub struct WorkerView {
     pub state: WorkerState,
     /// With whom it may exchange blocks.
     pub fingerprint: String,
+    /// The hardware that it takes all of; workers of the same one slow each other.
+    pub device: Option<String>,
     /// How busy it is.
     pub load: Load,
     /// How far its predictions of steps are off of late, in thousandths; none before it has said what
@@ -221,6 +223,7 @@ fn card(view: &WorkerView) -> Value {
         role,
         state,
         fingerprint,
+        device,
         load,
         price_error_permille,
         blocks_count,
@@ -250,6 +253,7 @@ fn card(view: &WorkerView) -> Value {
             WorkerState::Stuck => "stuck",
         },
         "fingerprint": fingerprint,
+        "device": device,
         "load": {
             "queue_tokens": load.queue_tokens,
             "sequences_waiting": load.sequences_waiting,

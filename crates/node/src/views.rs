@@ -6,7 +6,7 @@
 
 use crate::line::{Introduction, LinkState};
 use cleave_api::{CommandError, LinkView, WorkerCommand, WorkerState, WorkerView};
-use cleave_domain::{Load, Role};
+use cleave_domain::{DeviceId, Load, Role};
 use std::collections::VecDeque;
 
 /// Changes of role that one worker is told before it has answered the first.
@@ -22,6 +22,10 @@ pub(crate) fn joined(introduction: &Introduction) -> WorkerView {
         role: description.role,
         state: WorkerState::Ready,
         fingerprint: description.fingerprint.0.clone(),
+        device: description
+            .device
+            .as_ref()
+            .map(|DeviceId(device)| device.clone()),
         load: Load {
             blocks_free: blocks_count,
             ..Load::default()

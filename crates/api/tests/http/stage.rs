@@ -72,6 +72,7 @@ fn worker() -> WorkerView {
         role: Role::Decode,
         state: WorkerState::Ready,
         fingerprint: "tiny".into(),
+        device: Some("cores 0-1".into()),
         load: Load {
             blocks_free: 30,
             sequences_running: 2,
