@@ -126,6 +126,7 @@ async fn a_worker_could_not_be_seen_or_told_what_to_do() {
         "backlog_seconds": 0.75, "tpot_least_seconds": 0.02,
     });
     assert_eq!(worker["load"], load);
+    assert_eq!(worker["device"], "cores 0-1");
     assert_eq!(worker["price_error"], 0.042);
     assert_eq!(worker["links"][0]["transport"], "tcp");
     assert_eq!(worker["links"][0]["latency_seconds"], 0.002);
