@@ -6,8 +6,9 @@ A router on processor 0; a prefill and a decode worker with mock engines, and th
 on processor 1: real processes, real HTTP and gRPC, KV of a few bytes. The time that the router's threads
 used is read from /proc before and after each load, so what else runs on the machine hardly shows, and the
 requests per second that one core bears follow from it. Latency is the client's: steps of prompts cost
-nothing here, so all of the time to first token is what was added by router, worker and wires. Two more
-numbers say whose that is: how busy the core of workers and clients was, where every request queues five
+nothing here, so all of the time to first token is what was added by router, worker, client and wires. What the
+router says that it added itself (a request's reading, and its turns until the first token) is the upper bound
+of a bucket, a quarter wide, and does not hold sockets and the system's share of them. Two more numbers say whose the rest is: how busy the core of workers and clients was, where every request queues five
 times (client, reservation, prompt, first token, client), and how long the router's threads could run and had no
 core, which is zero where nobody else computes on it. One row has one request at a time: there nothing queues.
 
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -88,6 +90,31 @@ def busy(core: str) -> tuple[int, int]:
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
+# What the router says of itself, both from a request's arrival to its first token's leave.
+ADDED = ("cleave_request_read_seconds", "cleave_router_added_seconds")
+
+
+def buckets(address: str) -> dict:
+    """Of each of ADDED so far: how many took no longer than each bound."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    found = {}
+    for name in ADDED:
+        lines = re.findall(rf'^{name}_bucket{{le="([^"]+)"}} (\d+)', text, re.MULTILINE)
+        found[name] = {float(bound): int(count) for bound, count in lines}
+    return found
+
+
+def added_ms(before: dict, after: dict, part: float) -> float:
+    """The bound below which so large a part is, of each of ADDED, and the sum of both."""
+    bounds = 0.0
+    for name in ADDED:
+        counts = {bound: count - before[name].get(bound, 0) for bound, count in after[name].items()}
+        enough = part * counts[float("inf")]
+        bounds += min(bound for bound, count in counts.items() if count >= enough)
+    return bounds * 1e3
+
+
 def load(args: argparse.Namespace, address: str, row: dict) -> dict:
     with tempfile.TemporaryDirectory() as out:
         command = ["taskset", "-c", args.load_core, args.cleave, "bench", "run", "--url", f"http://{address}",
@@ -102,10 +129,11 @@ def load(args: argparse.Namespace, address: str, row: dict) -> dict:
 
 def measure(args: argparse.Namespace, address: str, pid: int, row: dict) -> dict:
     before, waited_before, busy_before = used(pid), waited(pid), busy(args.load_core)
+    told_before = buckets(address)
     run = load(args, address, row)
     user, system = (after - before for before, after in zip(before, used(pid)))
     worked, ticks = (after - before for before, after in zip(busy_before, busy(args.load_core)))
-    summary = run["all"]
+    summary, told = run["all"], buckets(address)
     requests = summary["done"]
     if requests == 0:
         sys.exit(f"nothing was answered: {summary}")
@@ -120,6 +148,7 @@ def measure(args: argparse.Namespace, address: str, pid: int, row: dict) -> dict
         # A thread that ended meanwhile took its count along.
         "waited_ms": max(0.0, waited(pid) - waited_before) * 1e3 / requests,
         "load_core_busy": worked / max(ticks, 1),
+        "added_ms": {f"p{part * 100:.0f}": added_ms(told_before, told, part) for part in (0.5, 0.99)},
         "ttft_ms": summary["ttft_ms"],
         "gap_ms": summary["gap_ms"],
     }
@@ -155,12 +184,13 @@ def main() -> None:
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     print(f"{model.group(1) if model else platform.machine()}, {os.cpu_count()} cores\n")
     print("| load | offered, req/s | answered, req/s | core-seconds per request | of that in the system | "
-          "req/s that one core bears | router without a core, ms per request | other core busy | TTFT p50, ms | TTFT p99, ms |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+          "req/s that one core bears | router without a core, ms per request | other core busy | added by the router p50, ms | p99, ms | TTFT p50, ms | p99, ms |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in results:
         print(f"| {row['name']} | {row['rate']:g} | {row['rate_seen']:.0f} | {row['core_seconds']:.6f} | "
               f"{row['system_share']:.0%} | {row['per_core']:.0f} | {row['waited_ms']:.3f} | "
-              f"{row['load_core_busy']:.0%} | {row['ttft_ms']['p50']:.2f} | {row['ttft_ms']['p99']:.2f} |")
+              f"{row['load_core_busy']:.0%} | {row['added_ms']['p50']:.2f} | {row['added_ms']['p99']:.2f} | "
+              f"{row['ttft_ms']['p50']:.2f} | {row['ttft_ms']['p99']:.2f} |")
         if row["failures"]:
             print(f"\n{row['name']}: {row['failures']}\n", file=sys.stderr)
     if args.json:

@@ -62,6 +62,7 @@ impl Flights {
         model: &Arc<ModelText>,
         (promises, mut meter): (&[Slo], Meter),
     ) -> Self {
+        meter.read();
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
         for request in ask.requests(promises) {

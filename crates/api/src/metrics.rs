@@ -9,7 +9,7 @@ use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,6 +34,7 @@ pub(crate) struct Metrics {
     responses: Family<Answered, Counter>,
     in_flight: Gauge,
     endings: Family<Ended, Counter>,
+    read: Histogram,
     first_token: Histogram,
     gap: Histogram,
     whole: Histogram,
@@ -72,6 +73,7 @@ impl Metrics {
             responses: Family::default(),
             in_flight: Gauge::default(),
             endings: Family::default(),
+            read: Histogram::new(exponential_buckets(0.000_01, 10_f64.powf(0.1), 41)),
             first_token: Histogram::new(WAITS),
             gap: Histogram::new(GAPS),
             whole: Histogram::new(WAITS),
@@ -98,6 +100,11 @@ impl Metrics {
         let mut seconds = |name: &str, text: &str, histogram: &Histogram| {
             registry.register_with_unit(name, text, Unit::Seconds, histogram.clone());
         };
+        seconds(
+            "request_read",
+            "From the request's arrival to its submission: body, template, tokens",
+            &metrics.read,
+        );
         seconds(
             "time_to_first_token",
             "From the request's arrival to its first token, each sequence",
@@ -162,6 +169,12 @@ impl Meter {
             last_token: Vec::new(),
             ended: false,
         }
+    }
+
+    /// It is whole, and is submitted now.
+    pub(crate) fn read(&self) {
+        let read = self.arrived.elapsed();
+        self.metrics.read.observe(read.as_secs_f64());
     }
 
     pub(crate) fn submitted(&mut self, prompt_tokens: u64, sequences: usize) {

@@ -7,7 +7,7 @@ use crate::worker::WorkerEvent;
 use cleave_domain::{Role, RouterId, WorkerRef};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 /// Connections of this process, numbered, so that an old one is never mistaken for a new one.
@@ -84,6 +84,7 @@ impl Visit {
                     worker: self.worker,
                     serial: self.serial,
                     report,
+                    read: Instant::now(),
                 };
                 self.door.inbox.send(told).await.map_err(|_| Stopped)
             }

@@ -12,9 +12,12 @@ use crate::telemetry::{PromiseMeters, RouterMeters};
 use cleave_domain::{
     FlightId, HandoffId, Order, Report, Request, SloPolicy, TapeLine, TokenId, WorkerId, WorkerRef,
 };
-use cleave_router::{Brain, CancelReason, Command, Input, Limits, Note, Output, Readiness};
+use cleave_router::{
+    Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Readiness,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
@@ -30,6 +33,7 @@ pub(crate) enum RouterEvent {
         worker: WorkerRef,
         serial: u64,
         report: Report,
+        read: Instant,
     },
     /// A client wants a sequence.
     Submitted {
@@ -172,7 +176,8 @@ impl Driver {
                 worker,
                 serial,
                 report,
-            } => self.hear_worker(worker, serial, report),
+                read,
+            } => self.hear_worker((worker, serial), report, read),
             RouterEvent::Submitted { flight, request } => {
                 self.hear(Input::Submitted { flight, request });
             }
@@ -273,13 +278,20 @@ impl Driver {
         }
     }
 
-    fn hear_worker(&mut self, worker: WorkerRef, serial: u64, report: Report) {
+    fn hear_worker(&mut self, (worker, serial): (WorkerRef, u64), report: Report, read: Instant) {
         // A word from a connection that was replaced meanwhile belongs to nobody.
         if !self.is_current(worker, serial) {
             return;
         }
         self.hands.roster.hear(worker, &report);
+        let reserved = match &report {
+            Report::Reserved { handoff, .. } => Some(handoff.flight),
+            _ => None,
+        };
         self.hear(Input::Told { worker, report });
+        if let Some(flight) = reserved {
+            self.hands.flights.answered(flight, read);
+        }
     }
 
     fn is_current(&self, worker: WorkerRef, serial: u64) -> bool {
@@ -341,6 +353,9 @@ impl Driver {
                 ..
             } => flights.placed(handoff.flight, *prefill, *decode),
             Note::Moving { handoff, to, .. } => flights.moving(*handoff, *to),
+            Note::Decided(decision) if decision.outcome == Decided::Waits => {
+                flights.waits(decision.flight);
+            }
             Note::PassedOver { .. }
             | Note::Stale { .. }
             | Note::Decided(_)

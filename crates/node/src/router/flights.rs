@@ -9,6 +9,7 @@
 //! it. A flight that is said to be done while a token is missing ends as failed, never as a shorter
 //! text.
 
+use super::added::Added;
 use super::backlog::{Backlog, Receiver};
 use crate::telemetry::RouterMeters;
 use crate::trace::{Story, Traces, Turn};
@@ -34,6 +35,7 @@ pub(crate) struct Flights {
 #[derive(Debug)]
 struct Flight {
     client: Backlog,
+    added: Arc<Added>,
     /// It may have so many tokens; whatever a worker says, more do not wait or go out.
     tokens_max: u32,
     /// What came, each with the attempt that emitted it.
@@ -87,9 +89,11 @@ impl Flights {
         flight: FlightId,
         request: &Request,
         (client, stream): (Backlog, Receiver),
-    ) -> Receiver {
+    ) -> (Receiver, Arc<Added>) {
+        let added = self.meters.added();
         let opened = Flight {
             client,
+            added: Arc::clone(&added),
             tokens_max: request.stop.max_tokens,
             tokens: TokenStream::default(),
             generated: Vec::new(),
@@ -99,13 +103,29 @@ impl Flights {
             story: Story::begin(),
         };
         self.open.insert(flight, opened);
-        stream
+        (stream, added)
     }
 
     /// Both legs of an attempt have a worker.
     pub(crate) fn placed(&self, flight: FlightId, prefill: WorkerRef, decode: WorkerRef) {
         if let Some(mut open) = self.open.get_mut(&flight) {
             open.story.placed(prefill, decode);
+            open.added.rest();
+        }
+    }
+
+    /// It waits for a place.
+    pub(crate) fn waits(&self, flight: FlightId) {
+        if let Some(open) = self.open.get(&flight) {
+            open.added.rest();
+        }
+    }
+
+    /// A worker's word for the flight was read then, and all that follows from it is done.
+    pub(crate) fn answered(&self, flight: FlightId, read: Instant) {
+        if let Some(open) = self.open.get(&flight) {
+            open.added.turn(read);
+            open.added.rest();
         }
     }
 
@@ -176,6 +196,7 @@ impl Flight {
             self.generated.push(emission.sampled.token);
             self.turn(attempt, meters);
             // A client that has left is cancelled by its stream's drop.
+            self.added.turn(Instant::now());
             self.client.send(FlightEvent::Token(emission));
         }
     }
@@ -255,7 +276,7 @@ mod tests {
         let flights = Flights::new(RouterMeters::new(&telemetry.router), Traces::default());
         let (driver, _) = mpsc::unbounded_channel();
         let line = backlog::line(FLIGHT, u32::MAX, driver);
-        let stream = flights.open(FLIGHT, &request(), line);
+        let (stream, _) = flights.open(FLIGHT, &request(), line);
         Desk {
             flights,
             stream,

@@ -4,6 +4,7 @@
 //! request. Invariant: a stream counts from its submission until its client has let go of it, for
 //! until then what it was given is kept.
 
+use super::added::Added;
 use super::backlog::{self, Receiver};
 use super::driver::RouterEvent;
 use super::flights::Flights;
@@ -64,7 +65,7 @@ impl Frontend for RouterFrontend {
         let flight = FlightId::new(self.router, number);
         let request = Arc::new(request);
         let line = backlog::line(flight, self.backlog_max, self.driver.clone());
-        let events = self.flights.open(flight, &request, line);
+        let (events, added) = self.flights.open(flight, &request, line);
         let submitted = RouterEvent::Submitted { flight, request };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
@@ -74,6 +75,7 @@ impl Frontend for RouterFrontend {
         let client = Client {
             flight,
             events,
+            added,
             driver: self.driver.clone(),
             enough,
             taken: 0,
@@ -142,6 +144,7 @@ fn ended(ending: Ending) -> FlightStream {
 struct Client {
     flight: FlightId,
     events: Receiver,
+    added: Arc<Added>,
     driver: mpsc::UnboundedSender<RouterEvent>,
     enough: Enough,
     /// Tokens that it took.
@@ -157,7 +160,12 @@ impl Stream for Client {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FlightEvent>> {
         let event = self.events.poll_recv(context);
         match &event {
-            Poll::Ready(Some(FlightEvent::Token(_))) => self.taken += 1,
+            Poll::Ready(Some(FlightEvent::Token(_))) => {
+                if self.taken == 0 {
+                    self.added.tell();
+                }
+                self.taken += 1;
+            }
             Poll::Ready(None | Some(FlightEvent::Ended { .. })) => self.ended = true,
             Poll::Pending => {}
         }

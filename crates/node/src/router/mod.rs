@@ -2,12 +2,14 @@
 //!
 //! Owns: the driver around the brain, the streams to clients, what the HTTP face sees.
 
+mod added;
 mod backlog;
 mod driver;
 mod flights;
 mod frontend;
 mod roster;
 
+pub(crate) use added::Added;
 pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
 

@@ -3,7 +3,8 @@
 //! Owns: each name with its help, and what a note adds to it. Never: notes anything itself.
 //! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
-use super::{Histograms, histograms, seconds};
+use super::{Histograms, histograms, seconds, split_seconds};
+use crate::router::Added;
 use crate::trace::Turn;
 use cleave_domain::{Aim, Ending, Failure, Refusal, Role};
 use cleave_router::{CancelStage, Census, Decision, MoveReason, Note};
@@ -14,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
@@ -41,6 +43,7 @@ pub(crate) struct Series {
     placed: Family<Kind, Counter>,
     cached_tokens: Counter,
     placement_wait: Histogram,
+    added: Histogram,
     retries: Family<Kind, Counter>,
     passed_over: Family<Kind, Counter>,
     stale: Counter,
@@ -66,6 +69,7 @@ impl Series {
             placed: Family::default(),
             cached_tokens: Counter::default(),
             placement_wait: seconds(),
+            added: split_seconds(),
             retries: Family::default(),
             passed_over: Family::default(),
             stale: Counter::default(),
@@ -139,6 +143,11 @@ impl Series {
             "cleave_placement_wait_seconds",
             "From submission to placement",
             self.placement_wait.clone(),
+        );
+        registry.register(
+            "cleave_router_added_seconds",
+            "What the router adds to the time to first token: choosing, ordering and passing on, not waiting",
+            self.added.clone(),
         );
         registry.register(
             "cleave_retries",
@@ -231,6 +240,11 @@ impl RouterMeters {
         Self {
             series: series.clone(),
         }
+    }
+
+    /// For one flight.
+    pub(crate) fn added(&self) -> Arc<Added> {
+        Added::begin(self.series.added.clone())
     }
 
     /// A client saw a pause where another attempt took over.
