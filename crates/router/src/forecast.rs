@@ -56,6 +56,8 @@ pub(crate) struct Prospect<'a> {
     pub(crate) context_tokens: u64,
     /// Of these, those that this router knows nothing of but their number.
     pub(crate) strangers: u32,
+    /// And those whose prompts run elsewhere: until they come their seats are free.
+    pub(crate) away: u32,
     pub(crate) ledger: &'a Ledger,
     /// The tightest gap between tokens promised there.
     pub(crate) tpot_least: Option<Duration>,
@@ -225,7 +227,8 @@ impl Prospect<'_> {
             }
         };
         let capacity = &self.seat.capacity;
-        let seats = taken(self.sequences, capacity.slots_count);
+        let here = self.sequences.saturating_sub(self.away);
+        let seats = taken(here, capacity.slots_count);
         let held = capacity.blocks_count.saturating_sub(self.seat.blocks_free);
         let filled = seats.max(taken(held, capacity.blocks_count));
         let steps = steps.max(per_idle(filled));
@@ -253,6 +256,30 @@ impl Prospect<'_> {
         nanos(step * need.output + way)
     }
 
+    /// Whether a prompt that is to stay would have a seat when it is its turn. On a decode worker those whose
+    /// KV lands before go before it, and where all seats are taken there is always one that does; elsewhere
+    /// it waits better in line, where others may be placed before it. Those that land later find it seated.
+    pub(crate) fn seats_prompt(&self, need: &Need) -> bool {
+        let slots = self.seat.capacity.slots_count;
+        let taken = self.seat.sequences;
+        if taken < slots || taken.saturating_sub(self.away) >= slots {
+            return taken < slots;
+        }
+        // Twice as long as its turn takes to come: others land sooner than was thought, too.
+        let seated = need.now + (self.wait + self.alone) * 2;
+        let later = self.ledger.away_after(seated, need.now);
+        taken.saturating_sub(later) < slots
+    }
+
+    /// Whether one seat more than there are may be promised to a stream whose prompt is done elsewhere after
+    /// `lead`. It takes that seat from a prompt that could stay: where such a one would be done sooner, even if
+    /// it waited until somebody leaves, the worker's time would be left over while others' runs short.
+    pub(crate) fn seats_stream(&self, need: &Need, lead: Duration) -> bool {
+        let free = self.seat.sequences < self.seat.capacity.slots_count;
+        let seated = || self.wait + self.seat_wait(self.sequences, need);
+        free || need.manners != Manners::New || lead <= seated() + self.alone
+    }
+
     /// How the prompt would run among streams: in pieces that keep every step below the tightest gap
     /// promised. Those that are yet to come count with those that run now: they will be there when it is
     /// its turn. None where no piece would be worth its step.
@@ -277,8 +304,9 @@ impl Prospect<'_> {
             });
         }
         let pieces = self.pieces(need, among)?;
+        let seated = self.seat_wait(among.saturating_sub(self.away), need);
         Some(Prompt {
-            wait: scaled(self.wait, u64::from(pieces.slowed)).max(self.seat_wait(among, need)),
+            wait: scaled(self.wait, u64::from(pieces.slowed)).max(seated),
             run: pieces.run,
             chunks: pieces.count,
             harm: self.harm(pieces.longer, need),

@@ -29,13 +29,9 @@ pub(crate) fn judge(
     let prompts = Shortlist::of(prospects, |p, at| {
         policy::takes_prompt(&p.seat, ask).then(|| ranks[at].0)
     });
-    let split = placement != Placement::Whole;
-    let streams = Shortlist::of(prospects, |p, at| {
-        (policy::takes_stream(&p.seat, ask) && split).then(|| ranks[at].1)
-    });
     let wholes = Shortlist::of(prospects, |p, at| {
         let allowed = placement != Placement::Split || p.seat.role == Role::Both;
-        let takes = allowed && policy::takes_whole(&p.seat, ask) && policy::seats_prompt(&p.seat);
+        let takes = allowed && policy::takes_whole(&p.seat, ask) && p.seats_prompt(need);
         // Where prompts run, what gives way would have to do so all the time.
         let guest = p.seat.role == Role::Prefill;
         let takes = takes && !(guest && need.manners == Manners::GivesWay);
@@ -46,6 +42,12 @@ pub(crate) fn judge(
     let prompts = prompts.legs(prospects, prompt);
     let soonest = prompts.iter().map(|(_, prompt)| lead(prompt)).min();
     let soonest = soonest.unwrap_or_default();
+    let stays = placement == Placement::Auto;
+    let streams = Shortlist::of(prospects, |p, at| {
+        let takes = placement != Placement::Whole && policy::takes_stream(&p.seat, ask);
+        let takes = takes && (!stays || p.seats_stream(need, soonest));
+        takes.then(|| ranks[at].1)
+    });
     let streams = streams.legs(prospects, |d| Some(d.stream(need, soonest)));
     let mut pairs: Vec<(Rank, Turn, Pair)> = Vec::with_capacity(prompts.len() * streams.len());
     for (p, prompt) in &prompts {

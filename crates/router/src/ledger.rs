@@ -64,6 +64,12 @@ impl Promise {
         guest: false,
     };
 
+    /// Whether its prompt runs elsewhere, and its stream is still to come from there.
+    fn is_away(&self) -> bool {
+        let streams = self.blocks > 0 && self.tokens == 0;
+        streams && !self.runs && self.span != Span::NONE
+    }
+
     /// Whether a load of a worker that had heard so many orders includes it. One that counts no orders
     /// has heard what it answered, and prompts, which are not answered, at once.
     fn is_heard(&self, orders_heard: u64) -> bool {
@@ -117,10 +123,13 @@ pub(crate) struct Totals {
     pub(crate) blocks_fresh: u32,
     /// Sequences whose prompt has been computed, or is being computed elsewhere.
     pub(crate) streams: u32,
-    /// Sequences without a gap that was promised, and their blocks: they sit out where others' gaps
-    /// need the step.
+    /// Of these, those that have not come yet: they need a seat only then.
+    pub(crate) away: u32,
+    /// Sequences without a gap that was promised, their blocks, and those yet to come: they sit out where
+    /// others' gaps need the step.
     pub(crate) unpaced: u32,
     pub(crate) unpaced_blocks: u64,
+    pub(crate) unpaced_away: u32,
     /// Work of prompts in nanoseconds, by urgency.
     pub(crate) work: [u64; URGENCIES],
     pub(crate) work_fresh: [u64; URGENCIES],
@@ -213,6 +222,12 @@ impl Ledger {
         streams.map(move |p| p.span.now(p.runs, now))
     }
 
+    /// How many of those that are away come later than that.
+    pub(crate) fn away_after(&self, by: Time, now: Time) -> u32 {
+        let away = self.promises.values().filter(|p| p.is_away());
+        away.filter(|p| p.span.now(p.runs, now).from > by).count() as u32
+    }
+
     /// The prompt was computed.
     pub(crate) fn prompt_done(&mut self, handoff: HandoffId, now: Time) {
         let worked = self.get(handoff).is_some_and(|p| !p.work.is_zero());
@@ -299,8 +314,10 @@ impl Totals {
         self.blocks += u64::from(promise.blocks);
         self.blocks_fresh += promise.blocks * fresh;
         self.streams += u32::from(promise.blocks > 0 && promise.tokens == 0);
+        self.away += u32::from(promise.is_away());
         if promise.tpot.is_none() {
             self.unpaced += sequence;
+            self.unpaced_away += u32::from(promise.is_away());
             self.unpaced_blocks += u64::from(promise.blocks);
         }
         self.work[promise.urgency] += work;
@@ -320,8 +337,10 @@ impl Totals {
         self.blocks -= u64::from(promise.blocks);
         self.blocks_fresh -= promise.blocks * fresh;
         self.streams -= u32::from(promise.blocks > 0 && promise.tokens == 0);
+        self.away -= u32::from(promise.is_away());
         if promise.tpot.is_none() {
             self.unpaced -= sequence;
+            self.unpaced_away -= u32::from(promise.is_away());
             self.unpaced_blocks -= u64::from(promise.blocks);
         }
         self.work[promise.urgency] -= work;

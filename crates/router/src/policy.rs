@@ -241,13 +241,6 @@ pub(crate) fn takes_whole(c: &Candidate, ask: &Ask) -> bool {
     prompt_room(c, ask) && stream_room(c, ask)
 }
 
-/// Whether a prompt that is to stay would have a seat at once. On a decode worker those whose KV lands go
-/// before it, and where all seats are promised there is always one that does; elsewhere it waits better
-/// in line, where others may be placed before it.
-pub(crate) fn seats_prompt(c: &Candidate) -> bool {
-    c.sequences < c.capacity.slots_count
-}
-
 fn prompt_room(c: &Candidate, ask: &Ask) -> bool {
     !c.shut && ask.prompt_tokens < c.tokens_max() && c.prompts_open < c.queue_max
 }

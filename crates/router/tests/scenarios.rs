@@ -726,6 +726,7 @@ scenarios! {
     a_resumed_stream_goes_before_everybody_and_is_never_late
     who_is_let_wait_makes_room_for_who_is_more_urgent
     a_prompt_that_stays_needs_a_seat
+    seats_of_who_comes_later_are_free_until_then
     a_short_prompt_waits_as_long_as_what_is_before_it
     guests_of_other_routers_slow_prompts
     one_seat_is_enough_for_who_gives_way
