@@ -185,6 +185,27 @@ fn each_request_goes_through_prefill_hand_off_and_decode() {
 }
 
 #[test]
+fn the_router_counted_the_time_of_workers_as_its_own() {
+    for placement in ["split", "whole"] {
+        let (_process, client) = serve(&["--placement", placement]);
+        let body = json!({"prompt": "An enum is ".repeat(60), "max_tokens": 2, "temperature": 0, "ignore_eos": true});
+        client.complete(&body);
+        let of = |name: &str, labels: &[&str]| client.metric(name, labels);
+        assert_eq!(of("cleave_router_added_seconds_count", &[]), 1.0);
+        assert_eq!(of("cleave_request_read_seconds_count", &[]), 1.0);
+        let added = of("cleave_router_added_seconds_sum", &[]);
+        let read = of("cleave_request_read_seconds_sum", &[]);
+        let prefill = of("cleave_stage_seconds_sum", &["stage=\"prefill\""]);
+        let first = of("cleave_time_to_first_token_seconds_sum", &[]);
+        assert!(added > 0.0 && read > 0.0 && prefill > 0.0);
+        assert!(
+            read + added + prefill <= first,
+            "{read} + {added} + {prefill} > {first}"
+        );
+    }
+}
+
+#[test]
 fn lesson_01_a_client_that_leaves_strands_no_block() {
     let (_process, client) = serve(&["--placement", "split"]);
     let idle = || client.metric("cleave_pool_blocks", &["kind=\"held\""]) == 0.0;

@@ -323,7 +323,10 @@ class Run:
         self.asked += 1
         folder = self.out / "cells" / f"{self.asked:03}-{workload.name}-{rung}-{server.system.name.replace(' ', '-')}"
         folder.mkdir(parents=True)
-        seed = self.args.seed * 1000 + rung
+        # A seed for two workloads would give them prompts that begin alike, and whoever still had the one's KV
+        # would have the other's for nothing.
+        number = next(n for n, one in enumerate(self.workloads) if one.name == workload.name)
+        seed = self.args.seed * 1000 + number * len(RUNGS) + rung
         command = [self.args.bench or self.args.cleave, "bench", "run", "--url", f"http://127.0.0.1:{server.port}"]
         command += ["--model", NAME, "--vocab", str(self.config["vocab_size"])]
         command += workload.arguments(folder, requests, seed)
