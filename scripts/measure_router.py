@@ -7,8 +7,8 @@ on processor 1: real processes, real HTTP and gRPC, KV of a few bytes. The time 
 used is read from /proc before and after each load, so what else runs on the machine hardly shows, and the
 requests per second that one core bears follow from it. Latency is the client's: steps of prompts cost
 nothing here, so all of the time to first token is what was added by router, worker, client and wires. What the
-router says that it added itself (a request's reading, and its turns until the first token) is the upper bound
-of a bucket, a quarter wide, and does not hold sockets and the system's share of them. Two more numbers say whose the rest is: how busy the core of workers and clients was, where every request queues five
+router says that it added itself (a request's reading, and its turns until the first token) is the sum of two
+histograms' quantiles, each its bucket's upper bound (a quarter wide), and does not hold sockets and the system's share of them. Two more numbers say whose the rest is: how busy the core of workers and clients was, where every request queues five
 times (client, reservation, prompt, first token, client), and how long the router's threads could run and had no
 core, which is zero where nobody else computes on it. One row has one request at a time: there nothing queues.
 
@@ -184,7 +184,7 @@ def main() -> None:
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     print(f"{model.group(1) if model else platform.machine()}, {os.cpu_count()} cores\n")
     print("| load | offered, req/s | answered, req/s | core-seconds per request | of that in the system | "
-          "req/s that one core bears | router without a core, ms per request | other core busy | added by the router p50, ms | p99, ms | TTFT p50, ms | p99, ms |")
+          "req/s that one core bears | router without a core, ms per request | other core busy | added p50, ms | added p99, ms | TTFT p50, ms | TTFT p99, ms |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for row in results:
         print(f"| {row['name']} | {row['rate']:g} | {row['rate_seen']:.0f} | {row['core_seconds']:.6f} | "

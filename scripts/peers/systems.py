@@ -36,7 +36,7 @@ SYSTEMS = [
         "cleave split",
         CLEAVE + SHARED + ["--prefill", "1", "--decode", "1", "--placement", "split"],
         "/ready",
-        notes="one prefill and one decode worker that share the cores; every request is handed over",
+        notes="one prefill and one decode worker, each with all cores; every request is handed over",
     ),
     System(
         "cleave whole, one worker",
@@ -50,14 +50,14 @@ SYSTEMS = [
         "cleave whole",
         CLEAVE + SHARED + ["--prefill", "0", "--decode", "0", "--both", "2", "--placement", "whole"],
         "/ready",
-        notes="aggregated: two workers that share the cores",
+        notes="aggregated: two workers, each with all cores: one of them serves, with its half of the KV",
     ),
     System(
         "cleave auto",
         "cleave auto",
         CLEAVE + SHARED + ["--prefill", "1", "--decode", "1", "--placement", "auto"],
         "/ready",
-        notes="the workers of `cleave split`; each request is placed where its targets are predicted to be met",
+        notes="the workers of `cleave split`, placed by prediction: of two with the same cores one serves, with its half of the KV",
     ),
     System(
         "llama.cpp",

@@ -29,15 +29,19 @@ class Workload:
     output_scale: float = 1.0
 
     def arguments(self, cell: Path, requests: int, seed: int) -> list[str]:
-        """Of `cleave bench run`; the same for every system that is asked at one rate."""
+        """Of `cleave bench run`; the same for every system. Of a trace the seed says which part."""
         if self.trace is None:
             return ["--workload", f"{self.name}:input={self.input},output={self.output}"]
-        part = cell.parent / f"trace-{self.name}-{seed}{'.csv' if '.csv' in self.trace.name else '.jsonl'}"
+        part = cell.parent / f"trace-{self.name}-{seed}-{requests}{'.csv' if '.csv' in self.trace.name else '.jsonl'}"
         if not part.exists():
             part.write_text(window(self.trace, requests, seed))
         scales = ["--input-scale", f"{self.input_scale:.5f}", "--output-scale", f"{self.output_scale:.5f}"]
         arrivals = ["--arrivals", self.arrivals] if self.arrivals else []
         return ["--trace", str(part), *scales, *arrivals]
+
+
+# A part of a trace begins so far from its end at least: with more requests it begins at the same place.
+ROOM = 1000
 
 
 def lines(path: Path) -> list[str]:
@@ -50,7 +54,7 @@ def window(path: Path, requests: int, seed: int) -> str:
     """So many requests in a row, from a random place on."""
     all_lines = lines(path)
     head = [] if all_lines[0].startswith("{") else [all_lines.pop(0)]
-    start = random.Random(seed).randrange(max(1, len(all_lines) - requests))
+    start = random.Random(seed).randrange(max(1, len(all_lines) - ROOM))
     return "\n".join(head + all_lines[start : start + requests]) + "\n"
 
 

@@ -52,7 +52,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     if limits.mode == Mode::Slo && limits.placement != Placement::Split {
         let devices = workers.iter().map(|(options, engine)| {
             let device = engine.describe().device_id.clone();
-            (options.name.as_str(), options.role, device)
+            (options.name.as_str(), device)
         });
         if let Some(said) = undivided(devices) {
             info!("{said}");
@@ -257,26 +257,19 @@ fn announce<'a>(
     }
 }
 
-/// Which worker serves whole requests for all that compute on the same hardware; nothing if none share any.
-fn undivided<'a>(
-    workers: impl Iterator<Item = (&'a str, Role, Option<DeviceId>)>,
-) -> Option<String> {
-    let mut devices: BTreeMap<DeviceId, Vec<(&str, Role)>> = BTreeMap::new();
-    for (name, role, device) in workers {
+/// What is said of workers that compute on the same hardware; nothing if none share any.
+fn undivided<'a>(workers: impl Iterator<Item = (&'a str, Option<DeviceId>)>) -> Option<String> {
+    let mut devices: BTreeMap<DeviceId, Vec<&str>> = BTreeMap::new();
+    for (name, device) in workers {
         if let Some(device) = device {
-            devices.entry(device).or_default().push((name, role));
+            devices.entry(device).or_default().push(name);
         }
     }
     let there = devices.into_values().find(|there| there.len() > 1)?;
-    let (one, _) = there
-        .iter()
-        .find(|(_, role)| role.decodes())
-        .or(there.first())?;
-    let names: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
     Some(format!(
-        "{} compute on the same cores, so {one} serves requests whole while it has blocks; --placement split \
-         hands each over, and --threads divides the cores",
-        names.join(" and ")
+        "{} compute on the same cores, so one of them serves requests whole; --placement split hands each \
+         over, and --threads divides the cores",
+        there.join(" and ")
     ))
 }
 
@@ -393,7 +386,7 @@ mod tests {
     use super::{roles, undivided};
     use crate::args::ServeArgs;
     use clap::Parser;
-    use cleave_domain::{DeviceId, Role};
+    use cleave_domain::DeviceId;
 
     #[derive(Parser)]
     struct Flags {
@@ -411,21 +404,13 @@ mod tests {
 
     #[test]
     fn two_workers_of_the_same_cores_looked_like_two_devices() {
-        let of = |name, role, device: Option<&str>| {
-            (name, role, device.map(|text| DeviceId(text.to_owned())))
-        };
-        let (prefill, decode) = (("p", Role::Prefill), ("d", Role::Decode));
         let said = |devices: [Option<&str>; 2]| {
-            let workers = [
-                of(prefill.0, prefill.1, devices[0]),
-                of(decode.0, decode.1, devices[1]),
-            ];
-            undivided(workers.into_iter())
+            let device = |text: &str| DeviceId(text.to_owned());
+            let named = ["p", "d"].into_iter().zip(devices);
+            undivided(named.map(|(name, text)| (name, text.map(device))))
         };
         let shared = said([Some("a"), Some("a")]);
-        assert!(
-            shared.is_some_and(|said| said.starts_with("p and d") && said.contains("so d serves"))
-        );
+        assert!(shared.is_some_and(|said| said.starts_with("p and d compute on the same")));
         assert_eq!(said([Some("a"), Some("b")]), None);
         assert_eq!(said([None, None]), None);
     }

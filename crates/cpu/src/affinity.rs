@@ -33,8 +33,8 @@ pub(crate) fn pin(core: usize) {
 pub(crate) fn pin(_core: usize) {}
 
 /// The cores that so many threads compute on, if they take all that this process may use. Where a limit
-/// on processor time leaves it fewer than it may run on, the limit's owner is part of the name: others
-/// have a limit of their own.
+/// on processor time leaves it fewer than it may run on, its control group is part of the name: others
+/// are taken to have a limit of their own.
 pub(crate) fn device_id(threads: usize) -> Option<DeviceId> {
     if threads < cores_count() {
         return None;

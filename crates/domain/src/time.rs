@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Nothing is said or predicted to take longer: sums and products of such spans stay far from overflow, whatever
-/// numbers a worker tells. Later than any target can be.
+/// No single span is taken or predicted to be longer: sums and products of such spans stay far from overflow,
+/// whatever numbers a worker tells. No target is longer either.
 pub const SPAN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Nanoseconds since the body's own start; only differences mean anything.

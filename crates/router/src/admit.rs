@@ -157,8 +157,9 @@ impl Brain {
         };
         let query = self.query(flight, Some(&need));
         let relief = self.fleet.relief(&query)?;
-        let decodes = self.fleet.census();
-        let workers = (decodes.decode + decodes.both).max(1);
+        let census = self.fleet.census();
+        let decodes = census.decode + census.both;
+        let workers = decodes.min(census.devices).max(1);
         let room = relief * (self.line.len() / workers + 1);
         let alone = self.fleet.alone_least(&query);
         let predicted = need.counted + need.ttft_by.stretch(room + alone);

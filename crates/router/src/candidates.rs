@@ -29,8 +29,8 @@ pub(crate) struct Query<'a> {
     pub(crate) ask: Ask,
     pub(crate) content: &'a Content,
     pub(crate) excluded: &'a BTreeSet<WorkerId>,
-    /// Of these, those that it would have been late at.
-    pub(crate) late: &'a BTreeSet<WorkerId>,
+    /// Attempts of it that failed: then some of these failed it, and else they only refused.
+    pub(crate) failures: u32,
     /// Weights and arithmetic that drew the tokens its client has: only the same draw the ones that
     /// follow. None while it has none.
     pub(crate) drawn_by: Option<&'a Fingerprint>,
@@ -69,7 +69,7 @@ impl Query<'_> {
             ask,
             content: self.content,
             excluded,
-            late: self.late,
+            failures: self.failures,
             drawn_by: self.drawn_by,
             now: self.now,
             terms: self.terms,
@@ -147,7 +147,7 @@ impl Fleet {
             ask: Ask::SHORTEST,
             content: &Content::default(),
             excluded: &BTreeSet::new(),
-            late: &BTreeSet::new(),
+            failures: 0,
             drawn_by: None,
             now,
             terms: Terms { placement, ..terms },
@@ -204,13 +204,7 @@ impl Fleet {
         counts: &impl Fn(&Worker) -> bool,
     ) -> Option<Result<Placing, NoPlace>> {
         let need = query.need?;
-        let mut prospects = Vec::with_capacity(group.workers.len());
-        // Not `extend`: it moves each through the whole chain of iterators.
-        let all = self.prospects(group, query, need, counts);
-        all.for_each(|prospect| prospects.push(prospect));
-        if query.terms.placement != Placement::Split {
-            self.devices.leave_one_each(&mut prospects, query);
-        }
+        let prospects = self.asked(group, query, need, counts);
         let seats = prospects.iter().map(|prospect| &prospect.seat);
         policy::exists(seats, &query.ask, query.terms.placement).ok()?;
         let outlooks = judge(&prospects, need, query.terms.placement);
@@ -228,8 +222,8 @@ impl Fleet {
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let reliefs = able.flat_map(|(_, group)| {
             let counts = |w: &Worker| !w.draining && w.description.role.decodes();
-            let prospects = self.prospects(group, query, need, &counts);
-            prospects.map(|p| p.relief(need)).min()
+            let prospects = self.asked(group, query, need, &counts);
+            prospects.iter().map(|p| p.relief(need)).min()
         });
         reliefs.min()
     }
@@ -254,8 +248,8 @@ impl Fleet {
         let groups = self.groups.iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let alone = able.flat_map(|(_, group)| {
-            let prospects = self.prospects(group, query, need, &|w: &Worker| !w.draining);
-            prospects.map(|p| p.alone).min()
+            let prospects = self.asked(group, query, need, &|w: &Worker| !w.draining);
+            prospects.iter().map(|p| p.alone).min()
         });
         alone.min().unwrap_or_default()
     }
@@ -289,7 +283,26 @@ impl Fleet {
             .collect()
     }
 
-    /// None without anybody's prices.
+    /// Those among which the request is placed; none without anybody's prices.
+    fn asked<'a>(
+        &'a self,
+        group: &'a Group,
+        query: &Query,
+        need: &Need,
+        counts: &impl Fn(&Worker) -> bool,
+    ) -> Vec<Prospect<'a>> {
+        let mut prospects = Vec::with_capacity(group.workers.len());
+        // Not `extend`: it moves each through the whole chain of iterators.
+        let all = self.prospects(group, query, need, counts);
+        all.for_each(|prospect| prospects.push(prospect));
+        if query.terms.placement != Placement::Split {
+            let stuck = |worker| self.is_at_a_stand(worker);
+            self.devices
+                .leave_one_each(&mut prospects, (query, need), stuck);
+        }
+        prospects
+    }
+
     fn prospects<'a>(
         &'a self,
         group: &'a Group,
@@ -529,6 +542,7 @@ fn prospect<'a>(
         context_tokens: streaming.context_tokens.saturating_sub(unpaced_tokens),
         strangers: streaming.sequences.saturating_sub(totals.sequences),
         away: totals.away - need.tpot.map_or(0, |_| totals.unpaced_away),
+        seats_later: totals.away,
         ledger: &worker.ledger,
         tpot_least: gaps.into_iter().flatten().min(),
         crowds: match need.manners {

@@ -264,6 +264,9 @@ pub struct Census {
     pub decode: u32,
     /// Do either.
     pub both: u32,
+    /// With so many devices, as far as they say which.
+    #[serde(default)]
+    pub devices: u32,
 }
 
 impl Census {

@@ -90,6 +90,7 @@ impl Brain {
         let about = &worker.description;
         worker.me.hash(hasher);
         (about.role, &about.fingerprint, about.queue_max).hash(hasher);
+        about.device.hash(hasher);
         let capacity = &about.capacity;
         (capacity.block_tokens, capacity.blocks_count).hash(hasher);
         (capacity.slots_count, capacity.context_tokens_max).hash(hasher);

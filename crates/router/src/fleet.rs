@@ -94,7 +94,10 @@ impl Worker {
 
 impl Fleet {
     pub(crate) fn census(&self) -> Census {
-        self.census
+        Census {
+            devices: self.census.total() - self.devices.spare(),
+            ..self.census
+        }
     }
 
     /// Moves when readiness may have changed.
@@ -295,6 +298,11 @@ impl Fleet {
             Progress::Moving => self.stuck.remove(&who.worker),
         };
         true
+    }
+
+    /// Whether that worker, in whatever life, makes no progress.
+    pub(crate) fn is_at_a_stand(&self, worker: WorkerId) -> bool {
+        self.stuck.contains(&worker)
     }
 
     /// Workers that make no progress.
@@ -584,6 +592,11 @@ impl Fleet {
             lists.into_iter().all(known),
             "a list holds a worker that is gone"
         );
+        let mut devices = Devices::default();
+        for (id, worker) in &self.workers {
+            devices.join(*id, worker.description.device.as_ref());
+        }
+        assert_eq!(devices, self.devices, "a device has other workers");
         let total = self.census.total() as usize;
         assert_eq!(total, self.workers.len(), "the census is wrong");
         assert_eq!(legs, self.legs, "open legs are miscounted");

@@ -17,7 +17,7 @@ pub(crate) use pair::Pair;
 
 use crate::event::{Forecast, PlaceReason};
 use crate::ledger::{Ledger, Span};
-use crate::policy::{Ask, Candidate};
+use crate::policy::{self, Ask, Candidate};
 use crate::tally::Stretch;
 use cleave_domain::{Aim, Prices, Time, Timing, Work};
 use cleave_planner::{Predict, share};
@@ -58,6 +58,8 @@ pub(crate) struct Prospect<'a> {
     pub(crate) strangers: u32,
     /// And those whose prompts run elsewhere: until they come their seats are free.
     pub(crate) away: u32,
+    /// The same, with those that were promised no gap.
+    pub(crate) seats_later: u32,
     pub(crate) ledger: &'a Ledger,
     /// The tightest gap between tokens promised there.
     pub(crate) tpot_least: Option<Duration>,
@@ -262,13 +264,15 @@ impl Prospect<'_> {
     pub(crate) fn seats_prompt(&self, need: &Need) -> bool {
         let slots = self.seat.capacity.slots_count;
         let taken = self.seat.sequences;
-        if taken < slots || taken.saturating_sub(self.away) >= slots {
+        if taken < slots || taken.saturating_sub(self.seats_later) >= slots {
             return taken < slots;
         }
+        let Some(prompt) = self.prompt(need) else {
+            return false;
+        };
         // Twice as long as its turn takes to come: others land sooner than was thought, too.
-        let seated = need.now + (self.wait + self.alone) * 2;
-        let later = self.ledger.away_after(seated, need.now);
-        taken.saturating_sub(later) < slots
+        let seated = need.now + (prompt.wait + self.alone) * 2;
+        self.ledger.come_after(seated, taken - slots + 1)
     }
 
     /// Whether one seat more than there are may be promised to a stream whose prompt is done elsewhere after
@@ -277,7 +281,11 @@ impl Prospect<'_> {
     pub(crate) fn seats_stream(&self, need: &Need, lead: Duration) -> bool {
         let free = self.seat.sequences < self.seat.capacity.slots_count;
         let seated = || self.wait + self.seat_wait(self.sequences, need);
-        free || need.manners != Manners::New || lead <= seated() + self.alone
+        if free || need.manners != Manners::New || lead <= seated() + self.alone {
+            return true;
+        }
+        let stays = policy::takes_whole(&self.seat, &need.ask) && self.seats_prompt(need);
+        !stays || self.prompt(need).is_none()
     }
 
     /// How the prompt would run among streams: in pieces that keep every step below the tightest gap

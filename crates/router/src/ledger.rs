@@ -66,8 +66,14 @@ impl Promise {
 
     /// Whether its prompt runs elsewhere, and its stream is still to come from there.
     fn is_away(&self) -> bool {
+        self.comes().is_some()
+    }
+
+    /// When it comes, if it is away.
+    fn comes(&self) -> Option<Time> {
         let streams = self.blocks > 0 && self.tokens == 0;
-        streams && !self.runs && self.span != Span::NONE
+        let away = streams && !self.runs && self.span != Span::NONE;
+        away.then_some(self.span.from)
     }
 
     /// Whether a load of a worker that had heard so many orders includes it. One that counts no orders
@@ -142,6 +148,8 @@ pub(crate) struct Ledger {
     fresh: BTreeSet<HandoffId>,
     totals: Totals,
     tpots: BTreeSet<(Duration, HandoffId)>,
+    /// Those that are away, by when they come.
+    away: BTreeSet<(Time, HandoffId)>,
     /// The first of them, which the set could tell too: every forecast asks it of every worker, and the way
     /// down a tree to its first leaf costs more than all else that is read of most of them.
     tpot_first: Option<Duration>,
@@ -180,6 +188,7 @@ impl Ledger {
             self.at_work_since = now;
         }
         self.totals.add(&promise);
+        self.expect(handoff, (None, promise.comes()));
         if promise.fresh {
             self.fresh.insert(handoff);
         }
@@ -192,6 +201,7 @@ impl Ledger {
     pub(crate) fn close(&mut self, handoff: HandoffId, now: Time) -> Option<Promise> {
         let promise = self.promises.remove(&handoff)?;
         self.totals.take(&promise);
+        self.expect(handoff, (promise.comes(), None));
         self.fresh.remove(&handoff);
         if let Some(tpot) = promise.tpot {
             self.tpots.remove(&(tpot, handoff));
@@ -222,10 +232,20 @@ impl Ledger {
         streams.map(move |p| p.span.now(p.runs, now))
     }
 
-    /// How many of those that are away come later than that.
-    pub(crate) fn away_after(&self, by: Time, now: Time) -> u32 {
-        let away = self.promises.values().filter(|p| p.is_away());
-        away.filter(|p| p.span.now(p.runs, now).from > by).count() as u32
+    /// Whether so many of those that are away come later than that.
+    pub(crate) fn come_after(&self, by: Time, count: u32) -> bool {
+        let later = by + Duration::from_nanos(1);
+        let later = self.away.range((later, HandoffId::default())..);
+        later.take(count as usize).count() == count as usize
+    }
+
+    fn expect(&mut self, handoff: HandoffId, (before, after): (Option<Time>, Option<Time>)) {
+        if before != after {
+            if let Some(before) = before {
+                self.away.remove(&(before, handoff));
+            }
+            self.away.extend(after.map(|after| (after, handoff)));
+        }
     }
 
     /// The prompt was computed.
@@ -247,13 +267,16 @@ impl Ledger {
             return;
         };
         self.totals.take(promise);
+        let before = promise.comes();
         edit(promise);
         self.totals.add(promise);
+        let after = promise.comes();
         if promise.fresh {
             self.fresh.insert(handoff);
         } else {
             self.fresh.remove(&handoff);
         }
+        self.expect(handoff, (before, after));
     }
 
     /// What generates here was placed for another role.
@@ -287,6 +310,9 @@ impl Ledger {
             let entry = promise.tpot.map(|tpot| (tpot, *handoff));
             let kept = entry.is_none_or(|entry| self.tpots.contains(&entry));
             assert!(kept, "{handoff}'s pace is forgotten");
+            let comes = promise.comes().map(|comes| (comes, *handoff));
+            let kept = comes.is_none_or(|comes| self.away.contains(&comes));
+            assert!(kept, "{handoff} is not expected");
         }
         let paced = self.promises.values().filter(|p| p.tpot.is_some());
         assert_eq!(
@@ -294,6 +320,8 @@ impl Ledger {
             self.tpots.len(),
             "a pace outlived its flight"
         );
+        let away = totals.away as usize;
+        assert_eq!(away, self.away.len(), "who is gone is expected");
         let first = self.tpots.first().map(|(tpot, _)| *tpot);
         assert_eq!(first, self.tpot_first, "the tightest pace is another");
         assert_eq!(totals, self.totals, "a worker's sums are off");

@@ -66,7 +66,7 @@ impl Brain {
             ask: Ask::of(&flight.request, self.limits.expected_output_tokens),
             content: &flight.content,
             excluded: &flight.excluded,
-            late: &flight.late,
+            failures: flight.failures,
             drawn_by: flight.drawn_by.as_ref().filter(|_| flight.given()),
             now: self.now,
             terms: self.terms(),

@@ -6,9 +6,9 @@
 mod lies;
 
 use cleave_domain::{
-    BlockHash, Capacity, DecodeTiming, Failure, Fingerprint, FinishReason, FlightId, HandoffId,
-    Incarnation, Load, Order, PrefillTiming, Prices, Progress, Refusal, Report, Request, Role,
-    Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
+    BlockHash, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint, FinishReason, FlightId,
+    HandoffId, Incarnation, Load, Order, PrefillTiming, Prices, Progress, Refusal, Report, Request,
+    Role, Sampling, Slo, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_router::{Brain, CancelReason, Command, Input, Limits, Output};
 use lies::Lies;
@@ -49,7 +49,8 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
             context_tokens_max: 100,
         },
         queue_max: 3,
-        device: None,
+        // Some have one of their own, some share one of two.
+        device: (revision >= 128).then(|| DeviceId(format!("{}", revision % 2))),
     }
 }
 

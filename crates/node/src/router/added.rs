@@ -3,9 +3,9 @@
 //! Owns: whose turn it is, of one flight, until its client takes the first token. Never: decides, or
 //! counts a worker's time. Invariant: a flight is told once at most, and one without a token never.
 //!
-//! A router has its turn from the submission to the reservation that it orders, from the word that blocks
-//! are reserved to the prompt's order, and from the first token to the client's stream; and again with
-//! each further attempt. Waiting for a place, and sockets, are not in it.
+//! A router has its turn from the submission to the first placement, from the word that blocks are reserved
+//! to the prompt's order, and from the first token to the client's stream. Waiting for a place, being
+//! placed anew after that or after a failure, and sockets are not in it.
 
 use prometheus_client::metrics::histogram::Histogram;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,11 +37,16 @@ impl Added {
         })
     }
 
-    /// The router has had its turn since then.
-    pub(crate) fn turn(&self, since: Instant) {
+    /// The first token is on its way to the client.
+    pub(crate) fn pass_on(&self) {
         self.locked(|turns| {
-            turns.since.get_or_insert(since);
+            turns.since.get_or_insert_with(Instant::now);
         });
+    }
+
+    /// It had a turn that took so long.
+    pub(crate) fn add(&self, turn: Duration) {
+        self.locked(|turns| turns.before += turn);
     }
 
     /// It is somebody else's.
@@ -84,21 +89,10 @@ mod tests {
         registry.register("added", "", seconds.clone());
         let added = Added::begin(seconds);
         added.rest();
-        let hour = Duration::from_secs(3600);
-        let long_ago = Instant::now()
-            .checked_sub(hour)
-            .expect("the machine runs for long enough");
-        {
-            let mut turns = added.turns.lock().expect("no panic");
-            assert!(
-                turns.since.is_none() && turns.before < hour,
-                "nobody's turn"
-            );
-            turns.before = Duration::ZERO;
-        }
-        added.turn(long_ago);
-        // A second word of the same turn begins none.
-        added.turn(Instant::now());
+        assert!(added.turns.lock().expect("no panic").since.is_none());
+        added.add(Duration::from_secs(3600));
+        added.pass_on();
+        assert!(added.turns.lock().expect("no panic").since.is_some());
         added.tell();
         added.tell();
         let mut text = String::new();

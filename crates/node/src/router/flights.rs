@@ -124,8 +124,7 @@ impl Flights {
     /// A worker's word for the flight was read then, and all that follows from it is done.
     pub(crate) fn answered(&self, flight: FlightId, read: Instant) {
         if let Some(open) = self.open.get(&flight) {
-            open.added.turn(read);
-            open.added.rest();
+            open.added.add(read.elapsed());
         }
     }
 
@@ -196,7 +195,9 @@ impl Flight {
             self.generated.push(emission.sampled.token);
             self.turn(attempt, meters);
             // A client that has left is cancelled by its stream's drop.
-            self.added.turn(Instant::now());
+            if emission.index == 0 {
+                self.added.pass_on();
+            }
             self.client.send(FlightEvent::Token(emission));
         }
     }

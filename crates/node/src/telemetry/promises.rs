@@ -276,7 +276,7 @@ impl PromiseMeters {
         match note {
             Note::Judged { flight, .. } => drop(self.judged.insert(*flight, note.clone())),
             Note::Decided(decision) => self.decided(decision),
-            Note::Fleet { workers, .. } => self.series.lock().devices = workers.total(),
+            Note::Fleet { workers, .. } => self.series.lock().devices = workers.devices,
             _ => {}
         }
     }
@@ -595,6 +595,7 @@ mod tests {
                 prefill: 1,
                 decode: 3,
                 both: 0,
+                devices: 4,
             },
             flights: 0,
             flights_waiting: 0,

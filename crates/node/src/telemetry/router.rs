@@ -368,6 +368,7 @@ impl RouterMeters {
             prefill,
             decode,
             both,
+            devices: _,
         } = census;
         let counts = [
             (Role::Prefill, prefill),

@@ -107,7 +107,7 @@ impl TryFrom<proto::WorkerDescription> for WorkerDescription {
             fingerprint: Fingerprint(fingerprint),
             capacity: required(capacity, "description.capacity")?.try_into()?,
             queue_max,
-            device: device.map(DeviceId),
+            device: device.filter(|name| !name.is_empty()).map(DeviceId),
         })
     }
 }

@@ -353,7 +353,7 @@ fn introduction() -> impl Strategy<Value = Introduction> {
         step_tokens_max: drawn[4],
         context_tokens_max: drawn[5],
     });
-    let names = (".{0,9}", ".{0,9}", option::of(".{0,9}"));
+    let names = (".{0,9}", ".{0,9}", option::of(".{1,9}"));
     let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(
         |(role, (model, fingerprint, device), capacity, queue_max)| WorkerDescription {
             role,
