@@ -213,7 +213,7 @@ impl Prospect<'_> {
     }
 
     /// How scarce the worker's time is, in thousandths of one that idles.
-    fn scarcity(&self, need: &Need) -> u64 {
+    fn scarcity(&self, need: &Need, seated: u32) -> u64 {
         let patience = need.prompt_left().unwrap_or(PATIENCE).max(PATIENCE / 100);
         let queue = 1000 + permille(self.backlog, patience).min(SCARCITY_MAX);
         let steps = match self.tpot_least {
@@ -229,21 +229,27 @@ impl Prospect<'_> {
             }
         };
         let capacity = &self.seat.capacity;
-        let here = self.sequences.saturating_sub(self.away);
-        let seats = taken(here, capacity.slots_count);
+        let seats = taken(seated, capacity.slots_count);
         let held = capacity.blocks_count.saturating_sub(self.seat.blocks_free);
         let filled = seats.max(taken(held, capacity.blocks_count));
         let steps = steps.max(per_idle(filled));
         (queue * steps / 1000).min(SCARCITY_MAX)
     }
 
-    fn harm(&self, took: Duration, need: &Need) -> Duration {
-        scaled(took, self.scarcity(need))
+    /// Of a prompt: it sits down before those that are yet to come.
+    fn prompt_harm(&self, took: Duration, need: &Need) -> Duration {
+        let seated = self.sequences.saturating_sub(self.away);
+        scaled(took, self.scarcity(need, seated))
+    }
+
+    /// Of a stream: it comes when they do.
+    fn stream_harm(&self, took: Duration, need: &Need) -> Duration {
+        scaled(took, self.scarcity(need, self.sequences))
     }
 
     /// A first guess at how good the worker is for the prompt.
     pub(crate) fn prompt_rank(&self, need: &Need) -> u64 {
-        nanos(self.wait + self.alone + self.harm(self.alone, need))
+        nanos(self.wait + self.alone + self.prompt_harm(self.alone, need))
     }
 
     /// The same for generating.
@@ -307,7 +313,7 @@ impl Prospect<'_> {
                 wait: self.wait,
                 run,
                 chunks: tokens.div_ceil(self.chunk_max().max(1)),
-                harm: self.harm(self.alone, need),
+                harm: self.prompt_harm(self.alone, need),
                 crowds: self.crowds,
             });
         }
@@ -317,7 +323,7 @@ impl Prospect<'_> {
             wait: scaled(self.wait, u64::from(pieces.slowed)).max(seated),
             run: pieces.run,
             chunks: pieces.count,
-            harm: self.harm(pieces.longer, need),
+            harm: self.prompt_harm(pieces.longer, need),
             crowds: self.crowds,
         })
     }
@@ -429,7 +435,7 @@ impl Prospect<'_> {
             step,
             longer,
             seat_wait: self.seat_wait(sequences, need),
-            harm: self.harm(longer * need.output, need),
+            harm: self.stream_harm(longer * need.output, need),
             drags: others && !self.keeps_pace(step, need),
         }
     }
