@@ -542,7 +542,6 @@ fn prospect<'a>(
         context_tokens: streaming.context_tokens.saturating_sub(unpaced_tokens),
         strangers: streaming.sequences.saturating_sub(totals.sequences),
         away: totals.away - need.tpot.map_or(0, |_| totals.unpaced_away),
-        seats_later: totals.away,
         ledger: &worker.ledger,
         tpot_least: gaps.into_iter().flatten().min(),
         crowds: match need.manners {

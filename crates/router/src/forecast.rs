@@ -58,8 +58,6 @@ pub(crate) struct Prospect<'a> {
     pub(crate) strangers: u32,
     /// And those whose prompts run elsewhere: until they come their seats are free.
     pub(crate) away: u32,
-    /// The same, with those that were promised no gap.
-    pub(crate) seats_later: u32,
     pub(crate) ledger: &'a Ledger,
     /// The tightest gap between tokens promised there.
     pub(crate) tpot_least: Option<Duration>,
@@ -270,7 +268,7 @@ impl Prospect<'_> {
     pub(crate) fn seats_prompt(&self, need: &Need) -> bool {
         let slots = self.seat.capacity.slots_count;
         let taken = self.seat.sequences;
-        if taken < slots || taken.saturating_sub(self.seats_later) >= slots {
+        if taken < slots || taken.saturating_sub(self.ledger.totals().away) >= slots {
             return taken < slots;
         }
         let Some(prompt) = self.prompt(need) else {
