@@ -178,20 +178,25 @@ template <class S> struct Warp {
     }
 
     // The totals' quotients, to the output.
-    DEVICE void store_out() const {
+    DEVICE void store_out() {
+#pragma unroll
+        for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
+            const Words4 words = load_words(exchange.totals + i * S::THREADS);
+#pragma unroll
+            for (u32 word = 0; word < 4; word++) state.values[i / 2][i % 2][word] = bits_to_f32(words.word[word]);
+        }
 #pragma unroll
         for (u32 which = 0; which < 2; which++) {
             const u32 row = lane_row(share, which);
             if (row >= task.rows) continue;
             const float scale = args.value_scale / totals[which].sum;
-            auto* out = reinterpret_cast<u32*>(args.out + task.head_of(row, args.query_heads) * S::DIM);
+            bf16* out = args.out + task.head_of(row, args.query_heads) * S::DIM + first_pair() * 16;
 #pragma unroll
             for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
                 if (S::PAIRS % S::SPLIT != 0 && first_pair() + i / 2 >= S::PAIRS) break;
-                const Words4 words = load_words(exchange.totals + i * S::THREADS);
-                const float low = mul_rn(bits_to_f32(words.word[which * 2]), scale);
-                const float high = mul_rn(bits_to_f32(words.word[which * 2 + 1]), scale);
-                out[(first_pair() * 2 + i) * 4 + lane_index() % 4] = pack_bf16(low, high);
+                const FloatPair two = values_of<S>(state.values[i / 2], which, i % 2);
+                auto* to = reinterpret_cast<u32*>(out + i / 2 * 16 + dim_of<S>(i % 2));
+                *to = pack_bf16(mul_rn(two.low, scale), mul_rn(two.high, scale));
             }
         }
     }

@@ -20,6 +20,7 @@ template <u32 DIM_, u32 ROW_TILES_, u32 SPLIT_, u32 SLABS_, class Stored_> struc
     static constexpr u32 SLABS = SLABS_;
     static_assert(DIM % 16 == 0 && 4 % SPLIT == 0 && SLABS >= 3, "a shape that the kernels are written for");
 
+    static constexpr bool IS_FP8 = sizeof(Stored) == 1;
     static constexpr u32 ROWS = 16 * ROW_TILES;
     static constexpr u32 THREADS = 32 * ROW_TILES * SPLIT;
     // Quarters of a key tile, 16 keys each, that a warp scores.

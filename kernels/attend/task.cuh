@@ -69,11 +69,11 @@ template <class S> DEVICE void load_queries(Queries<S>& queries, const AttendArg
         const u32 row = lane_row(share, which);
         const bool is_there = row < task.rows;
         const u64 head = task.head_of(task.clamped(row), args.query_heads + 2 * args.kv_heads);
-        const auto* from = reinterpret_cast<const u32*>(args.qkv + head * S::DIM) + lane_index() % 4;
+        const bf16* from = args.qkv + head * S::DIM;
 #pragma unroll
-        for (u32 pair = 0; pair < S::PAIRS; pair++) {
-            queries.of[pair][which] = is_there ? from[pair * 8] : 0;
-            queries.of[pair][which + 2] = is_there ? from[pair * 8 + 4] : 0;
+        for (u32 i = 0; i < S::PAIRS * 2; i++) {
+            const auto* two = reinterpret_cast<const u32*>(from + i / 2 * 16 + dim_of<S>(i % 2));
+            queries.of[i / 2][i % 2 * 2 + which] = is_there ? *two : 0;
         }
     }
 }
@@ -106,19 +106,12 @@ template <class S> DEVICE float* state_at(const AttendArgs& args, const Task& ta
     return args.states + index * S::STATE_FLOATS;
 }
 
-// Two neighbouring floats.
-struct alignas(8) FloatPair {
-    float low;
-    float high;
-};
-
 template <class S> DEVICE void store_state(float* state, const float (&values)[S::OWN_PAIRS][2][4], u32 which, u32 pair) {
 #pragma unroll
     for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
         if (S::PAIRS % S::SPLIT != 0 && pair + i / 2 >= S::PAIRS) break;
-        const u32 dim = (pair * 2 + i) * 8 + lane_index() % 4 * 2;
-        const float(&of)[4] = values[i / 2][i % 2];
-        *reinterpret_cast<FloatPair*>(state + STATE_HEADER + dim) = {of[which * 2], of[which * 2 + 1]};
+        const u32 dim = (pair + i / 2) * 16 + dim_of<S>(i % 2);
+        *reinterpret_cast<FloatPair*>(state + STATE_HEADER + dim) = values_of<S>(values[i / 2], which, i % 2);
     }
 }
 

@@ -1,7 +1,9 @@
 // One warp's part of one tile of keys: scores, weights, weighted values.
 //
 // Owns: the arithmetic, on the fragments of mma.m16n8k16: this lane has the elements of rows `lane / 4` and
-// `lane / 4 + 8`, and of columns that `lane % 4` gives.
+// `lane / 4 + 8`, and of columns that `lane % 4` gives. Stored in bf16, columns are the dims in order. Stored in fp8,
+// ldmatrix brings a lane four dims side by side where in bf16 it brings two and two that are eight apart; the dims
+// of a pair then go to the columns in that order, for queries and values alike.
 // Never: reads global memory, or waits for other warps.
 // Invariant: an element is computed from its row's queries and its keys by one fixed chain of operations, each
 // rounded as written, whichever warp computes it and whatever else the warp computes.
@@ -54,26 +56,68 @@ template <class S> struct SpanState {
     }
 };
 
+// The pair's dims that this lane has are two and two: the first of the `half`th two.
+template <class S> DEVICE u32 dim_of(u32 half) {
+    const u32 quad_lane = lane_index() % 4;
+    return S::IS_FP8 ? quad_lane * 4 + half * 2 : half * 8 + quad_lane * 2;
+}
+
+// Two neighbouring floats.
+struct alignas(8) FloatPair {
+    float low;
+    float high;
+};
+
+// A row's values of a pair at `dim_of<S>(half)` and the next; `which` of the lane's two rows.
+template <class S> DEVICE FloatPair values_of(const float (&pair)[2][4], u32 which, u32 half) {
+    if constexpr (S::IS_FP8) {
+        return {pair[0][which * 2 + half], pair[1][which * 2 + half]};
+    } else {
+        return {pair[half][which * 2], pair[half][which * 2 + 1]};
+    }
+}
+
 // Which keys this lane's two rows see: `first ..= last`.
 struct Sight {
     u32 first[2];
     u32 last[2];
 };
 
+// Adds two pairs of dims to the scores of one quarter, keys stored in fp8; `pair` is the first.
+template <class S> DEVICE void score_fp8(float (&scores)[2][4], const Queries<S>& queries, const u8* keys, u32 key, u32 pair) {
+    const u32 lane = lane_index();
+    // An odd pair at the end is read twice and used once.
+    const u32 chunk = min(pair + lane / 16, S::PAIRS - 1);
+    u32 r[4];
+    ldmatrix_x4(r, keys + slab_offset<S>(key + lane % 16, chunk));
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        if (pair + i / 2 >= S::PAIRS) break;
+        u32 fragment[2];
+        fp8_to_bf16(fragment, r[i]);
+        mma_bf16(scores[i % 2], queries.of[pair + i / 2], fragment);
+    }
+}
+
 // Scores of the warp's quarters, from `quarter` on. Each is one chain over the dims in order.
 template <class S> DEVICE void score(Scores<S>& scores, const Queries<S>& queries, const u8* keys, u32 quarter) {
     const u32 lane = lane_index();
-    const u32 key = quarter * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
+    const u32 key = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
 #pragma unroll
     for (u32 i = 0; i < S::QUARTERS * 8; i++) scores.of[i / 8][i / 4 % 2][i % 4] = 0;
 #pragma unroll
-    for (u32 pair = 0; pair < S::PAIRS; pair++) {
+    for (u32 pair = 0; pair < S::PAIRS; pair += S::IS_FP8 ? 2 : 1) {
 #pragma unroll
         for (u32 own = 0; own < S::QUARTERS; own++) {
-            u32 r[4];
-            ldmatrix_x4(r, keys + slab_offset<S>(key + own * 16, pair * 2 + half));
-            mma_bf16(scores.of[own][0], queries.of[pair], {r[0], r[1]});
-            mma_bf16(scores.of[own][1], queries.of[pair], {r[2], r[3]});
+            const u32 first = (quarter + own) * 16;
+            if constexpr (S::IS_FP8) {
+                score_fp8<S>(scores.of[own], queries, keys, first, pair);
+            } else {
+                u32 r[4];
+                ldmatrix_x4(r, keys + slab_offset<S>(first + key, pair * 2 + half));
+                mma_bf16(scores.of[own][0], queries.of[pair], {r[0], r[1]});
+                mma_bf16(scores.of[own][1], queries.of[pair], {r[2], r[3]});
+            }
         }
     }
 }
@@ -149,19 +193,38 @@ template <class S> DEVICE void weigh(u32 (&weights)[S::QUARTERS][4], Scores<S>& 
     }
 }
 
+// Adds two quarters of keys to one pair of dims, values stored in fp8; `quarter` is the first.
+template <class S> DEVICE void add_fp8(float (&values)[2][4], const Weights& weights, const u8* slab, u32 quarter, u32 pair) {
+    u32 r[4];
+    ldmatrix_x4_transposed(r, slab + slab_offset<S>(quarter * 16 + lane_index(), pair));
+    // Of eight keys each: two dims of one key, then the same of the next. Sorted by dim: a word for each half.
+    u32 fragments[4][2];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) fp8_to_bf16(fragments[i], permute_bytes(r[i], 0, 0x3120));
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const u32(&low)[2] = fragments[i / 2 * 2], (&high)[2] = fragments[i / 2 * 2 + 1];
+        mma_bf16(values[i % 2], weights.of[quarter + i / 2], {low[i % 2], high[i % 2]});
+    }
+}
+
 // Adds the tile's weighted values to the warp's pairs, from `pair` on. Each is one chain over the keys in order.
 template <class S> DEVICE void add_values(SpanState<S>& state, const Weights& weights, const u8* values, u32 pair) {
     const u32 lane = lane_index();
-    const u32 key = lane / 8 % 2 * 8 + lane % 8, half = lane / 16;
+    const u32 key = lane % 16, half = lane / 16;
 #pragma unroll
-    for (u32 quarter = 0; quarter < 4; quarter++) {
+    for (u32 quarter = 0; quarter < 4; quarter += S::IS_FP8 ? 2 : 1) {
 #pragma unroll
         for (u32 own = 0; own < S::OWN_PAIRS; own++) {
             if (S::PAIRS % S::SPLIT != 0 && pair + own >= S::PAIRS) break;
-            u32 r[4];
-            ldmatrix_x4_transposed(r, values + slab_offset<S>(quarter * 16 + key, (pair + own) * 2 + half));
-            mma_bf16(state.values[own][0], weights.of[quarter], {r[0], r[1]});
-            mma_bf16(state.values[own][1], weights.of[quarter], {r[2], r[3]});
+            if constexpr (S::IS_FP8) {
+                add_fp8<S>(state.values[own], weights, values, quarter, pair + own);
+            } else {
+                u32 r[4];
+                ldmatrix_x4_transposed(r, values + slab_offset<S>(quarter * 16 + key, (pair + own) * 2 + half));
+                mma_bf16(state.values[own][0], weights.of[quarter], {r[0], r[1]});
+                mma_bf16(state.values[own][1], weights.of[quarter], {r[2], r[3]});
+            }
         }
     }
 }

@@ -70,6 +70,15 @@ DEVICE float fp8_to_f32(fp8 x) {
     return (x.bits & 0x7f) == 0x7f ? __int_as_float(0x7fc00000) : wide * 256.0f;
 }
 
+// Bytes by number, 0 to 3 of `low` and 4 to 7 of `high`; each digit of `order` picks one, the lowest first.
+DEVICE u32 permute_bytes(u32 low, u32 high, u32 order) { return __byte_perm(low, high, order); }
+// a · b + c in each half, rounded once, halves to even; numbers below the least normal one are kept.
+DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Rounded as written: never fused with what comes before or after.
 DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
@@ -156,6 +165,17 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #else
 #include "emulator.h"
 #endif
+
+// Four e4m3 in the order of their bytes, to four bf16: exact. The NaN gives 480: for what is known to hold none.
+DEVICE void fp8_to_bf16(u32 (&words)[2], u32 four) {
+    // Sign, exponent and fraction where bf16 has them, but for the exponent's bias: that is the factor 2^120.
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        const u32 high_bytes = permute_bytes(four, 0, i == 0 ? 0x1404 : 0x3424);
+        const u32 small = (high_bytes & 0x80008000u) | ((high_bytes >> 4) & 0x07f007f0u);
+        words[i] = fma_bf16x2(small, 0x7b807b80u, 0x80008000u);
+    }
+}
 
 // Whether this block is the last of `blocks` to come here; if so, it sees what the others had stored before, and the
 // counter is zero again for the next launch. All threads of the block come together.

@@ -88,9 +88,22 @@ template <u32 ROWS, u32 CHUNKS, u32 THREADS> DEVICE void fill_tile(u8* to, const
     }
 }
 
+// Asks for the scales of the groups that a stage touches: GROUPS_MOST rows of COLUMNS words, unswizzled.
+template <class S> DEVICE void fill_scales(u8* to, const MatmulArgs& args, const Unit& unit) {
+    constexpr u32 CHUNKS = S::COLUMNS / 4;
+    const u32 first = unit.stage * S::DEPTH >> args.group_shift, groups = args.width >> args.group_shift;
+    const u32 row_chunks = divided_up(args.columns, 4);
+    for (u32 i = threadIdx.x; i < S::GROUPS_MOST * CHUNKS; i += S::THREADS) {
+        const u32 group = first + i / CHUNKS, chunk = unit.first_column / 4 + i % CHUNKS;
+        const bool is_there = (i / CHUNKS) << args.group_shift < S::DEPTH && group < groups && chunk < row_chunks;
+        cp_async_16(to + i * 16, args.group_scales + (u64(group) * row_chunks + chunk) * 4, is_there);
+    }
+}
+
 // All stages of all units of this block, one after the other. Every `fill` is one group of copies, even past the
 // end, so that who waits can count.
 template <class S> struct Feed {
+    const MatmulArgs& args;
     const Work& work;
     Source weights;
     Source x;
@@ -99,8 +112,9 @@ template <class S> struct Feed {
     Unit unit;
     u32 slot;
 
-    DEVICE Feed(const MatmulArgs& args, const Work& launch, u8* to) : work(launch), shared(to), index(blockIdx.x), slot(0) {
-        weights = {reinterpret_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
+    DEVICE Feed(const MatmulArgs& all, const Work& launch, u8* to)
+        : args(all), work(launch), shared(to), index(blockIdx.x), slot(0) {
+        weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
         if (index < work.units) unit = unit_of<S>(work, index);
 #pragma unroll
@@ -112,6 +126,7 @@ template <class S> struct Feed {
             u8* to = shared + slot * S::STAGE_BYTES;
             fill_tile<S::COLUMNS, S::WEIGHT_CHUNKS, S::THREADS>(to, weights, unit.first_column, unit.stage * S::WEIGHT_CHUNKS);
             fill_tile<S::ROWS, S::X_CHUNKS, S::THREADS>(to + S::X_OFFSET, x, unit.first_row, unit.stage * S::X_CHUNKS);
+            if constexpr (S::GROUPS_MOST > 0) fill_scales<S>(to + S::SCALES_OFFSET, args, unit);
             unit.stage++;
             if (unit.stage == unit.stage_end) {
                 index += gridDim.x;

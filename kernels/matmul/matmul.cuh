@@ -3,44 +3,61 @@
 // Owns: the arguments, and how the inner dimension is cut.
 // Never: computes.
 // Invariant: an output element is summed in spans of the inner dimension, each from zero in steps of 16 in order,
-// and the spans are added up in order; the bias comes last. Where spans begin depends on the matrix's shape only,
+// and the spans are added up in order; a column's scale and the bias come last. (Where groups have scales, a span is
+// summed group by group, each from zero.) Where spans begin depends on the matrix's shape only,
 // so a row gives the same bits from every tensor-core kernel here, however many rows there are.
 //
 // What the host does for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
 // - `span_width` is `span_width_of(columns, width)`, the same for every launch with this matrix;
 //   `spans = divided_up(width, span_width)`.
-// - `width` is a multiple of 8 and weights and rows begin at multiples of 16 bytes; anything else is
-//   `matmul_plain_bf16`'s, with any number of rows, so that a matrix is always multiplied by one or the other.
-// - The kernel is chosen by the bucket's rows: few8 up to 8, few16 up to 16, few32 up to 32, few64 up to 64,
-//   many64 and many128 beyond. Each takes any number of rows and is right; it is only slower.
+// - `width` is a multiple of 8 (of what WeightLayout says for other formats), and weights and rows begin at multiples
+//   of 16 bytes. A bf16 matrix of any other width is `matmul_plain_bf16`'s, for any number of rows, so that a
+//   matrix is always multiplied by one or the other.
+// - The kernel is chosen by the bucket's rows, see the entries. Each takes any number of rows and is right; it is
+//   only slower.
 // - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
 //   `arrivals` of one counter per tile, zero before and after, where tiles = divided_up(columns, tile columns) ×
 //   divided_up(rows, tile rows). many* need none.
 // - The grid is any number of blocks; as many as fit the device at once is best: the kernels walk their tiles
 //   with the grid's stride and have the next tile's copies under way while they finish one.
+//
+// WeightLayout, as the host packs it when it loads a matrix. All are (columns, width), rows of the matrix one after
+// the other, and within each 16 elements of a row (32 for int4) ordered so that a lane gets what it multiplies with
+// one load:
+// - fp8 (e4m3) and int8 (two's complement): a byte each; bytes 4c .. 4c + 3 of a 16 are its elements 2c, 2c + 1,
+//   2c + 8, 2c + 9. `width` is a multiple of 16.
+// - int4, without sign: 16 bytes hold 32 elements, four words; of word c, bits 4i .. 4i + 3 are, for i = 0 .. 3,
+//   element 2c + 8i, and for i = 4 .. 7 element 2c + 1 + 8 (i - 4). `width` is a multiple of 32.
+// Scales: `column_scales`, (columns) f32, multiplies a column's sums at the end; or `group_scales`, (groups,
+// columns rounded up to 4) words, for groups of 32, 64 or 128 elements of the inner dimension, of which `width` is a
+// multiple: an f32 that multiplies the group's sum. For int4 its lowest byte is the zero point, 0 to 15, which is
+// subtracted from the elements; the other bits are the scale's, exact for scales that were f16 or bf16.
 #pragma once
 #include "prims.cuh"
 
 struct MatmulArgs {
-    // (columns, width) as checkpoints store it.
-    const bf16* weights;
+    // (columns, width): bf16 as checkpoints store it, or see WeightLayout.
+    const void* weights;
+    // One or none of the two.
+    const float* column_scales;
+    const u32* group_scales;
     // (rows, width).
     const bf16* x;
     // (columns), or null.
     const float* bias;
     // (rows, columns), bf16 or f32.
     void* out;
-    // Rows that there are, on the device; at most `rows`.
+    // Rows that there are, on the device; at most what the workspace was made for.
     const u32* rows_count;
     float* sums;
     u32* arrivals;
-    // Most rows of this bucket.
-    u32 rows;
     u32 columns;
     u32 width;
     // The inner dimension's spans: `span_width` each but the last. A multiple of SPAN_UNIT.
     u32 span_width;
     u32 spans;
+    // log2 of a group's elements: 5, 6 or 7, if there are `group_scales`.
+    u32 group_shift;
     // 1 if `out` is f32, 0 if bf16.
     u32 is_out_f32;
 };

@@ -2,8 +2,9 @@
 //
 // Owns: the sums, the order in which they are made, and what becomes of them.
 // Never: loads from global memory but what other blocks of the launch left.
-// Invariant: of each element, a span is summed from zero in steps of 16 in order; spans are added in order to a
-// total that begins at zero; then the bias. Weights are the left side, 16 columns a tile, rows the right side, 8 a
+// Invariant: of each element, a span is summed from zero in steps of 16 in order (where groups have scales, each
+// group is, and its scaled sum added to the span's); spans are added in order to a total that begins at zero; then
+// come the column's scale and the bias. Weights are the left side, 16 columns a tile, rows the right side, 8 a
 // tile, in every kernel.
 #pragma once
 #include "feed.cuh"
@@ -55,25 +56,94 @@ template <class S> struct RowFragments {
     }
 };
 
-// Adds one stage to the warp's sums.
-template <class S> DEVICE void add_stage(Sums<S>& sums, const u8* stage, u32 column, u32 row) {
-    const u32 lane = lane_index();
+// What a warp sums up: the mma's sums, and where groups have scales, those of the groups before in the span.
+template <class S> struct SpanSums {
+    static constexpr bool HAS_GROUPS = S::Weights::SCALING == Scaling::Groups;
+    Sums<S> sums;
+    Sums<S> groups;
+
+    DEVICE void clear() {
+        sums.clear();
+        if constexpr (HAS_GROUPS) groups.clear();
+    }
+
+    DEVICE const Sums<S>& all() const {
+        if constexpr (HAS_GROUPS) {
+            return groups;
+        } else {
+            return sums;
+        }
+    }
+
+    // `scales` of each column tile.
+    DEVICE void end_group(const GroupScales (&scales)[S::COLUMN_TILES]) {
 #pragma unroll
-    for (u32 pair = 0; pair < S::DEPTH / 32; pair++) {
-        RowFragments<S> rows;
-        rows.load(stage + S::X_OFFSET, row, pair);
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
+            const u32 tile = i / 4 / S::ROW_TILES, row_tile = i / 4 % S::ROW_TILES;
+            float& group = groups.of[tile][row_tile][i % 4];
+            group = fma_rn(sums.of[tile][row_tile][i % 4], scales[tile].scale(i % 4 / 2), group);
+        }
+        sums.clear();
+    }
+};
+
+// One warp's corner of one stage.
+template <class S> struct WarpStage {
+    const u8* stage;
+    // First column and row of the warp in the block's tile.
+    u32 column;
+    u32 row;
+    // The stage's first element of the inner dimension, and log2 of the elements of a group.
+    u32 depth;
+    u32 group_shift;
+
+    DEVICE void add_to(SpanSums<S>& span) const {
+        constexpr u32 STEPS = S::Weights::STEPS;
 #pragma unroll
-        for (u32 step = 0; step < 2; step++) {
+        for (u32 part = 0; part < S::DEPTH / 16 / STEPS; part++) {
+            GroupScales scales[S::COLUMN_TILES][STEPS / 2];
+            u32 weights[S::COLUMN_TILES][STEPS][4];
 #pragma unroll
             for (u32 i = 0; i < S::COLUMN_TILES; i++) {
-                u32 weights[4];
-                ldmatrix_x4(weights, stage + tile_offset<S::WEIGHT_CHUNKS>(column + i * 16 + lane % 16, (pair * 2 + step) * 2 + lane / 16));
+                if constexpr (SpanSums<S>::HAS_GROUPS) {
 #pragma unroll
-                for (u32 j = 0; j < S::ROW_TILES; j++) mma_bf16(sums.of[i][j], weights, rows.of[step][j]);
+                    for (u32 pair = 0; pair < STEPS / 2; pair++) scales[i][pair] = scales_of(part * (STEPS / 2) + pair, i);
+                }
+                S::Weights::template load<S::WEIGHT_CHUNKS>(weights[i], stage, column + i * 16, part, scales[i]);
+            }
+#pragma unroll
+            for (u32 pair = 0; pair < STEPS / 2; pair++) {
+                const u32 at = part * (STEPS / 2) + pair;
+                RowFragments<S> rows;
+                rows.load(stage + S::X_OFFSET, row, at);
+#pragma unroll
+                for (u32 i = 0; i < 2 * S::COLUMN_TILES * S::ROW_TILES; i++) {
+                    const u32 step = i / (S::COLUMN_TILES * S::ROW_TILES), tile = i / S::ROW_TILES % S::COLUMN_TILES;
+                    const u32 row_tile = i % S::ROW_TILES;
+                    mma_bf16(span.sums.of[tile][row_tile], weights[tile][pair * 2 + step], rows.of[step][row_tile]);
+                }
+                if constexpr (SpanSums<S>::HAS_GROUPS) {
+                    if ((depth + at * 32 + 32) >> group_shift != (depth + at * 32) >> group_shift) end_group(span, scales, pair);
+                }
             }
         }
     }
-}
+
+    // Of the 32 elements number `at` of the stage.
+    DEVICE GroupScales scales_of(u32 at, u32 tile) const {
+        const u32 group = ((depth + at * 32) >> group_shift) - (depth >> group_shift);
+        const auto* words = reinterpret_cast<const u32*>(stage + S::SCALES_OFFSET) + group * S::COLUMNS;
+        const u32 mine = column + tile * 16 + lane_index() / 4;
+        return {{words[mine], words[mine + 8]}};
+    }
+
+    static DEVICE void end_group(SpanSums<S>& span, const GroupScales (&scales)[S::COLUMN_TILES][S::Weights::STEPS / 2], u32 pair) {
+        GroupScales of_pair[S::COLUMN_TILES];
+#pragma unroll
+        for (u32 i = 0; i < S::COLUMN_TILES; i++) of_pair[i] = scales[i][pair];
+        span.end_group(of_pair);
+    }
+};
 
 // Where this thread keeps its sums of one span of a tile: [column tile × row tile][thread].
 template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 tile, u32 span) {
@@ -110,11 +180,12 @@ template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& 
         const u32 column = corner.column + i * 8 + lane / 4;
         if (column >= args.columns) continue;
         const float bias = args.bias == nullptr ? 0.0f : args.bias[column];
+        const float scale = S::Weights::SCALING == Scaling::Columns ? args.column_scales[column] : 1.0f;
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             const u32 row = corner.row + j / 2 * 8 + lane % 4 * 2 + j % 2;
             if (row >= rows) continue;
-            const float sum = add_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], bias);
+            const float sum = add_rn(mul_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], scale), bias);
             const u64 at = u64(row) * args.columns + column;
             if (args.is_out_f32 != 0) {
                 static_cast<float*>(args.out)[at] = sum;
@@ -126,10 +197,11 @@ template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& 
 }
 
 // A tile's spans, of which this block did one, added up by the block that comes last.
-template <class S> DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, Sums<S>& sums, const Unit& unit) {
-    leave_sums<S>(sums, sums_at<S>(args, unit.tile, unit.span));
+template <class S> DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>& mine, const Unit& unit) {
+    leave_sums<S>(mine, sums_at<S>(args, unit.tile, unit.span));
     if (!is_last_block(args.arrivals + unit.tile, args.spans)) return false;
     for (u32 span = 0; span < args.spans; span++) {
+        Sums<S> sums;
         load_sums<S>(sums, sums_at<S>(args, unit.tile, span));
         totals.add(sums);
     }
@@ -144,26 +216,27 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
         const Unit unit = unit_of<S>(work, index);
-        Sums<S> sums, totals;
+        SpanSums<S> span;
+        Sums<S> totals;
         totals.clear();
-        sums.clear();
+        span.clear();
         for (u32 stage = unit.stage; stage < unit.stage_end; stage++) {
             cp_async_wait<S::STAGES - 2>();
             sync_block();
             // The stage that all warps have just left is free.
             feed.fill();
-            add_stage<S>(sums, shared + slot * S::STAGE_BYTES, column, row);
+            WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, stage * S::DEPTH, args.group_shift}.add_to(span);
             slot = Feed<S>::after(slot);
             const bool is_span_over = (stage + 1) % work.span_stages == 0 || stage + 1 == unit.stage_end;
             if (S::CUT == Cut::Tiles && is_span_over) {
-                totals.add(sums);
-                sums.clear();
+                totals.add(span.all());
+                span.clear();
             }
         }
         if constexpr (S::CUT == Cut::Spans) {
             if (work.spans == 1) {
-                totals.add(sums);
-            } else if (!gather_spans<S>(args, totals, sums, unit)) {
+                totals.add(span.all());
+            } else if (!gather_spans<S>(args, totals, span.all(), unit)) {
                 continue;
             }
         }

@@ -5,20 +5,12 @@
 // Invariant: eight rows of one chunk column lie in eight different groups of banks, so that ldmatrix reads them
 // at once.
 #pragma once
-#include "matmul.cuh"
+#include "weights.cuh"
 
 namespace matmul {
 
 // Whether a block takes single spans of a tile, which the last to arrive adds up, or whole tiles.
 enum class Cut { Spans, Tiles };
-
-// Weights as checkpoints store them.
-struct Bf16Weights {
-    // Elements of a chunk of 16 bytes.
-    static constexpr u32 PER_CHUNK = 8;
-    // Steps of 16 that one ldmatrix gives fragments for.
-    static constexpr u32 STEPS = 1;
-};
 
 // A block multiplies COLUMNS of the matrix with ROWS rows, COLUMN_WARPS × ROW_WARPS warps side by side, in stages of
 // DEPTH elements of the inner dimension, all but one of STAGES on their way at any time.
@@ -40,23 +32,18 @@ struct Shape {
     static constexpr u32 COLUMN_TILES = WARP_COLUMNS / 16;
     static constexpr u32 ROW_TILES = WARP_ROWS / 8;
     static_assert(COLUMN_TILES * 16 == WARP_COLUMNS && (ROW_TILES == 1 || ROW_TILES % 2 == 0), "whole fragments");
-    static_assert(SPAN_UNIT % DEPTH == 0 && DEPTH % 32 == 0, "a span is whole stages");
+    static_assert(SPAN_UNIT % DEPTH == 0 && DEPTH % (16 * Weights::STEPS) == 0, "a span is whole stages");
 
-    // Chunks of a row in a stage.
+    // A stage: weights, rows, and scales of the groups it touches. Chunks are of 16 bytes.
     static constexpr u32 WEIGHT_CHUNKS = DEPTH / Weights::PER_CHUNK;
     static constexpr u32 X_CHUNKS = DEPTH / 8;
     static constexpr u32 X_OFFSET = COLUMNS * WEIGHT_CHUNKS * 16;
-    static constexpr u32 STAGE_BYTES = X_OFFSET + ROWS * X_CHUNKS * 16;
+    static constexpr u32 SCALES_OFFSET = X_OFFSET + ROWS * X_CHUNKS * 16;
+    static constexpr u32 GROUPS_MOST = Weights::SCALING == Scaling::Groups ? DEPTH / GROUP_LEAST : 0;
+    static constexpr u32 STAGE_BYTES = SCALES_OFFSET + GROUPS_MOST * COLUMNS * 4;
     static constexpr u32 SHARED_BYTES = STAGES * STAGE_BYTES;
     // Floats that the sums of one tile and span take in the workspace.
     static constexpr u32 TILE_FLOATS = COLUMNS * ROWS;
 };
-
-// Where a chunk lies in a tile whose rows have CHUNKS of them, a power of two.
-template <u32 CHUNKS> DEVICE u32 tile_offset(u32 row, u32 chunk) {
-    constexpr u32 ROWS_PER_LINE = CHUNKS < 8 ? 8 / CHUNKS : 1;
-    constexpr u32 MASK = CHUNKS < 8 ? CHUNKS - 1 : 7;
-    return (row * CHUNKS + (chunk ^ (row / ROWS_PER_LINE & MASK))) * 16;
-}
 
 }  // namespace matmul
