@@ -24,6 +24,8 @@ static_assert(sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(void*) == 8, "sizes
 #define KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define GRID_CONSTANT __grid_constant__
 #define DEVICE __device__ __forceinline__
+// A function for constants too, on both sides of a launch.
+#define CONSTANT_DEVICE __host__ __device__ constexpr
 // Dynamic shared memory of this launch, aligned to 1024 bytes.
 #define DYNAMIC_SHARED(type, name) \
     extern __shared__ __align__(1024) u8 dynamic_shared_bytes[]; \
@@ -104,11 +106,14 @@ template <class T> DEVICE T shuffle_xor(T value, u32 mask) { return __shfl_xor_s
 template <class T> DEVICE T shuffle(T value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); }
 // From `distance` lanes below; lanes without one keep their own.
 template <class T> DEVICE T shuffle_up(T value, u32 distance) { return __shfl_up_sync(0xffffffffu, value, distance); }
+// CUDA's headers still have a function of this name, for devices long gone.
+#define ballot ballot_of_warp
 DEVICE u32 ballot(bool is_true) { return __ballot_sync(0xffffffffu, is_true); }
 
 DEVICE u32 atomic_add(u32* at, u32 value) { return atomicAdd(at, value); }
 DEVICE u64 atomic_add(u64* at, u64 value) { return atomicAdd(at, value); }
 DEVICE u32 atomic_max(u32* at, u32 value) { return atomicMax(at, value); }
+DEVICE u64 atomic_max(u64* at, u64 value) { return atomicMax(at, value); }
 // Makes this thread's writes seen by whoever sees the count, and theirs by this thread. Returns the count before.
 DEVICE u32 arrive(u32* counter) {
     __threadfence();
@@ -164,6 +169,7 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 
 #else
 #include "emulator.h"
+#define CONSTANT_DEVICE constexpr
 #endif
 
 // Four e4m3 in the order of their bytes, to four bf16: exact. The NaN gives 480: for what is known to hold none.

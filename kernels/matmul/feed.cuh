@@ -4,7 +4,7 @@
 // Never: waits for a copy; who computes does.
 // Invariant: what lies outside of the matrix or the rows is zero, so it adds nothing.
 #pragma once
-#include "shape.cuh"
+#include "tiling.cuh"
 
 namespace matmul {
 
@@ -113,7 +113,7 @@ template <class S> struct Feed {
     u32 slot;
 
     DEVICE Feed(const MatmulArgs& all, const Work& launch, u8* to)
-        : args(all), work(launch), shared(to), index(blockIdx.x), slot(0) {
+        : args(all), work(launch), shared(to), index(blockIdx.x), unit(), slot(0) {
         weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
         if (index < work.units) unit = unit_of<S>(work, index);

@@ -87,12 +87,12 @@ constexpr u32 FEW_COLUMNS = 64;
 constexpr u32 BLOCKS_FILLED = 264;
 constexpr u32 SPANS_MOST = 16;
 
-constexpr u32 divided_up(u32 a, u32 b) { return (a + b - 1) / b; }
+CONSTANT_DEVICE u32 divided_up(u32 a, u32 b) { return (a + b - 1) / b; }
 
 // The width of a span: how few rows are multiplied is decided by how evenly a matrix's bytes are spread over the
 // device, so the number of spans is the one with which the block that has most reads least; more spans only
 // where they save a 25th, since each leaves sums to be merged. At least two units each.
-constexpr u32 span_width_of(u32 columns, u32 width) {
+CONSTANT_DEVICE u32 span_width_of(u32 columns, u32 width) {
     const u32 units = divided_up(width, SPAN_UNIT), tiles = divided_up(columns, FEW_COLUMNS);
     u32 best = units, best_cost = divided_up(tiles, BLOCKS_FILLED) * units;
     for (u32 spans = 2; spans <= SPANS_MOST && spans * 2 <= units; spans++) {
