@@ -1,0 +1,152 @@
+// What kernels are written with: the only file with inline PTX, and the only one that knows who compiles.
+//
+// Under nvcc and NVRTC a primitive is one instruction or intrinsic. Under a host compiler the same names
+// come from the emulator (crates/emulator), which runs a kernel's threads as fibers, so every kernel is
+// one source for both. No host header is included: NVRTC has none.
+//
+// Conventions of all kernels:
+// - one entry is `extern "C" KERNEL(threads, blocks) name(GRID_CONSTANT const NameArgs args)`: one plain
+//   struct of pointers, 32-bit and 64-bit numbers and floats, mirrored by crates/cuda/src/args.rs;
+// - sizes that change from step to step within one CUDA graph are read from device memory, not from args;
+// - rows are row-major; "T" is how working activations and KV are stored, bf16 or float.
+#pragma once
+
+#ifdef __CUDACC__
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+static_assert(sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(void*) == 8, "sizes of the device");
+
+#define KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
+#define GRID_CONSTANT __grid_constant__
+#define DEVICE __device__ __forceinline__
+// Dynamic shared memory of this launch, aligned to 1024 bytes.
+#define DYNAMIC_SHARED(type, name) \
+    extern __shared__ __align__(1024) u8 dynamic_shared_bytes[]; \
+    type* name = reinterpret_cast<type*>(dynamic_shared_bytes)
+
+#define NEGATIVE_INFINITY __int_as_float(0xff800000)
+
+struct bf16 {
+    u16 bits;
+};
+// e4m3 without infinities.
+struct fp8 {
+    u8 bits;
+};
+// 16 bytes, the widest load there is.
+struct alignas(16) Words4 {
+    u32 word[4];
+};
+
+DEVICE float to_f32(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+DEVICE float to_f32(float x) { return x; }
+// Halves to even.
+DEVICE bf16 to_bf16(float x) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bf16{bits};
+}
+// Two neighbours, `low` at the lower address.
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+DEVICE float low_bf16(u32 word) { return __uint_as_float(word << 16); }
+DEVICE float high_bf16(u32 word) { return __uint_as_float(word & 0xffff0000u); }
+DEVICE float bits_to_f32(u32 bits) { return __uint_as_float(bits); }
+DEVICE u32 f32_to_bits(float x) { return __float_as_uint(x); }
+DEVICE float fp8_to_f32(fp8 x) {
+    // e4m3 -> two halves -> float. sm_80 has no such conversion; a half holds every e4m3 after scaling by 2^8.
+    u32 half = (u32(x.bits & 0x80) << 8) | (u32(x.bits & 0x7f) << 7);
+    float wide;
+    u16 low = u16(half);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(low));
+    return (x.bits & 0x7f) == 0x7f ? __int_as_float(0x7fc00000) : wide * 256.0f;
+}
+
+// Rounded as written: never fused with what comes before or after.
+DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
+// 2^x, two units in the last place; 0 for negative infinity.
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float rsqrt_exact(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
+DEVICE u64 mul_high(u64 a, u64 b) { return __umul64hi(a, b); }
+DEVICE u32 mul_high(u32 a, u32 b) { return __umulhi(a, b); }
+DEVICE u32 count_ones(u32 x) { return __popc(x); }
+// Zeros before the highest one; 32 for 0.
+DEVICE u32 leading_zeros(u32 x) { return __clz(i32(x)); }
+
+DEVICE u32 lane_index() { return threadIdx.x & 31; }
+DEVICE void sync_warp() { __syncwarp(); }
+#define sync_block() __syncthreads()
+template <class T> DEVICE T shuffle_xor(T value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+template <class T> DEVICE T shuffle(T value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); }
+// From `distance` lanes below; lanes without one keep their own.
+template <class T> DEVICE T shuffle_up(T value, u32 distance) { return __shfl_up_sync(0xffffffffu, value, distance); }
+DEVICE u32 ballot(bool is_true) { return __ballot_sync(0xffffffffu, is_true); }
+
+DEVICE u32 atomic_add(u32* at, u32 value) { return atomicAdd(at, value); }
+DEVICE u64 atomic_add(u64* at, u64 value) { return atomicAdd(at, value); }
+DEVICE u32 atomic_max(u32* at, u32 value) { return atomicMax(at, value); }
+// Makes this thread's writes seen by whoever sees the count, and theirs by this thread. Returns the count before.
+DEVICE u32 arrive(u32* counter) {
+    __threadfence();
+    u32 before = atomicAdd(counter, 1u);
+    __threadfence();
+    return before;
+}
+
+// 16 bytes that are read once: kept out of the first-level cache. 16-byte aligned.
+DEVICE Words4 load_once(const void* from) {
+    Words4 to;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+                 : "l"(from));
+    return to;
+}
+// Written by another block of this launch: not from this multiprocessor's cache.
+DEVICE float load_fresh(const float* from) { return __ldcg(from); }
+DEVICE Words4 load_words(const void* from) { return *static_cast<const Words4*>(from); }
+DEVICE void store_words(void* to, Words4 words) { *static_cast<Words4*>(to) = words; }
+
+DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
+// 16 bytes from global to shared memory, both 16-byte aligned, there after commit and wait. Zeros if not `is_there`.
+DEVICE void cp_async_16(void* to, const void* from, bool is_there) {
+    u32 bytes = is_there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes));
+}
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;"); }
+// Until at most N of this thread's groups are in flight.
+template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+
+// Four 8 × 8 matrices of 16-bit elements; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
+DEVICE void ldmatrix_x4(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row)));
+}
+DEVICE void ldmatrix_x4_transposed(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row)));
+}
+// d += a · b; a 16 × 16 row-major, b 16 × 8 column-major, d 16 × 8, fragments as the PTX manual lays them out.
+DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#else
+#include "emulator.h"
+#endif
