@@ -1,0 +1,334 @@
+//! Streams, events and graphs: the order in which a device works.
+//!
+//! Owns: what is queued. Never: waits unless the name says so.
+//! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
+
+use super::{Device, DeviceMemory, PinnedMemory, STREAM_NON_BLOCKING, call};
+use crate::error::CudaError;
+use cudarc::driver::sys;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A queue of work for the device.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    handle: sys::CUstream,
+}
+
+// SAFETY: the driver locks for itself; order between threads is the callers' affair.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+/// Which work goes first where both could run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// As most work.
+    Normal,
+    /// Before it.
+    High,
+}
+
+impl Stream {
+    /// Makes a stream that waits for no other.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub fn new(device: &Arc<Device>, urgency: Urgency) -> Result<Self, CudaError> {
+        device.bind()?;
+        let (mut least, mut greatest) = (0, 0);
+        call!(cuCtxGetStreamPriorityRange(
+            &raw mut least,
+            &raw mut greatest
+        ))?;
+        let priority = match urgency {
+            Urgency::Normal => least,
+            Urgency::High => greatest,
+        };
+        let mut handle = std::ptr::null_mut();
+        call!(cuStreamCreateWithPriority(
+            &raw mut handle,
+            STREAM_NON_BLOCKING,
+            priority
+        ))?;
+        Ok(Self {
+            device: Arc::clone(device),
+            handle,
+        })
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    /// Makes the calling thread one that may queue here.
+    ///
+    /// # Errors
+    /// If the context has failed.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        self.device.bind()
+    }
+
+    /// Queues a copy of `from` to the device. `from` must keep its bytes until the copy is done.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub fn copy_in(
+        &self,
+        from: (&PinnedMemory, Range<usize>),
+        to: (&DeviceMemory, usize),
+    ) -> Result<(), CudaError> {
+        let (source, range) = from;
+        let bytes = &source.as_slice()[range];
+        let target = span(to, bytes.len());
+        call!(cuMemcpyHtoDAsync_v2(
+            target,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            self.handle
+        ))
+    }
+
+    /// Queues a copy to the host. Nobody may look at `to` until the copy is done.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub fn copy_out(
+        &self,
+        from: (&DeviceMemory, usize),
+        to: (&mut PinnedMemory, Range<usize>),
+    ) -> Result<(), CudaError> {
+        let (target, range) = to;
+        let bytes = &mut target.as_mut_slice()[range];
+        let source = span(from, bytes.len());
+        call!(cuMemcpyDtoHAsync_v2(
+            bytes.as_mut_ptr().cast(),
+            source,
+            bytes.len(),
+            self.handle
+        ))
+    }
+
+    /// Queues a copy within the device.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub fn copy_within(
+        &self,
+        from: (&DeviceMemory, usize),
+        to: (&DeviceMemory, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (source, target) = (span(from, bytes), span(to, bytes));
+        call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle))
+    }
+
+    /// Queues zeros.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If the range is outside the memory.
+    pub fn zero(&self, memory: &DeviceMemory, range: Range<usize>) -> Result<(), CudaError> {
+        let at = span((memory, range.start), range.len());
+        call!(cuMemsetD8Async(at, 0, range.len(), self.handle))
+    }
+
+    /// Waits until everything queued is done.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        call!(cuStreamSynchronize(self.handle))
+    }
+
+    /// What is queued from now on waits for the event.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        call!(cuStreamWaitEvent(self.handle, event.handle, 0))
+    }
+
+    /// Records what `queue` queues here, instead of running it.
+    ///
+    /// # Errors
+    /// What `queue` or the driver says; nothing is recorded then.
+    pub fn record(
+        &self,
+        queue: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Graph, CudaError> {
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        call!(cuStreamBeginCapture_v2(self.handle, mode))?;
+        let queued = queue();
+        let mut graph = std::ptr::null_mut();
+        // Recording ends whatever happened, or the stream would take nothing more.
+        let ended = call!(cuStreamEndCapture(self.handle, &raw mut graph));
+        let mut executable = std::ptr::null_mut();
+        let made = queued.and(ended).and_then(|()| {
+            call!(cuGraphInstantiateWithFlags(
+                &raw mut executable,
+                graph,
+                0
+            ))
+        });
+        if !graph.is_null() {
+            let _ = call!(cuGraphDestroy(graph));
+        }
+        made.map(|()| Graph {
+            device: Arc::clone(&self.device),
+            handle: executable,
+        })
+    }
+
+    /// Queues everything that a graph recorded.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        call!(cuGraphLaunch(graph.handle, self.handle))
+    }
+}
+
+/// Address of `bytes` bytes from an offset on.
+fn span((memory, offset): (&DeviceMemory, usize), bytes: usize) -> u64 {
+    let end = offset.checked_add(bytes).expect("a range on the device");
+    assert!(
+        end <= memory.bytes(),
+        "bytes {offset}..{end} of {} on the device",
+        memory.bytes()
+    );
+    memory.at(offset)
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        // What was queued may still touch memory that is freed next.
+        let _ = call!(cuStreamSynchronize(self.handle));
+        let _ = call!(cuStreamDestroy_v2(self.handle));
+    }
+}
+
+/// A point in a stream's work.
+#[derive(Debug)]
+pub struct Event {
+    device: Arc<Device>,
+    handle: sys::CUevent,
+}
+
+// SAFETY: as for `Stream`.
+unsafe impl Send for Event {}
+// SAFETY: as for `Stream`.
+unsafe impl Sync for Event {}
+
+/// Whether an event also says when it was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timing {
+    /// Only order: the cheaper one.
+    Off,
+    /// For measurements.
+    On,
+}
+
+impl Event {
+    /// An event that counts as reached until it is recorded.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub fn new(device: &Arc<Device>, timing: Timing) -> Result<Self, CudaError> {
+        device.bind()?;
+        let flags = match timing {
+            Timing::Off => sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32,
+            Timing::On => sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32,
+        };
+        let mut handle = std::ptr::null_mut();
+        call!(cuEventCreate(&raw mut handle, flags))?;
+        Ok(Self {
+            device: Arc::clone(device),
+            handle,
+        })
+    }
+
+    /// Stands for everything that was queued in the stream so far.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        call!(cuEventRecord(self.handle, stream.handle))
+    }
+
+    /// Waits until it is reached.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        call!(cuEventSynchronize(self.handle))
+    }
+
+    /// Whether it is reached.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub fn is_reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => super::check(result, "cuEventQuery").map(|()| true),
+        }
+    }
+
+    /// Seconds from an earlier event; both were made with timing and are reached.
+    ///
+    /// # Errors
+    /// If one was not.
+    pub fn seconds_since(&self, earlier: &Self) -> Result<f64, CudaError> {
+        let mut milliseconds = 0.0f32;
+        call!(cuEventElapsedTime_v2(
+            &raw mut milliseconds,
+            earlier.handle,
+            self.handle
+        ))?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = call!(cuEventDestroy_v2(self.handle));
+    }
+}
+
+/// Recorded work that is queued at once.
+#[derive(Debug)]
+pub struct Graph {
+    device: Arc<Device>,
+    handle: sys::CUgraphExec,
+}
+
+// SAFETY: as for `Stream`.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = call!(cuGraphExecDestroy(self.handle));
+    }
+}
