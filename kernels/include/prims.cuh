@@ -98,6 +98,7 @@ DEVICE u32 ballot(bool is_true) { return __ballot_sync(0xffffffffu, is_true); }
 DEVICE u32 atomic_add(u32* at, u32 value) { return atomicAdd(at, value); }
 DEVICE u64 atomic_add(u64* at, u64 value) { return atomicAdd(at, value); }
 DEVICE u32 atomic_max(u32* at, u32 value) { return atomicMax(at, value); }
+DEVICE u64 atomic_max(u64* at, u64 value) { return atomicMax(at, value); }
 // Makes this thread's writes seen by whoever sees the count, and theirs by this thread. Returns the count before.
 DEVICE u32 arrive(u32* counter) {
     __threadfence();
