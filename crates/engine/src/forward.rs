@@ -7,9 +7,11 @@
 
 use crate::EngineError;
 use crate::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, Residual,
+    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
+    Residual,
 };
 use crate::weights::{Layer, Weights};
+use cleave_domain::TokenId;
 
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct Buffers<O: Ops> {
@@ -48,16 +50,16 @@ impl<O: Ops> Buffers<O> {
         let (hidden, gate) = (config.hidden_size, config.intermediate_size);
         let query = config.heads.query_width();
         Ok(Self {
-            residual: ops.rows(rows_max, hidden)?,
-            normed: ops.rows(rows_max, hidden)?,
-            qkv: ops.rows(rows_max, config.heads.qkv_width())?,
-            attended: ops.rows(rows_max, query)?,
-            delta: ops.rows(rows_max, hidden)?,
-            gate_up: ops.rows(rows_max, 2 * gate)?,
-            gated: ops.rows(rows_max, gate)?,
-            residual_wanted: ops.rows(rows_max, hidden)?,
-            attended_wanted: ops.rows(rows_max, query)?,
-            head_input: ops.rows(logit_rows_max, hidden)?,
+            residual: ops.rows(rows_max, hidden, Holds::Residual)?,
+            normed: ops.rows(rows_max, hidden, Holds::Activations)?,
+            qkv: ops.rows(rows_max, config.heads.qkv_width(), Holds::Activations)?,
+            attended: ops.rows(rows_max, query, Holds::Activations)?,
+            delta: ops.rows(rows_max, hidden, Holds::Activations)?,
+            gate_up: ops.rows(rows_max, 2 * gate, Holds::Activations)?,
+            gated: ops.rows(rows_max, gate, Holds::Activations)?,
+            residual_wanted: ops.rows(rows_max, hidden, Holds::Residual)?,
+            attended_wanted: ops.rows(rows_max, query, Holds::Activations)?,
+            head_input: ops.rows(logit_rows_max, hidden, Holds::Activations)?,
             indices: Vec::with_capacity(logit_rows_max),
         })
     }
@@ -92,15 +94,32 @@ impl<O: Ops> Pass<'_, O> {
     /// Logits of the wanted rows from number `first`, as many as `out` `(rows, vocab)` holds.
     pub(crate) fn logits(&mut self, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
         let rows = out.len() / self.weights.config.vocab_size;
+        self.take_up(first, rows)?;
+        self.ops
+            .logits(&self.weights.head, rows, &self.buffers.head_input, out)
+    }
+
+    /// Tokens after the wanted rows from number `first`, as many as there are rules.
+    pub(crate) fn draw(
+        &mut self,
+        first: usize,
+        rules: &[DrawRule],
+        tokens: &mut Vec<Option<TokenId>>,
+    ) -> Result<(), EngineError> {
+        self.take_up(first, rules.len())?;
+        self.ops
+            .draw(&self.weights.head, rules, &self.buffers.head_input, tokens)
+    }
+
+    /// Brings wanted rows to where the head takes them.
+    fn take_up(&mut self, first: usize, rows: usize) -> Result<(), EngineError> {
         let buffers = &mut *self.buffers;
         buffers.indices.clear();
         buffers
             .indices
             .extend((first..first + rows).map(|row| row as u32));
         self.ops
-            .gather(&buffers.indices, &buffers.normed, &mut buffers.head_input)?;
-        self.ops
-            .logits(&self.weights.head, rows, &buffers.head_input, out)
+            .gather(&buffers.indices, &buffers.normed, &mut buffers.head_input)
     }
 
     /// The last norm, for the wanted rows, which lie at the front since `narrow`.

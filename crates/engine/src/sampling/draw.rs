@@ -179,7 +179,7 @@ fn part(whole: u64, share: u64) -> u64 {
 }
 
 /// A share below 1 in parts of 2^53; `None` if all is kept.
-fn share_of(top_p: f32) -> Option<u64> {
+pub(super) fn share_of(top_p: f32) -> Option<u64> {
     (top_p < 1.0).then(|| (f64::from(top_p) * (1u64 << 53) as f64) as u64)
 }
 

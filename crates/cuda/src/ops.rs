@@ -1,0 +1,561 @@
+//! `Ops` on a GPU.
+//!
+//! Owns: one engine's stream, its kernels, and what it sends and fetches.
+//! Never: waits in the middle of a pass: only where something comes back to the host.
+//! Invariant: everything of one engine is queued in one stream, so that it happens in the order of the calls;
+//! what the host wrote for it stays until it is read (see [`Mailbox`]).
+
+use crate::args::{
+    Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs,
+};
+use crate::attention::{Attending, Io};
+use crate::buffers::{CudaPool, CudaRows};
+use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream, Urgency};
+use crate::error::CudaError;
+use crate::images::Images;
+use crate::mailbox::Mailbox;
+use crate::matmul::{Multiplying, Product, Target};
+use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
+use crate::sample::Sampling;
+use cleave_domain::{BlockIndex, DeviceId, TokenId};
+use cleave_engine::EngineError;
+use cleave_engine::ops::{
+    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
+    PoolShape, Precision, Residual,
+};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// Warps of a block where each has one head.
+const HEAD_WARPS: usize = 4;
+/// Elements of a row that one block of the gate takes, by eights and by ones.
+const GATE_ELEMENTS: (usize, usize) = (2048, 256);
+/// Bytes that come to the host at once, or go from there.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// One engine's share of a GPU.
+#[derive(Debug)]
+pub struct CudaOps {
+    precision: Precision,
+    images: Images,
+    kernels: Kernels,
+    attending: RefCell<Option<Attending>>,
+    multiplying: Multiplying,
+    sampling: Sampling,
+    stream: Stream,
+    mailbox: Mailbox,
+    /// Of the pass at hand.
+    step: StepAddresses,
+    /// For what comes to the host and goes from it, outside a step's own messages.
+    piece: RefCell<PinnedMemory>,
+    pool_shape: RefCell<Option<PoolShape>>,
+}
+
+/// Kernels of one precision.
+#[derive(Debug)]
+struct Kernels {
+    embed: Kernel<EmbedArgs>,
+    norm: Kernel<NormArgs>,
+    head_norm: Kernel<HeadNormArgs>,
+    rotate: Kernel<RotateArgs>,
+    gate: Kernel<GateArgs>,
+    gather: Kernel<GatherArgs>,
+}
+
+/// Where a batch's rows are described.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepAddresses {
+    tokens: Address,
+    positions: Address,
+    row_slots: Address,
+}
+
+impl CudaOps {
+    /// Loads kernels, and makes a stream.
+    ///
+    /// # Errors
+    /// If there is no code for this GPU, or no memory.
+    pub fn new(device: &Arc<Device>, precision: Precision) -> Result<Self, CudaError> {
+        let images = Images::load(device)?;
+        let of = |name: &str| format!("{name}_{}", precision.name());
+        let kernels = Kernels {
+            embed: images.kernel(&of("embed"))?,
+            norm: images.kernel(&of("norm"))?,
+            head_norm: images.kernel(&of("head_norm"))?,
+            rotate: images.kernel(&of("rotate"))?,
+            gate: images.kernel(&of("silu_gate"))?,
+            gather: images.kernel("gather_rows")?,
+        };
+        let stream = Stream::new(device, Urgency::Normal)?;
+        Ok(Self {
+            precision,
+            kernels,
+            attending: RefCell::new(None),
+            multiplying: Multiplying::new(&images, &stream, precision)?,
+            sampling: Sampling::new(&images, &stream)?,
+            images,
+            mailbox: Mailbox::new(device)?,
+            step: StepAddresses::default(),
+            piece: RefCell::new(PinnedMemory::new(device, PIECE_BYTES)?),
+            pool_shape: RefCell::new(None),
+            stream,
+        })
+    }
+
+    /// The device.
+    pub fn hardware(&self) -> &Arc<Device> {
+        self.stream.device()
+    }
+
+    /// Copies rows' values to the host, widened, `(rows, width)`.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub fn values(&self, rows: &CudaRows) -> Result<Vec<f32>, EngineError> {
+        let mut bytes = vec![0; rows.memory.bytes()];
+        self.fetch((&rows.memory, 0), &mut bytes)?;
+        let words = bytes.chunks_exact(rows.stored.element_bytes());
+        Ok(match rows.stored {
+            Precision::F32 => words
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            Precision::Bf16 => words
+                .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+        })
+    }
+
+    /// Sets rows' values, rounded to how they are stored, `(rows, width)`.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub fn set_values(&self, rows: &CudaRows, values: &[f32]) -> Result<(), EngineError> {
+        let bytes: Vec<u8> = match rows.stored {
+            Precision::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            Precision::Bf16 => values
+                .iter()
+                .flat_map(|v| half::bf16::from_f32(*v).to_le_bytes())
+                .collect(),
+        };
+        self.put((&rows.memory, 0), &bytes)
+    }
+
+    /// Copies to the host and waits.
+    fn fetch(&self, (memory, offset): (&DeviceMemory, usize), out: &mut [u8]) -> Result<(), EngineError> {
+        self.stream.bind()?;
+        let mut piece = self.piece.borrow_mut();
+        for (index, chunk) in out.chunks_mut(PIECE_BYTES).enumerate() {
+            let from = (memory, offset + index * PIECE_BYTES);
+            self.stream.copy_out(from, (&mut piece, 0..chunk.len()))?;
+            self.stream.synchronize()?;
+            chunk.copy_from_slice(&piece.as_slice()[..chunk.len()]);
+        }
+        Ok(())
+    }
+
+    /// Copies from the host and waits.
+    fn put(&self, (memory, offset): (&DeviceMemory, usize), bytes: &[u8]) -> Result<(), EngineError> {
+        self.stream.bind()?;
+        let mut piece = self.piece.borrow_mut();
+        for (index, chunk) in bytes.chunks(PIECE_BYTES).enumerate() {
+            piece.as_mut_slice()[..chunk.len()].copy_from_slice(chunk);
+            let to = (memory, offset + index * PIECE_BYTES);
+            self.stream.copy_in((&piece, 0..chunk.len()), to)?;
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn add_norm(
+        &mut self,
+        norm: &Norm<'_, CudaVector>,
+        rows: usize,
+        (residual, delta): (&CudaRows, Option<&CudaRows>),
+        out: &CudaRows,
+    ) -> Result<(), EngineError> {
+        let width = residual.width;
+        assert_eq!((norm.weight.width, out.width), (width, width));
+        assert_eq!(residual.stored, Precision::F32, "a residual stream");
+        assert_eq!(out.stored, self.precision);
+        residual.check_rows(rows);
+        out.check_rows(rows);
+        if let Some(delta) = delta {
+            assert_eq!((delta.width, delta.stored), (width, self.precision));
+            delta.check_rows(rows);
+        }
+        let args = NormArgs {
+            residual: residual.address(),
+            delta: delta.map_or(0, CudaRows::address),
+            weight: norm.weight.values.address(),
+            out: out.address(),
+            width: width as u32,
+            epsilon: norm.epsilon,
+        };
+        // SAFETY: the rows are within the buffers, as was just checked, which outlive the stream's work.
+        unsafe { self.kernels.norm.launch(&self.stream, [rows as u32, 1, 1], args) }?;
+        Ok(())
+    }
+}
+
+/// Where each row's keys and values go: `block × block_tokens + token`.
+fn row_slots(batch: &Batch, block_tokens: usize) -> Vec<u32> {
+    let slot = |table: &[BlockIndex], position: usize| {
+        table[position / block_tokens].0 * block_tokens as u32 + (position % block_tokens) as u32
+    };
+    let of_segment = |segment: &cleave_engine::ops::BatchSegment| {
+        let table = batch.table(segment);
+        let first = segment.position;
+        (first..first + segment.rows.len())
+            .map(|position| slot(table, position))
+            .collect::<Vec<u32>>()
+    };
+    batch.segments.iter().flat_map(of_segment).collect()
+}
+
+impl Ops for CudaOps {
+    type Pack = CudaPack;
+    type Rows = CudaRows;
+    type Pool = CudaPool;
+
+    fn device(&self) -> String {
+        let facts = self.hardware().facts();
+        format!("{}, {}", facts.name, self.precision.name())
+    }
+
+    fn device_id(&self) -> Option<DeviceId> {
+        let uuid = self.hardware().facts().uuid;
+        let name: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(DeviceId(format!("gpu-{name}")))
+    }
+
+    fn arithmetic(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<CudaRows, EngineError> {
+        let stored = match holds {
+            Holds::Residual => Precision::F32,
+            Holds::Activations => self.precision,
+        };
+        let bytes = rows_max * width * stored.element_bytes();
+        let memory = DeviceMemory::new(self.hardware(), bytes, "activations")?;
+        self.stream.zero(&memory, 0..bytes)?;
+        Ok(CudaRows {
+            memory,
+            width,
+            stored,
+        })
+    }
+
+    fn pool(&self, shape: PoolShape) -> Result<CudaPool, EngineError> {
+        assert_eq!(shape.precision, self.precision, "a pool of another precision");
+        let slots = shape.blocks_count.checked_mul(shape.block_tokens);
+        if slots.is_none_or(|slots| slots >= u32::MAX as usize) {
+            let most = u32::MAX as usize / shape.block_tokens;
+            return Err(EngineError::Plan(format!(
+                "{} blocks of {} tokens: at most {most} can be addressed",
+                shape.blocks_count, shape.block_tokens
+            )));
+        }
+        let bytes = shape.blocks_count * shape.block_bytes();
+        let memory = DeviceMemory::new(self.hardware(), bytes, "the KV cache")?;
+        self.stream.zero(&memory, 0..bytes)?;
+        let attending = Attending::new(&self.images, &self.stream, &shape)?;
+        self.attending.replace(Some(attending));
+        self.pool_shape.replace(Some(shape));
+        Ok(CudaPool { memory, shape })
+    }
+
+    fn begin(&mut self, batch: &Batch) -> Result<(), EngineError> {
+        self.stream.bind()?;
+        self.mailbox.turn(&self.stream)?;
+        let block_tokens = self.pool_shape.borrow().map_or(1, |shape| shape.block_tokens);
+        let slots = row_slots(batch, block_tokens);
+        self.step = StepAddresses {
+            tokens: self.mailbox.send_all(&self.stream, &batch.tokens)?,
+            positions: self.mailbox.send_all(&self.stream, &batch.positions)?,
+            row_slots: self.mailbox.send_all(&self.stream, &slots)?,
+        };
+        if let Some(attending) = self.attending.get_mut() {
+            attending.begin(batch, &self.stream, &mut self.mailbox)?;
+        }
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        batch: &Batch,
+        table: &CudaTable,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        assert_eq!((out.width, out.stored), (table.width, Precision::F32));
+        out.check_rows(batch.rows_count());
+        let args = EmbedArgs {
+            table: table.rows.address(),
+            tokens: self.step.tokens,
+            out: out.address(),
+            width: table.width as u32,
+            padding: 0,
+        };
+        let grid = [batch.rows_count() as u32, 1, 1];
+        // SAFETY: tokens are within the vocabulary, which the engine checked when slots were opened.
+        unsafe { self.kernels.embed.launch(&self.stream, grid, args) }?;
+        Ok(())
+    }
+
+    fn rms_norm(
+        &mut self,
+        norm: &Norm<'_, CudaVector>,
+        rows: usize,
+        x: &CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        self.add_norm(norm, rows, (x, None), out)
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        norm: &Norm<'_, CudaVector>,
+        rows: usize,
+        sum: Residual<'_, CudaRows>,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        self.add_norm(norm, rows, (sum.residual, Some(sum.delta)), out)
+    }
+
+    fn matmul(
+        &mut self,
+        matrix: &CudaMatrix,
+        rows: usize,
+        x: &CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        assert_eq!((out.width, out.stored), (matrix.columns, self.precision));
+        out.check_rows(rows);
+        let target = Target {
+            address: out.address(),
+            stored: out.stored,
+        };
+        let product = Product { matrix, rows, x };
+        Ok(self.multiplying.run(&self.stream, &product, target)?)
+    }
+
+    fn head_norm(
+        &mut self,
+        norms: &HeadNorms<'_, CudaVector>,
+        heads: HeadShape,
+        rows: usize,
+        qkv: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.precision));
+        assert_eq!(norms.query.width, heads.head_dim);
+        assert_eq!(norms.key.width, heads.head_dim);
+        qkv.check_rows(rows);
+        let args = HeadNormArgs {
+            qkv: qkv.address(),
+            query_weight: norms.query.values.address(),
+            key_weight: norms.key.values.address(),
+            query_heads: heads.query_heads as u32,
+            kv_heads: heads.kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            epsilon: norms.epsilon,
+        };
+        let blocks = (heads.query_heads + heads.kv_heads).div_ceil(HEAD_WARPS);
+        let grid = [rows as u32, blocks as u32, 1];
+        // SAFETY: as in `add_norm`.
+        unsafe { self.kernels.head_norm.launch(&self.stream, grid, args) }?;
+        Ok(())
+    }
+
+    fn rotate_store(
+        &mut self,
+        batch: &Batch,
+        rotary: &CudaRotary,
+        qkv: &mut CudaRows,
+        pool: LayerOf<'_, CudaPool>,
+    ) -> Result<(), EngineError> {
+        let LayerOf { pool, layer } = pool;
+        let shape = &pool.shape;
+        let heads = shape.heads;
+        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.precision));
+        assert_eq!(rotary.half * 2, heads.head_dim);
+        qkv.check_rows(batch.rows_count());
+        let args = RotateArgs {
+            qkv: qkv.address(),
+            cos: rotary.cos.address(),
+            sin: rotary.sin.address(),
+            positions: self.step.positions,
+            row_slots: self.step.row_slots,
+            pool: pool.memory.at(0),
+            block_elements: shape.block_elements() as u64,
+            key_offset: shape.key_offset(layer, 0) as u64,
+            value_offset: shape.value_offset(layer, 0) as u64,
+            query_heads: heads.query_heads as u32,
+            kv_heads: heads.kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            block_tokens: shape.block_tokens as u32,
+        };
+        let blocks = (heads.query_heads + 2 * heads.kv_heads).div_ceil(HEAD_WARPS);
+        let grid = [batch.rows_count() as u32, blocks as u32, 1];
+        // SAFETY: as in `add_norm`; positions and blocks are those of a plan that the engine checked.
+        unsafe { self.kernels.rotate.launch(&self.stream, grid, args) }?;
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        batch: &Batch,
+        attention: &Attention,
+        io: AttentionIo<'_, Self>,
+    ) -> Result<(), EngineError> {
+        let AttentionIo { qkv, pool, out } = io;
+        let heads = pool.shape.heads;
+        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.precision));
+        assert_eq!((out.width, out.stored), (heads.query_width(), self.precision));
+        qkv.check_rows(batch.rows_count());
+        out.check_rows(batch.rows_count());
+        let attending = self.attending.get_mut().as_mut();
+        let attending = attending.expect("there is a pool");
+        let io = Io { qkv, pool, out };
+        let queue = (&self.stream, &mut self.mailbox);
+        Ok(attending.run(batch, attention, &io, queue)?)
+    }
+
+    fn silu_gate(
+        &mut self,
+        rows: usize,
+        gate_up: &CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        let width = out.width;
+        assert_eq!((gate_up.width, gate_up.stored), (2 * width, self.precision));
+        assert_eq!(out.stored, self.precision);
+        gate_up.check_rows(rows);
+        out.check_rows(rows);
+        let args = GateArgs {
+            gate_up: gate_up.address(),
+            out: out.address(),
+            width: width as u32,
+            padding: 0,
+        };
+        let each = match width.is_multiple_of(8) {
+            true => GATE_ELEMENTS.0,
+            false => GATE_ELEMENTS.1,
+        };
+        let grid = [rows as u32, width.div_ceil(each) as u32, 1];
+        // SAFETY: as in `add_norm`.
+        unsafe { self.kernels.gate.launch(&self.stream, grid, args) }?;
+        Ok(())
+    }
+
+    fn gather(
+        &mut self,
+        indices: &[u32],
+        from: &CudaRows,
+        to: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        assert_eq!((from.width, from.stored), (to.width, to.stored));
+        to.check_rows(indices.len());
+        from.check_rows(indices.iter().max().map_or(0, |most| *most as usize + 1));
+        let args = GatherArgs {
+            from: from.address(),
+            to: to.address(),
+            indices: self.mailbox.send_all(&self.stream, indices)?,
+            units: (from.row_bytes() / 2) as u32,
+            padding: 0,
+        };
+        // SAFETY: as in `add_norm`; the indices are rows of `from`.
+        unsafe {
+            let grid = [indices.len() as u32, 1, 1];
+            self.kernels.gather.launch(&self.stream, grid, args)
+        }?;
+        Ok(())
+    }
+
+    fn logits(
+        &mut self,
+        head: &CudaMatrix,
+        rows: usize,
+        x: &CudaRows,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        assert_eq!(out.len(), rows * head.columns);
+        let product = Product {
+            matrix: head,
+            rows,
+            x,
+        };
+        let target = self.sampling.room(&self.stream, rows, head.columns)?;
+        self.multiplying.run(&self.stream, &product, target)?;
+        let mut piece = self.piece.borrow_mut();
+        let each = PIECE_BYTES / size_of::<f32>();
+        for (index, chunk) in out.chunks_mut(each).enumerate() {
+            let bytes = size_of_val(chunk);
+            let from = (self.sampling.logits(), index * PIECE_BYTES);
+            self.stream.copy_out(from, (&mut piece, 0..bytes))?;
+            self.stream.synchronize()?;
+            let words = piece.as_slice()[..bytes].as_chunks::<4>().0;
+            for (value, word) in chunk.iter_mut().zip(words) {
+                *value = f32::from_le_bytes(*word);
+            }
+        }
+        Ok(())
+    }
+
+    fn draws(&self) -> bool {
+        true
+    }
+
+    fn draw(
+        &mut self,
+        head: &CudaMatrix,
+        rules: &[DrawRule],
+        x: &CudaRows,
+        tokens: &mut Vec<Option<TokenId>>,
+    ) -> Result<(), EngineError> {
+        let rows = rules.len();
+        let product = Product {
+            matrix: head,
+            rows,
+            x,
+        };
+        let target = self.sampling.room(&self.stream, rows, head.columns)?;
+        self.multiplying.run(&self.stream, &product, target)?;
+        let queue = (&self.stream, &mut self.mailbox);
+        Ok(self.sampling.draw(rules, head.columns, queue, tokens)?)
+    }
+
+    fn read_block(
+        &self,
+        pool: &CudaPool,
+        block: BlockIndex,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let first = block.0 as usize * pool.shape.block_bytes();
+        self.fetch((&pool.memory, first + offset), out)
+    }
+
+    fn write_block(
+        &mut self,
+        pool: &mut CudaPool,
+        block: BlockIndex,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        let first = block.0 as usize * pool.shape.block_bytes();
+        self.put((&pool.memory, first + offset), bytes)
+    }
+
+    fn copy_block(
+        &mut self,
+        pool: &mut CudaPool,
+        from: BlockIndex,
+        to: BlockIndex,
+    ) -> Result<(), EngineError> {
+        self.stream.bind()?;
+        let bytes = pool.shape.block_bytes();
+        let place = |block: BlockIndex| (&pool.memory, block.0 as usize * bytes);
+        Ok(self.stream.copy_within(place(from), place(to), bytes)?)
+    }
+}

@@ -1,0 +1,232 @@
+//! From a mapped checkpoint to the device, at the speed of the link.
+//!
+//! Owns: threads that read tensors and copy them, each through two pieces of pinned memory: while the device
+//! fetches one, the next is read (and converted, where the file has another format).
+//! Never: holds more than its pieces and a short queue in memory.
+//! Invariant: when [`Uploader::finish`] returns, every byte is on the device, or the first error was told.
+
+use crate::driver::{Device, DeviceMemory, Event, PinnedMemory, Stream, Timing, Urgency};
+use crate::error::CudaError;
+use cleave_engine::checkpoint::{StoredTensor, StoredType};
+use cleave_engine::ops::Precision;
+use half::bf16;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Threads that read at once: one cannot read a file as fast as a link takes it.
+const READERS: usize = 4;
+/// Bytes of one piece. Large enough that starting a copy costs nothing beside it.
+const PIECE_BYTES: usize = 8 << 20;
+/// Tensors that wait for a reader.
+const QUEUED: usize = 2 * READERS;
+
+/// A piece of work: where it comes from and where it goes.
+struct Job {
+    source: Source,
+    target: Arc<DeviceMemory>,
+    offset: usize,
+}
+
+/// What is copied.
+pub(crate) enum Source {
+    /// A tensor, as elements of this precision.
+    Tensor(StoredTensor, Precision),
+    /// Floats as they are.
+    Floats(Vec<f32>),
+}
+
+/// Copies in the background.
+#[derive(Debug)]
+pub(crate) struct Uploader {
+    /// `None` once finished.
+    queue: Mutex<Option<SyncSender<Job>>>,
+    readers: Mutex<Vec<JoinHandle<()>>>,
+    failure: Arc<Mutex<Option<CudaError>>>,
+}
+
+impl Uploader {
+    /// Starts the readers.
+    ///
+    /// # Errors
+    /// If pinned memory or threads cannot be had.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let (queue, jobs) = sync_channel(QUEUED);
+        let jobs = Arc::new(Mutex::new(jobs));
+        let failure = Arc::new(Mutex::new(None));
+        let mut readers = Vec::new();
+        for number in 0..READERS {
+            let mut reader = Reader::new(device)?;
+            let (jobs, failure) = (Arc::clone(&jobs), Arc::clone(&failure));
+            let work = move || {
+                if let Err(error) = reader.run(&jobs) {
+                    lock(&failure).get_or_insert(error);
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("upload-{number}"));
+            readers.push(thread.spawn(work).map_err(|error| CudaError::Call {
+                call: "starting a thread",
+                name: "upload".to_owned(),
+                text: error.to_string(),
+            })?);
+        }
+        Ok(Self {
+            queue: Mutex::new(Some(queue)),
+            readers: Mutex::new(readers),
+            failure,
+        })
+    }
+
+    /// Queues a copy; waits while many are queued.
+    ///
+    /// # Errors
+    /// What failed earlier.
+    ///
+    /// # Panics
+    /// After [`Uploader::finish`].
+    pub(crate) fn push(
+        &self,
+        source: Source,
+        target: &Arc<DeviceMemory>,
+        offset: usize,
+    ) -> Result<(), CudaError> {
+        let job = Job {
+            source,
+            target: Arc::clone(target),
+            offset,
+        };
+        let queue = lock(&self.queue).clone();
+        let queue = queue.expect("nothing is loaded after the end");
+        match queue.send(job) {
+            Ok(()) => Ok(()),
+            // The last reader has left.
+            Err(_) => Err(self.failed()),
+        }
+    }
+
+    /// Waits until everything is there.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub(crate) fn finish(&self) -> Result<(), CudaError> {
+        lock(&self.queue).take();
+        for reader in lock(&self.readers).drain(..) {
+            reader.join().expect("a reader does not panic");
+        }
+        match lock(&self.failure).take() {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    fn failed(&self) -> CudaError {
+        let told = self.finish();
+        told.expect_err("readers leave early only after a failure")
+    }
+}
+
+/// One thread's stream and memory.
+struct Reader {
+    stream: Stream,
+    pieces: [(PinnedMemory, Event); 2],
+    next: usize,
+}
+
+impl Reader {
+    fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let piece = || -> Result<_, CudaError> {
+            let memory = PinnedMemory::new(device, PIECE_BYTES)?;
+            Ok((memory, Event::new(device, Timing::Off)?))
+        };
+        Ok(Self {
+            stream: Stream::new(device, Urgency::Normal)?,
+            pieces: [piece()?, piece()?],
+            next: 0,
+        })
+    }
+
+    fn run(&mut self, jobs: &Mutex<Receiver<Job>>) -> Result<(), CudaError> {
+        self.stream.bind()?;
+        loop {
+            let job = lock(jobs).recv();
+            let Ok(job) = job else {
+                return self.stream.synchronize();
+            };
+            self.copy(&job)?;
+        }
+    }
+
+    fn copy(&mut self, job: &Job) -> Result<(), CudaError> {
+        let (units, unit_bytes) = job.source.units();
+        let units_each = (PIECE_BYTES / unit_bytes.max(1)).max(1);
+        let mut first = 0;
+        while first < units {
+            let count = units_each.min(units - first);
+            let (piece, fetched) = &mut self.pieces[self.next];
+            fetched.synchronize()?;
+            let bytes = count * unit_bytes;
+            job.source
+                .read(first..first + count, &mut piece.as_mut_slice()[..bytes]);
+            let target = job.offset + first * unit_bytes;
+            self.stream.copy_in((piece, 0..bytes), (&job.target, target))?;
+            fetched.record(&self.stream)?;
+            self.next = 1 - self.next;
+            first += count;
+        }
+        Ok(())
+    }
+}
+
+impl Source {
+    /// What is read whole, how many there are, and the bytes that each becomes: elements, since a row may
+    /// be longer than a piece.
+    fn units(&self) -> (usize, usize) {
+        match self {
+            Self::Tensor(tensor, precision) => {
+                (tensor.rows() * tensor.columns(), precision.element_bytes())
+            }
+            Self::Floats(values) => (values.len(), size_of::<f32>()),
+        }
+    }
+
+    fn read(&self, units: std::ops::Range<usize>, out: &mut [u8]) {
+        match self {
+            Self::Floats(values) => {
+                for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&values[units]) {
+                    *bytes = value.to_le_bytes();
+                }
+            }
+            Self::Tensor(tensor, precision) => {
+                let width = tensor.stored().element_bytes();
+                let stored = &tensor.bytes()[units.start * width..units.end * width];
+                match (tensor.stored(), precision) {
+                    (StoredType::Bf16, Precision::Bf16) | (StoredType::F32, Precision::F32) => {
+                        out.copy_from_slice(stored);
+                    }
+                    (_, Precision::F32) => convert(tensor.stored(), stored, out, f32::to_le_bytes),
+                    (_, Precision::Bf16) => convert(tensor.stored(), stored, out, |value| {
+                        bf16::from_f32(value).to_le_bytes()
+                    }),
+                }
+            }
+        }
+    }
+}
+
+/// Widens each stored element and writes it as `to` says.
+fn convert<const N: usize>(
+    stored_type: StoredType,
+    stored: &[u8],
+    out: &mut [u8],
+    to: impl Fn(f32) -> [u8; N],
+) {
+    let elements = stored.chunks_exact(stored_type.element_bytes());
+    for (target, element) in out.as_chunks_mut::<N>().0.iter_mut().zip(elements) {
+        *target = to(stored_type.widen(element));
+    }
+}
+
+/// A lock that outlives a panic: what it guards is whole after every statement.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
