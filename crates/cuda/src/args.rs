@@ -120,6 +120,34 @@ args! {
         window: u32,
         scale: f32,
     }
+    /// `kernels/matmul`: the tensor-core kernels.
+    MatmulArgs {
+        weights: Address,
+        x: Address,
+        bias: Address,
+        out: Address,
+        rows_count: Address,
+        sums: Address,
+        arrivals: Address,
+        rows: u32,
+        columns: u32,
+        width: u32,
+        span_width: u32,
+        spans: u32,
+        is_out_f32: u32,
+    }
+    /// `kernels/matmul`: the plain kernels.
+    MatmulPlainArgs {
+        weights: Address,
+        x: Address,
+        bias: Address,
+        out: Address,
+        rows_count: Address,
+        columns: u32,
+        width: u32,
+        is_out_f32: u32,
+        padding: u32,
+    }
     /// `kernels/sample`: both kernels.
     SampleArgs {
         logits: Address,

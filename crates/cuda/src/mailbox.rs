@@ -83,9 +83,7 @@ impl Mailbox {
         let range = self.used..self.used + bytes;
         write(&mut half.host.as_mut_slice()[range.clone()]);
         let at = half.there.at(range.start);
-        if bytes > 0 {
-            stream.copy_in((&half.host, range.clone()), (&half.there, range.start))?;
-        }
+        stream.copy_in((&half.host, range.clone()), (&half.there, range.start))?;
         self.used = range.end.next_multiple_of(ALIGNMENT);
         Ok(at)
     }

@@ -269,6 +269,7 @@ impl Ops for CudaOps {
     fn begin(&mut self, batch: &Batch) -> Result<(), EngineError> {
         self.stream.bind()?;
         self.mailbox.turn(&self.stream)?;
+        self.multiplying.begin();
         let block_tokens = self.pool_shape.borrow().map_or(1, |shape| shape.block_tokens);
         let slots = row_slots(batch, block_tokens);
         self.step = StepAddresses {
@@ -337,7 +338,8 @@ impl Ops for CudaOps {
             stored: out.stored,
         };
         let product = Product { matrix, rows, x };
-        Ok(self.multiplying.run(&self.stream, &product, target)?)
+        let queue = (&self.stream, &mut self.mailbox);
+        Ok(self.multiplying.run(&product, target, queue)?)
     }
 
     fn head_norm(
@@ -486,7 +488,8 @@ impl Ops for CudaOps {
             x,
         };
         let target = self.sampling.room(&self.stream, rows, head.columns)?;
-        self.multiplying.run(&self.stream, &product, target)?;
+        let queue = (&self.stream, &mut self.mailbox);
+        self.multiplying.run(&product, target, queue)?;
         let mut piece = self.piece.borrow_mut();
         let each = PIECE_BYTES / size_of::<f32>();
         for (index, chunk) in out.chunks_mut(each).enumerate() {
@@ -520,7 +523,8 @@ impl Ops for CudaOps {
             x,
         };
         let target = self.sampling.room(&self.stream, rows, head.columns)?;
-        self.multiplying.run(&self.stream, &product, target)?;
+        let queue = (&self.stream, &mut self.mailbox);
+        self.multiplying.run(&product, target, queue)?;
         let queue = (&self.stream, &mut self.mailbox);
         Ok(self.sampling.draw(rules, head.columns, queue, tokens)?)
     }

@@ -90,6 +90,9 @@ impl Stream {
         let (source, range) = from;
         let bytes = &source.as_slice()[range];
         let target = span(to, bytes.len());
+        if bytes.is_empty() {
+            return Ok(());
+        }
         call!(cuMemcpyHtoDAsync_v2(
             target,
             bytes.as_ptr().cast(),
@@ -113,6 +116,9 @@ impl Stream {
         let (target, range) = to;
         let bytes = &mut target.as_mut_slice()[range];
         let source = span(from, bytes.len());
+        if bytes.is_empty() {
+            return Ok(());
+        }
         call!(cuMemcpyDtoHAsync_v2(
             bytes.as_mut_ptr().cast(),
             source,
@@ -146,6 +152,9 @@ impl Stream {
     /// # Panics
     /// If the range is outside the memory.
     pub fn zero(&self, memory: &DeviceMemory, range: Range<usize>) -> Result<(), CudaError> {
+        if range.is_empty() {
+            return Ok(());
+        }
         let at = span((memory, range.start), range.len());
         call!(cuMemsetD8Async(at, 0, range.len(), self.handle))
     }
