@@ -3,7 +3,8 @@
 //! Owns: threads that read tensors and copy them, each through two pieces of pinned memory: while the device
 //! fetches one, the next is read (and converted, where the file has another format).
 //! Never: holds more than its pieces and a short queue in memory.
-//! Invariant: when [`Uploader::finish`] returns, every byte is on the device, or the first error was told.
+//! Invariant: when [`Uploader::finish`] returns, every byte that was queued is on the device, or the first error
+//! was told.
 
 use crate::driver::{Device, DeviceMemory, Event, PinnedMemory, Stream, Timing, Urgency};
 use crate::error::CudaError;
@@ -11,7 +12,7 @@ use cleave_engine::checkpoint::{StoredTensor, StoredType};
 use cleave_engine::ops::Precision;
 use half::bf16;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Threads that read at once: one cannot read a file as fast as a link takes it.
@@ -39,10 +40,25 @@ pub(crate) enum Source {
 /// Copies in the background.
 #[derive(Debug)]
 pub(crate) struct Uploader {
-    /// `None` once finished.
-    queue: Mutex<Option<SyncSender<Job>>>,
-    readers: Mutex<Vec<JoinHandle<()>>>,
-    failure: Arc<Mutex<Option<CudaError>>>,
+    device: Arc<Device>,
+    /// `None` when dropped: readers end then.
+    queue: Option<SyncSender<Job>>,
+    readers: Vec<JoinHandle<()>>,
+    state: Arc<Shared>,
+}
+
+/// How far it is.
+#[derive(Debug, Default)]
+struct Shared {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// Jobs that are not yet with the device.
+    pending: usize,
+    failure: Option<CudaError>,
 }
 
 impl Uploader {
@@ -53,16 +69,12 @@ impl Uploader {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         let (queue, jobs) = sync_channel(QUEUED);
         let jobs = Arc::new(Mutex::new(jobs));
-        let failure = Arc::new(Mutex::new(None));
+        let state = Arc::new(Shared::default());
         let mut readers = Vec::new();
         for number in 0..READERS {
             let mut reader = Reader::new(device)?;
-            let (jobs, failure) = (Arc::clone(&jobs), Arc::clone(&failure));
-            let work = move || {
-                if let Err(error) = reader.run(&jobs) {
-                    lock(&failure).get_or_insert(error);
-                }
-            };
+            let (jobs, state) = (Arc::clone(&jobs), Arc::clone(&state));
+            let work = move || reader.run(&jobs, &state);
             let thread = std::thread::Builder::new().name(format!("upload-{number}"));
             readers.push(thread.spawn(work).map_err(|error| CudaError::Call {
                 call: "starting a thread",
@@ -71,9 +83,10 @@ impl Uploader {
             })?);
         }
         Ok(Self {
-            queue: Mutex::new(Some(queue)),
-            readers: Mutex::new(readers),
-            failure,
+            device: Arc::clone(device),
+            queue: Some(queue),
+            readers,
+            state,
         })
     }
 
@@ -81,47 +94,51 @@ impl Uploader {
     ///
     /// # Errors
     /// What failed earlier.
-    ///
-    /// # Panics
-    /// After [`Uploader::finish`].
     pub(crate) fn push(
         &self,
         source: Source,
         target: &Arc<DeviceMemory>,
         offset: usize,
     ) -> Result<(), CudaError> {
+        let mut progress = lock(&self.state.progress);
+        if let Some(failure) = &progress.failure {
+            return Err(failure.clone());
+        }
+        progress.pending += 1;
+        drop(progress);
         let job = Job {
             source,
             target: Arc::clone(target),
             offset,
         };
-        let queue = lock(&self.queue).clone();
-        let queue = queue.expect("nothing is loaded after the end");
-        match queue.send(job) {
-            Ok(()) => Ok(()),
-            // The last reader has left.
-            Err(_) => Err(self.failed()),
-        }
+        let queue = self.queue.as_ref().expect("alive until dropped");
+        queue.send(job).expect("readers take jobs until the queue is dropped");
+        Ok(())
     }
 
-    /// Waits until everything is there.
+    /// Waits until everything queued so far is there.
     ///
     /// # Errors
     /// The first failure.
     pub(crate) fn finish(&self) -> Result<(), CudaError> {
-        lock(&self.queue).take();
-        for reader in lock(&self.readers).drain(..) {
-            reader.join().expect("a reader does not panic");
-        }
-        match lock(&self.failure).take() {
-            None => Ok(()),
-            Some(error) => Err(error),
+        let progress = lock(&self.state.progress);
+        let done = |progress: &mut Progress| progress.pending > 0;
+        let waited = self.state.changed.wait_while(progress, done);
+        let progress = waited.unwrap_or_else(PoisonError::into_inner);
+        match &progress.failure {
+            Some(failure) => Err(failure.clone()),
+            None => self.device.synchronize(),
         }
     }
+}
 
-    fn failed(&self) -> CudaError {
-        let told = self.finish();
-        told.expect_err("readers leave early only after a failure")
+impl Drop for Uploader {
+    fn drop(&mut self) {
+        self.queue = None;
+        for reader in self.readers.drain(..) {
+            // A reader that panicked has said so.
+            let _ = reader.join();
+        }
     }
 }
 
@@ -145,14 +162,23 @@ impl Reader {
         })
     }
 
-    fn run(&mut self, jobs: &Mutex<Receiver<Job>>) -> Result<(), CudaError> {
-        self.stream.bind()?;
+    /// Takes jobs until there are no more to come. After a failure they are only counted, so that nobody
+    /// waits for them.
+    fn run(&mut self, jobs: &Mutex<Receiver<Job>>, state: &Shared) {
+        let mut bound = self.stream.bind();
         loop {
             let job = lock(jobs).recv();
             let Ok(job) = job else {
-                return self.stream.synchronize();
+                return;
             };
-            self.copy(&job)?;
+            let done = bound.clone().and_then(|()| self.copy(&job));
+            let mut progress = lock(&state.progress);
+            if let Err(failure) = done {
+                bound = Err(failure.clone());
+                progress.failure.get_or_insert(failure);
+            }
+            progress.pending -= 1;
+            state.changed.notify_all();
         }
     }
 
