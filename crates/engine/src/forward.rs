@@ -63,6 +63,14 @@ impl<O: Ops> Buffers<O> {
             indices: Vec::with_capacity(logit_rows_max),
         })
     }
+
+    /// Where `Pass::take_up` left the wanted rows from number `first`.
+    fn head_rows(&self, first: usize) -> &O::Rows {
+        match first {
+            0 => &self.normed,
+            _ => &self.head_input,
+        }
+    }
 }
 
 impl<O: Ops> Pass<'_, O> {
@@ -83,7 +91,10 @@ impl<O: Ops> Pass<'_, O> {
                 self.leave(layer, rows)?;
             } else if !wanted.is_empty() {
                 self.attend(batch, index)?;
-                self.narrow(wanted)?;
+                // As in a decode step: all rows, in their order.
+                if !(0..rows as u32).eq(wanted.iter().copied()) {
+                    self.narrow(wanted)?;
+                }
                 self.leave(layer, wanted.len())?;
                 self.finish(wanted.len())?;
             }
@@ -95,8 +106,8 @@ impl<O: Ops> Pass<'_, O> {
     pub(crate) fn logits(&mut self, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
         let rows = out.len() / self.weights.config.vocab_size;
         self.take_up(first, rows)?;
-        self.ops
-            .logits(&self.weights.head, rows, &self.buffers.head_input, out)
+        let x = self.buffers.head_rows(first);
+        self.ops.logits(&self.weights.head, rows, x, out)
     }
 
     /// Tokens after the wanted rows from number `first`, as many as there are rules.
@@ -107,12 +118,15 @@ impl<O: Ops> Pass<'_, O> {
         tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), EngineError> {
         self.take_up(first, rules.len())?;
-        self.ops
-            .draw(&self.weights.head, rules, &self.buffers.head_input, tokens)
+        let x = self.buffers.head_rows(first);
+        self.ops.draw(&self.weights.head, rules, x, tokens)
     }
 
-    /// Brings wanted rows to where the head takes them.
+    /// Brings wanted rows to where the head takes them: the first are in their place.
     fn take_up(&mut self, first: usize, rows: usize) -> Result<(), EngineError> {
+        if first == 0 {
+            return Ok(());
+        }
         let buffers = &mut *self.buffers;
         buffers.indices.clear();
         buffers
