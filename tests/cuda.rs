@@ -109,7 +109,7 @@ fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_work
     let client = harness::Client::new(&server.address());
     let body = json!({
         "model": "llama3", "prompt": prompt, "max_tokens": 24, "temperature": 0.9, "seed": 5,
-        "ignore_eos": true, "return_token_ids": true,
+        "ignore_eos": true,
     });
     let (status, answer) = client.post("/v1/completions", &body);
     assert_eq!(status, 200, "{answer}");

@@ -4,12 +4,12 @@
 //! Never: serves. Invariant: when loading returns, everything a checkpoint could be refused for has
 //! been looked at.
 
-use crate::args::{Device, Dtype, EngineArgs, ModelArgs};
+use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, ModelArgs};
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
-use cleave_cuda::{CudaOps, CudaPack};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Products};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
@@ -40,6 +40,7 @@ enum Backend {
     Cuda {
         weights: Arc<Weights<CudaPack>>,
         device: Arc<cleave_cuda::Device>,
+        products: Products,
     },
 }
 
@@ -86,7 +87,14 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         }
         Place::Cuda(device) => {
             let weights = weights(&CudaPack::new(&device, precision)?, &checkpoint, limit)?;
-            Backend::Cuda { weights, device }
+            Backend::Cuda {
+                weights,
+                device,
+                products: match engine.gpu_matmul {
+                    GpuMatmul::Invariant => Products::PathIndependent,
+                    GpuMatmul::Fast => Products::Fast,
+                },
+            }
         }
     };
     Ok(Loaded {
@@ -250,8 +258,16 @@ impl Loaded {
                 let ops = CpuOps::new(&options)?;
                 Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
             }
-            Backend::Cuda { weights, device } => {
-                let ops = CudaOps::new(device, self.precision)?;
+            Backend::Cuda {
+                weights,
+                device,
+                products,
+            } => {
+                let options = CudaOptions {
+                    products: *products,
+                    ..CudaOptions::new(self.precision)
+                };
+                let ops = CudaOps::new(device, &options)?;
                 Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
             }
         })

@@ -11,6 +11,8 @@ use crate::error::CudaError;
 use crate::images::Images;
 use crate::mailbox::Mailbox;
 use crate::pack::CudaMatrix;
+use crate::library::Library;
+use crate::options::{CudaOptions, Products};
 use cleave_engine::ops::Precision;
 
 /// Where spans may begin: `SPAN_UNIT` of the kernels.
@@ -25,6 +27,8 @@ const SPANS_MOST: usize = 16;
 const ALIGNED_ELEMENTS: usize = 8;
 /// Blocks for each multiprocessor.
 const BLOCKS_EACH: usize = 2;
+/// Rows from which cublasLt is asked, where it may be: below, bandwidth decides, and it has no more of it.
+const LIBRARY_ROWS: usize = 65;
 /// Threads of a block of the plain kernels, one for each column.
 const PLAIN_COLUMNS: usize = 128;
 
@@ -59,6 +63,7 @@ pub(crate) struct Multiplying {
     plain: Kernel<MatmulPlainArgs>,
     /// By rows, fewest first; empty where all is plain.
     tiled: Vec<Tiled>,
+    library: Option<Library>,
     sums: Growing,
     arrivals: Growing,
     blocks_count: usize,
@@ -80,8 +85,12 @@ impl Multiplying {
     pub(crate) fn new(
         images: &Images,
         stream: &Stream,
-        precision: Precision,
+        options: &CudaOptions,
     ) -> Result<Self, CudaError> {
+        let CudaOptions {
+            precision,
+            products,
+        } = *options;
         let mut tiled = Vec::new();
         if precision == Precision::Bf16 {
             for (name, rows_max, tile, merges) in TILED {
@@ -97,6 +106,10 @@ impl Multiplying {
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
             tiled,
+            library: match (products, precision) {
+                (Products::Fast, Precision::Bf16) => Some(Library::new(stream)?),
+                _ => None,
+            },
             sums: Growing::new(stream, 0, "sums of products", Contents::Anything)?,
             arrivals: Growing::new(stream, 0, "counters of products", Contents::Zeros)?,
             blocks_count: processors * BLOCKS_EACH,
@@ -119,6 +132,11 @@ impl Multiplying {
         let Product { matrix, rows, x } = *product;
         assert_eq!(x.width, matrix.width, "left side of a product");
         x.check_rows(rows);
+        let library = self.library.as_mut().filter(|_| rows >= LIBRARY_ROWS);
+        // A bias in f32 is not among what it adds.
+        if let (Some(library), None) = (library, &matrix.bias) {
+            return library.run(stream, product, target);
+        }
         let rows_count = self.count(rows, stream, mailbox)?;
         let is_aligned = matrix.width.is_multiple_of(ALIGNED_ELEMENTS);
         let tiled = self.tiled.iter().find(|tiled| rows <= tiled.rows_max);

@@ -15,6 +15,7 @@ use crate::error::CudaError;
 use crate::images::Images;
 use crate::mailbox::Mailbox;
 use crate::matmul::{Multiplying, Product, Target};
+use crate::options::{CudaOptions, Products};
 use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
 use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
@@ -36,7 +37,7 @@ const PIECE_BYTES: usize = 4 << 20;
 /// One engine's share of a GPU.
 #[derive(Debug)]
 pub struct CudaOps {
-    precision: Precision,
+    options: CudaOptions,
     images: Images,
     kernels: Kernels,
     attending: RefCell<Option<Attending>>,
@@ -75,7 +76,8 @@ impl CudaOps {
     ///
     /// # Errors
     /// If there is no code for this GPU, or no memory.
-    pub fn new(device: &Arc<Device>, precision: Precision) -> Result<Self, CudaError> {
+    pub fn new(device: &Arc<Device>, options: &CudaOptions) -> Result<Self, CudaError> {
+        let precision = options.precision;
         let images = Images::load(device)?;
         let of = |name: &str| format!("{name}_{}", precision.name());
         let kernels = Kernels {
@@ -88,10 +90,10 @@ impl CudaOps {
         };
         let stream = Stream::new(device, Urgency::Normal)?;
         Ok(Self {
-            precision,
+            options: *options,
             kernels,
             attending: RefCell::new(None),
-            multiplying: Multiplying::new(&images, &stream, precision)?,
+            multiplying: Multiplying::new(&images, &stream, options)?,
             sampling: Sampling::new(&images, &stream)?,
             images,
             mailbox: Mailbox::new(device)?,
@@ -176,11 +178,11 @@ impl CudaOps {
         let width = residual.width;
         assert_eq!((norm.weight.width, out.width), (width, width));
         assert_eq!(residual.stored, Precision::F32, "a residual stream");
-        assert_eq!(out.stored, self.precision);
+        assert_eq!(out.stored, self.options.precision);
         residual.check_rows(rows);
         out.check_rows(rows);
         if let Some(delta) = delta {
-            assert_eq!((delta.width, delta.stored), (width, self.precision));
+            assert_eq!((delta.width, delta.stored), (width, self.options.precision));
             delta.check_rows(rows);
         }
         let args = NormArgs {
@@ -219,7 +221,7 @@ impl Ops for CudaOps {
 
     fn device(&self) -> String {
         let facts = self.hardware().facts();
-        format!("{}, {}", facts.name, self.precision.name())
+        format!("{}, {}", facts.name, self.options.precision.name())
     }
 
     fn device_id(&self) -> Option<DeviceId> {
@@ -229,13 +231,16 @@ impl Ops for CudaOps {
     }
 
     fn arithmetic(&self) -> &'static str {
-        "cuda"
+        match self.options.products {
+            Products::PathIndependent => "cuda",
+            Products::Fast => "cuda-fast",
+        }
     }
 
     fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<CudaRows, EngineError> {
         let stored = match holds {
             Holds::Residual => Precision::F32,
-            Holds::Activations => self.precision,
+            Holds::Activations => self.options.precision,
         };
         let bytes = rows_max * width * stored.element_bytes();
         let memory = DeviceMemory::new(self.hardware(), bytes, "activations")?;
@@ -248,7 +253,7 @@ impl Ops for CudaOps {
     }
 
     fn pool(&self, shape: PoolShape) -> Result<CudaPool, EngineError> {
-        assert_eq!(shape.precision, self.precision, "a pool of another precision");
+        assert_eq!(shape.precision, self.options.precision, "a pool of another precision");
         let slots = shape.blocks_count.checked_mul(shape.block_tokens);
         if slots.is_none_or(|slots| slots >= u32::MAX as usize) {
             let most = u32::MAX as usize / shape.block_tokens;
@@ -331,7 +336,7 @@ impl Ops for CudaOps {
         x: &CudaRows,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        assert_eq!((out.width, out.stored), (matrix.columns, self.precision));
+        assert_eq!((out.width, out.stored), (matrix.columns, self.options.precision));
         out.check_rows(rows);
         let target = Target {
             address: out.address(),
@@ -349,7 +354,7 @@ impl Ops for CudaOps {
         rows: usize,
         qkv: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.precision));
+        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
         assert_eq!(norms.query.width, heads.head_dim);
         assert_eq!(norms.key.width, heads.head_dim);
         qkv.check_rows(rows);
@@ -379,7 +384,7 @@ impl Ops for CudaOps {
         let LayerOf { pool, layer } = pool;
         let shape = &pool.shape;
         let heads = shape.heads;
-        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.precision));
+        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
         assert_eq!(rotary.half * 2, heads.head_dim);
         qkv.check_rows(batch.rows_count());
         let args = RotateArgs {
@@ -412,8 +417,8 @@ impl Ops for CudaOps {
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
         let heads = pool.shape.heads;
-        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.precision));
-        assert_eq!((out.width, out.stored), (heads.query_width(), self.precision));
+        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
+        assert_eq!((out.width, out.stored), (heads.query_width(), self.options.precision));
         qkv.check_rows(batch.rows_count());
         out.check_rows(batch.rows_count());
         let attending = self.attending.get_mut().as_mut();
@@ -430,8 +435,8 @@ impl Ops for CudaOps {
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
         let width = out.width;
-        assert_eq!((gate_up.width, gate_up.stored), (2 * width, self.precision));
-        assert_eq!(out.stored, self.precision);
+        assert_eq!((gate_up.width, gate_up.stored), (2 * width, self.options.precision));
+        assert_eq!(out.stored, self.options.precision);
         gate_up.check_rows(rows);
         out.check_rows(rows);
         let args = GateArgs {

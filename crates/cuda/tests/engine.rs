@@ -4,7 +4,7 @@
 
 mod harness;
 
-use cleave_cuda::{CudaOps, CudaPack};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::Precision;
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights, conformance};
@@ -29,7 +29,7 @@ fn build(dir: &Path, limits: EngineLimits, precision: Precision) -> Result<Box<d
     let checkpoint = Checkpoint::open(dir).map_err(|error| told(&error))?;
     let pack = CudaPack::new(&device, precision).map_err(|error| told(&error))?;
     let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| told(&error))?;
-    let ops = CudaOps::new(&device, precision).map_err(|error| told(&error))?;
+    let ops = CudaOps::new(&device, &CudaOptions::new(precision)).map_err(|error| told(&error))?;
     let engine = ModelEngine::new(ops, Arc::new(weights), limits).map_err(|error| told(&error))?;
     Ok(Box::new(engine))
 }

@@ -5,7 +5,7 @@
 mod harness;
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows};
-use cleave_cuda::{CudaOps, CudaPack, CudaRows};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack, CudaRows};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::conformance;
@@ -83,7 +83,7 @@ fn cuda(precision: Precision) -> Option<Side<CudaOps>> {
     })
     .unwrap();
     Some(Side {
-        ops: CudaOps::new(&device, precision).unwrap(),
+        ops: CudaOps::new(&device, &CudaOptions::new(precision)).unwrap(),
         pack,
         precision,
         pool: precision,

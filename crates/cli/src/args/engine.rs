@@ -42,6 +42,9 @@ pub(crate) struct EngineArgs {
     /// KV cache of each worker, such as `512MiB` or `4GiB`; sized from free memory if absent.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) kv_cache: Option<u64>,
+    /// Who makes a GPU's large matrix products.
+    #[arg(long, value_enum, default_value_t = GpuMatmul::Invariant)]
+    pub(crate) gpu_matmul: GpuMatmul,
     /// Share of a GPU's memory that weights, activations and KV cache together take.
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = parse_share)]
     pub(crate) gpu_memory_utilization: f64,
@@ -135,6 +138,15 @@ pub(crate) enum Dtype {
     Auto,
     F32,
     Bf16,
+}
+
+/// See [`EngineArgs::gpu_matmul`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GpuMatmul {
+    /// Cleave's kernels: the same answer whatever else is in the step.
+    Invariant,
+    /// NVIDIA's cublasLt, which must be installed: the last bits may depend on what else is in the step.
+    Fast,
 }
 
 /// See [`EngineArgs::device`].
