@@ -22,7 +22,7 @@ use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, PoolShape,
-    Precision, Residual,
+    Pass, Precision, Residual, Wanted,
 };
 
 /// One engine's share of the processor.
@@ -307,9 +307,9 @@ impl Ops for CpuOps {
         })
     }
 
-    fn begin(&mut self, _batch: &Batch) -> Result<(), EngineError> {
+    fn begin(&mut self, _: &Batch, _: Wanted<'_>) -> Result<Pass, EngineError> {
         self.plan.forget();
-        Ok(())
+        Ok(Pass::Run)
     }
 
     fn embed(

@@ -388,7 +388,7 @@ impl Sequences {
             let rows = batch.rows_count();
             let mut qkv = filled(&ops, rows, &values);
             let mut out = ops.rows(rows, width, Holds::Activations).unwrap();
-            ops.begin(&batch).unwrap();
+            ops.begin(&batch, Wanted::Anything).unwrap();
             let pool_layer = LayerOf {
                 pool: &mut pool,
                 layer: 1,

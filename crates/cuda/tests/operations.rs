@@ -132,7 +132,7 @@ impl<O: Reach> Side<O> {
             ..Batch::default()
         };
         let mut out = self.ops.rows(rows, width, Holds::Residual).unwrap();
-        self.ops.begin(&batch).unwrap();
+        self.ops.begin(&batch, Wanted::Anything).unwrap();
         self.ops.embed(&batch, &table, &mut out).unwrap();
         self.ops.get(&out)
     }
@@ -240,7 +240,7 @@ impl<O: Reach> Side<O> {
                 .ops
                 .rows(rows, heads.query_width(), Holds::Activations)
                 .unwrap();
-            self.ops.begin(&batch).unwrap();
+            self.ops.begin(&batch, Wanted::Anything).unwrap();
             let norms = HeadNorms {
                 query: &query,
                 key: &key,

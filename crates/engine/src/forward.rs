@@ -6,6 +6,7 @@
 //! operation does (see [`crate::ops`]) and nothing else is done to rows.
 
 use crate::EngineError;
+use crate::ops;
 use crate::ops::{
     Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
     Residual,
@@ -73,13 +74,25 @@ impl<O: Ops> Buffers<O> {
     }
 }
 
+/// Whether all rows are wanted, in their order, as in a decode step.
+pub(crate) fn is_all(wanted: &[u32], rows: usize) -> bool {
+    (0..rows as u32).eq(wanted.iter().copied())
+}
+
 impl<O: Ops> Pass<'_, O> {
     /// Runs the batch: stores every row's KV, and brings the rows in `wanted` to the last layer's
     /// end, where [`Pass::logits`] takes them up.
-    pub(crate) fn run(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), EngineError> {
+    pub(crate) fn run(
+        &mut self,
+        batch: &Batch,
+        wanted: &[u32],
+        what: ops::Wanted<'_>,
+    ) -> Result<(), EngineError> {
         let rows = batch.rows_count();
         let weights = self.weights;
-        self.ops.begin(batch)?;
+        if self.ops.begin(batch, what)? == ops::Pass::Recorded {
+            return Ok(());
+        }
         self.ops
             .embed(batch, &weights.table, &mut self.buffers.residual)?;
         let last = weights.layers.len() - 1;
@@ -91,8 +104,7 @@ impl<O: Ops> Pass<'_, O> {
                 self.leave(layer, rows)?;
             } else if !wanted.is_empty() {
                 self.attend(batch, index)?;
-                // As in a decode step: all rows, in their order.
-                if !(0..rows as u32).eq(wanted.iter().copied()) {
+                if !is_all(wanted, rows) {
                     self.narrow(wanted)?;
                 }
                 self.leave(layer, wanted.len())?;

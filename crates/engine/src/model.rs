@@ -4,7 +4,8 @@
 //! Never: decides what to run.
 //! Invariant: a refused plan changes nothing.
 
-use crate::forward::{Buffers, Pass};
+use crate::forward::{Buffers, Pass, is_all};
+use crate::ops;
 use crate::ops::{Batch, BatchSegment, DrawRule, Ops, PoolShape};
 use crate::plan::{PlanCheck, out_of_range};
 use crate::sampling::{Sampler, Slot};
@@ -29,7 +30,7 @@ pub struct EngineLimits {
     pub step_tokens_max: u32,
 }
 
-/// Bounds on the rows whose logits are on the host at once. As many as there are slots, so that a
+/// Bounds on the rows whose logits are made at once for the host. As many as there are slots, so that a
 /// decode step reads the head's weights once; not so many that a large vocabulary fills the memory;
 /// and some even for a single slot, whose prompt may be scored.
 const LOGIT_ROWS: std::ops::RangeInclusive<usize> = 16..=128;
@@ -118,9 +119,12 @@ impl<O: Ops> ModelEngine<O> {
         let block_bytes = u32::try_from(shape.block_bytes())
             .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
         let rows_max = step_tokens_max as usize;
-        let logit_rows_max = (slots_count as usize)
-            .clamp(*LOGIT_ROWS.start(), *LOGIT_ROWS.end())
-            .min(rows_max);
+        let logit_rows_max = match ops.draws() {
+            // All at once: they stay where there is room for them.
+            true => (slots_count as usize).max(*LOGIT_ROWS.start()),
+            false => (slots_count as usize).clamp(*LOGIT_ROWS.start(), *LOGIT_ROWS.end()),
+        };
+        let logit_rows_max = logit_rows_max.min(rows_max);
         let description = EngineDescription {
             model: weights.name.clone(),
             device: ops.device(),
@@ -149,7 +153,7 @@ impl<O: Ops> ModelEngine<O> {
             drawn: Vec::new(),
             rules: Vec::new(),
             logit_rows_max,
-            logits: vec![0.0; logit_rows_max * vocab_size],
+            logits: vec![0.0; logit_rows_max.min(*LOGIT_ROWS.end()) * vocab_size],
             ops,
             weights,
             description,
@@ -197,6 +201,10 @@ impl<O: Ops> ModelEngine<O> {
             }
         }
         self.on_device_count = wanted.rows.len();
+        self.rules.clear();
+        for purpose in &wanted.purposes {
+            self.rules.push(slot_of(slots, *purpose).1.rule());
+        }
         wanted.append(on_host);
     }
 
@@ -220,10 +228,6 @@ impl<O: Ops> ModelEngine<O> {
         while first < self.on_device_count {
             let rows = (self.on_device_count - first).min(self.logit_rows_max);
             let purposes = &self.wanted.purposes[first..first + rows];
-            self.rules.clear();
-            for purpose in purposes {
-                self.rules.push(slot_of(&mut self.slots, *purpose).1.rule());
-            }
             let mut pass = Pass {
                 ops: &mut self.ops,
                 weights: &self.weights,
@@ -231,7 +235,7 @@ impl<O: Ops> ModelEngine<O> {
                 buffers: &mut self.buffers,
             };
             self.drawn.clear();
-            pass.draw(first, &self.rules, &mut self.drawn)?;
+            pass.draw(first, &self.rules[first..first + rows], &mut self.drawn)?;
             for (purpose, token) in purposes.iter().zip(&self.drawn) {
                 let (slot, state) = slot_of(&mut self.slots, *purpose);
                 let token = token.ok_or_else(|| not_finite(slot))?;
@@ -248,7 +252,8 @@ impl<O: Ops> ModelEngine<O> {
         let vocab = self.weights.config().vocab_size;
         let mut first = self.on_device_count;
         while first < self.wanted.rows.len() {
-            let rows = (self.wanted.rows.len() - first).min(self.logit_rows_max);
+            let rows = self.wanted.rows.len() - first;
+            let rows = rows.min(self.logits.len() / vocab);
             let mut pass = Pass {
                 ops: &mut self.ops,
                 weights: &self.weights,
@@ -384,7 +389,13 @@ impl<O: Ops> Engine for ModelEngine<O> {
             pool: &mut self.pool,
             buffers: &mut self.buffers,
         };
-        pass.run(&self.batch, &self.wanted.rows)?;
+        let rows = self.batch.rows_count();
+        let all = is_all(&self.wanted.rows, rows) && self.on_device_count == rows;
+        let what = match all && rows <= self.logit_rows_max {
+            true => ops::Wanted::Tokens(&self.rules),
+            false => ops::Wanted::Anything,
+        };
+        pass.run(&self.batch, &self.wanted.rows, what)?;
         self.take_logits(plan)
     }
 

@@ -241,6 +241,24 @@ pub struct DrawRule {
     pub edits: Vec<Edit>,
 }
 
+/// What a pass is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// KV, and whatever is asked for afterwards.
+    Anything,
+    /// The token after every row, and nothing else, in one [`Ops::draw`] by these rules: a decode step.
+    Tokens(&'a [DrawRule]),
+}
+
+/// Whether the caller runs the operations of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// It does.
+    Run,
+    /// It leaves them out: the device does them from a recording, with [`Ops::draw`], which comes next.
+    Recorded,
+}
+
 /// A change of one token's logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Edit {
@@ -405,7 +423,7 @@ pub trait Ops: Send {
 
     /// A pass begins: everything up to the next `begin` is about this batch. A device with its own
     /// memory copies it there; a processor may plan its work.
-    fn begin(&mut self, batch: &Batch) -> Result<(), EngineError>;
+    fn begin(&mut self, batch: &Batch, wanted: Wanted<'_>) -> Result<Pass, EngineError>;
 
     /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`. Every token is within the table.
     fn embed(
