@@ -3,15 +3,16 @@
 //! Owns: the choice between tensor-core and plain kernels, the plan of a pass for each window, and the workspace
 //! for states of spans.
 //! Never: waits.
-//! Invariant: a plan is sent once for each window of a pass, and forgotten with the pass.
+//! Invariant: a plan is sent once for each window of a pass, before anything of the pass is launched where the
+//! window is known.
 
 use crate::args::{AttendArgs, AttendPlainArgs};
 use crate::buffers::{Contents, CudaPool, CudaRows, Growing};
 use crate::driver::{Kernel, Stream};
 use crate::error::CudaError;
 use crate::images::Images;
-use crate::mailbox::Mailbox;
-use crate::plan::{AttentionPlan, PlanShape, STATE_HEADER, segments};
+use crate::inbox::{Inbox, Place};
+use crate::plan::{AttentionPlan, Item, PlanShape, STATE_HEADER, segments};
 use cleave_engine::ops::{Attention, Batch, HeadShape, PoolShape, Precision};
 
 /// Head sizes that the tensor-core kernels are built for.
@@ -40,9 +41,13 @@ pub(crate) struct Attending {
     blocks_count: usize,
     states: Growing,
     arrivals: Growing,
-    /// Of the pass at hand.
+    heads: HeadShape,
+    /// Windows of the model's layers, as far as they were seen.
+    windows: Vec<Option<usize>>,
+    /// Of the pass at hand; plans by window.
     sent: Option<Sent>,
-    plans: Vec<(Option<usize>, SentPlan)>,
+    plans: Vec<SentPlan>,
+    moves_count: u64,
 }
 
 /// Where the batch's tables are.
@@ -53,20 +58,19 @@ struct Sent {
     segments_count: u64,
 }
 
-/// Where a plan's items are.
+/// Where a plan's items are; `None` if there are none to launch for.
 #[derive(Clone, Copy, Debug)]
 struct SentPlan {
-    decode: SentItems,
-    prefill: SentItems,
-    states_count: usize,
-    arrivals_count: usize,
+    decode: Option<SentItems>,
+    prefill: Option<SentItems>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct SentItems {
     items: u64,
     items_count: u64,
-    count: usize,
+    /// Blocks that walk them.
+    blocks: u32,
 }
 
 /// What a layer's attention reads and writes.
@@ -105,94 +109,101 @@ impl Attending {
             blocks_count: processors * BLOCKS_EACH,
             states: Growing::new(stream, 0, "states of attention", Contents::Anything)?,
             arrivals: Growing::new(stream, 0, "counters of attention", Contents::Zeros)?,
+            heads: shape.heads,
+            windows: Vec::new(),
             sent: None,
             plans: Vec::new(),
+            moves_count: 0,
         })
     }
 
-    /// Another batch comes.
+    /// How often a workspace has moved.
+    pub(crate) fn moves_count(&self) -> u64 {
+        self.moves_count
+    }
+
+    /// Another batch comes. Plans are sent for all windows that are known, so that nothing need be sent while
+    /// a recording is made.
     pub(crate) fn begin(
         &mut self,
         batch: &Batch,
         stream: &Stream,
-        mailbox: &mut Mailbox,
+        inbox: &mut Inbox,
     ) -> Result<(), CudaError> {
         self.plans.clear();
         let tables: Vec<u32> = batch.blocks.iter().map(|block| block.0).collect();
         let segments = segments(batch);
+        let count = [segments.len() as u32];
         self.sent = Some(Sent {
-            tables: mailbox.send_all(stream, &tables)?,
-            segments: mailbox.send_all(stream, &segments)?,
-            segments_count: mailbox.send_all(stream, &[segments.len() as u32])?,
+            tables: inbox.send(stream, Place::Tables, &tables)?,
+            segments: inbox.send(stream, Place::Segments, &segments)?,
+            segments_count: inbox.send(stream, Place::SegmentsCount, &count)?,
         });
+        if matches!(self.kernels, Kernels::Tensor { .. }) {
+            for number in 0..self.windows.len() {
+                self.send_plan(batch, number, (stream, inbox))?;
+            }
+        }
         Ok(())
     }
 
-    /// One layer's attention over the batch that began.
+    /// One layer's attention over the batch that began, of which so many rows are launched.
     pub(crate) fn run(
         &mut self,
-        batch: &Batch,
+        (batch, rows): (&Batch, usize),
         attention: &Attention,
         io: &Io<'_>,
-        (stream, mailbox): (&Stream, &mut Mailbox),
+        (stream, inbox): (&Stream, &mut Inbox),
     ) -> Result<(), CudaError> {
         let sent = self.sent.expect("a pass began");
-        let plan = match self.kernels {
-            Kernels::Plain(_) => None,
-            Kernels::Tensor { .. } => {
-                let heads = io.pool.shape.heads;
-                Some(self.plan(batch, (attention, heads), stream, mailbox)?)
-            }
-        };
-        match (&self.kernels, plan) {
-            (Kernels::Plain(kernel), _) => {
+        if matches!(self.kernels, Kernels::Tensor { .. })
+            && !self.windows.contains(&attention.window)
+        {
+            self.windows.push(attention.window);
+            self.send_plan(batch, self.windows.len() - 1, (stream, inbox))?;
+        }
+        let number = self.windows.iter().position(|window| *window == attention.window);
+        match &self.kernels {
+            Kernels::Plain(kernel) => {
                 let args = plain_args(attention, io, sent);
-                let heads = batch.rows_count() * io.pool.shape.heads.query_heads;
+                let heads = rows * self.heads.query_heads;
                 let grid = [heads.div_ceil(PLAIN_WARPS) as u32, 1, 1];
                 // SAFETY: the batch's tables name blocks of the pool, which the engine checked.
                 unsafe { kernel.launch(stream, grid, args) }
             }
-            (Kernels::Tensor { decode, prefill }, Some(plan)) => {
-                let width = io.pool.shape.heads.head_dim + STATE_HEADER;
-                let bytes = plan.states_count * width * size_of::<f32>();
-                let states = self.states.at_least(stream, bytes)?.at(0);
-                let bytes = plan.arrivals_count * size_of::<u32>();
-                let arrivals = self.arrivals.at_least(stream, bytes)?.at(0);
-                let kv_heads = io.pool.shape.heads.kv_heads;
+            Kernels::Tensor { decode, prefill } => {
+                let plan = self.plans[number.expect("its window was added")];
                 for (kernel, items) in [(prefill, plan.prefill), (decode, plan.decode)] {
-                    let blocks = (items.count * kv_heads).min(self.blocks_count);
+                    let Some(items) = items else {
+                        continue;
+                    };
                     let args = AttendArgs {
                         items: items.items,
                         items_count: items.items_count,
-                        states,
-                        arrivals,
+                        states: self.states.memory().at(0),
+                        arrivals: self.arrivals.memory().at(0),
                         ..tensor_args(attention, io, sent)
                     };
                     // SAFETY: as above; the workspace has room for the plan's states.
-                    unsafe { kernel.launch(stream, [blocks as u32, 1, 1], args) }?;
+                    unsafe { kernel.launch(stream, [items.blocks, 1, 1], args) }?;
                 }
                 Ok(())
             }
-            (Kernels::Tensor { .. }, None) => unreachable!("a plan was made for these kernels"),
         }
     }
 
-    /// The plan for a layer's window, made when the first such layer comes.
-    fn plan(
+    /// Cuts the batch for a window, and makes room for what its items keep on the way.
+    fn send_plan(
         &mut self,
         batch: &Batch,
-        (attention, heads): (&Attention, HeadShape),
-        stream: &Stream,
-        mailbox: &mut Mailbox,
-    ) -> Result<SentPlan, CudaError> {
-        let window = attention.window;
-        if let Some((_, plan)) = self.plans.iter().find(|(of, _)| *of == window) {
-            return Ok(*plan);
-        }
+        number: usize,
+        (stream, inbox): (&Stream, &mut Inbox),
+    ) -> Result<(), CudaError> {
+        let heads = self.heads;
         let shape = PlanShape {
             group: heads.query_heads / heads.kv_heads,
             kv_heads: heads.kv_heads,
-            window,
+            window: self.windows[number],
             blocks_count: self.blocks_count,
         };
         let AttentionPlan {
@@ -201,21 +212,48 @@ impl Attending {
             states_count,
             arrivals_count,
         } = AttentionPlan::new(batch, &shape);
-        let mut send = |items: &[crate::plan::Item]| -> Result<SentItems, CudaError> {
-            Ok(SentItems {
-                items: mailbox.send_all(stream, items)?,
-                items_count: mailbox.send_all(stream, &[items.len() as u32])?,
-                count: items.len(),
-            })
+        // A step without prompts launches nothing for them; one that is recorded has as many blocks as may be
+        // needed, whatever its items are.
+        let blocks = |items: &[Item]| (items.len() * heads.kv_heads).min(self.blocks_count) as u32;
+        let decode = SentItems {
+            items: inbox.send(stream, Place::DecodeItems(number), &decode)?,
+            items_count: inbox.send(
+                stream,
+                Place::DecodeItemsCount(number),
+                &[decode.len() as u32],
+            )?,
+            blocks: match prefill.is_empty() {
+                true => self.blocks_count as u32,
+                false => blocks(&decode),
+            },
         };
-        let plan = SentPlan {
-            decode: send(&decode)?,
-            prefill: send(&prefill)?,
-            states_count,
-            arrivals_count,
+        let prefill = match prefill.as_slice() {
+            [] => None,
+            items => Some(SentItems {
+                items: inbox.send(stream, Place::PrefillItems(number), items)?,
+                items_count: inbox.send(
+                    stream,
+                    Place::PrefillItemsCount(number),
+                    &[items.len() as u32],
+                )?,
+                blocks: blocks(items),
+            }),
         };
-        self.plans.push((window, plan));
-        Ok(plan)
+        self.plans.push(SentPlan {
+            decode: Some(decode),
+            prefill,
+        });
+        let width = heads.head_dim + STATE_HEADER;
+        let rooms = [
+            (&mut self.states, states_count * width * size_of::<f32>()),
+            (&mut self.arrivals, arrivals_count * size_of::<u32>()),
+        ];
+        for (room, bytes) in rooms {
+            let before = room.memory().at(0);
+            let moved = room.at_least(stream, bytes)?.at(0) != before;
+            self.moves_count += u64::from(moved);
+        }
+        Ok(())
     }
 }
 

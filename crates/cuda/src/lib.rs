@@ -17,13 +17,14 @@ mod buffers;
 mod driver;
 mod error;
 mod images;
+mod inbox;
 mod library;
-mod mailbox;
 mod matmul;
 mod ops;
 mod options;
 mod pack;
 mod plan;
+mod recording;
 mod sample;
 mod upload;
 

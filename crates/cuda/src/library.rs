@@ -103,7 +103,12 @@ impl Library {
         product: &Product<'_>,
         target: Target,
     ) -> Result<(), CudaError> {
-        let Product { matrix, rows, x } = *product;
+        let Product {
+            matrix,
+            rows: _,
+            bucket: rows,
+            x,
+        } = *product;
         let shape = (
             rows,
             matrix.columns,

@@ -9,7 +9,7 @@ use crate::buffers::{Contents, CudaRows, Growing};
 use crate::driver::{Kernel, Stream};
 use crate::error::CudaError;
 use crate::images::Images;
-use crate::mailbox::Mailbox;
+use crate::inbox::{Inbox, Place};
 use crate::pack::CudaMatrix;
 use crate::library::Library;
 use crate::options::{CudaOptions, Products};
@@ -36,7 +36,10 @@ const PLAIN_COLUMNS: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Product<'a> {
     pub(crate) matrix: &'a CudaMatrix,
+    /// Rows that there are.
     pub(crate) rows: usize,
+    /// Rows that are launched for: as many, or a recording's bucket.
+    pub(crate) bucket: usize,
     pub(crate) x: &'a CudaRows,
 }
 
@@ -69,6 +72,7 @@ pub(crate) struct Multiplying {
     blocks_count: usize,
     /// Numbers of rows that this pass has sent, and where they are.
     counts: Vec<(usize, u64)>,
+    moves_count: u64,
 }
 
 /// Kernels with the rows they are for, the tile, and whether they merge spans.
@@ -114,12 +118,24 @@ impl Multiplying {
             arrivals: Growing::new(stream, 0, "counters of products", Contents::Zeros)?,
             blocks_count: processors * BLOCKS_EACH,
             counts: Vec::new(),
+            moves_count: 0,
         })
     }
 
-    /// Another pass begins: what the last one sent is gone.
-    pub(crate) fn begin(&mut self) {
+    /// How often a workspace has moved.
+    pub(crate) fn moves_count(&self) -> u64 {
+        self.moves_count
+    }
+
+    /// Another pass begins, of so many rows.
+    pub(crate) fn begin(
+        &mut self,
+        rows: usize,
+        (stream, inbox): (&Stream, &mut Inbox),
+    ) -> Result<(), CudaError> {
         self.counts.clear();
+        self.count(rows, stream, inbox)?;
+        Ok(())
     }
 
     /// `out = x · matrix + bias`.
@@ -127,9 +143,14 @@ impl Multiplying {
         &mut self,
         product: &Product<'_>,
         target: Target,
-        (stream, mailbox): (&Stream, &mut Mailbox),
+        (stream, inbox): (&Stream, &mut Inbox),
     ) -> Result<(), CudaError> {
-        let Product { matrix, rows, x } = *product;
+        let Product {
+            matrix,
+            rows: live,
+            bucket: rows,
+            x,
+        } = *product;
         assert_eq!(x.width, matrix.width, "left side of a product");
         x.check_rows(rows);
         let library = self.library.as_mut().filter(|_| rows >= LIBRARY_ROWS);
@@ -137,7 +158,7 @@ impl Multiplying {
         if let (Some(library), None) = (library, &matrix.bias) {
             return library.run(stream, product, target);
         }
-        let rows_count = self.count(rows, stream, mailbox)?;
+        let rows_count = self.count(live, stream, inbox)?;
         let is_aligned = matrix.width.is_multiple_of(ALIGNED_ELEMENTS);
         let tiled = self.tiled.iter().find(|tiled| rows <= tiled.rows_max);
         let Some(tiled) = tiled.filter(|_| is_aligned) else {
@@ -166,9 +187,11 @@ impl Multiplying {
             items = tiles * spans;
             if spans > 1 {
                 let bytes = items * tile_columns * tile_rows * size_of::<f32>();
+                let (before, counters) = (self.sums.memory().at(0), self.arrivals.memory().at(0));
                 sums = self.sums.at_least(stream, bytes)?.at(0);
                 let bytes = tiles * size_of::<u32>();
                 arrivals = self.arrivals.at_least(stream, bytes)?.at(0);
+                self.moves_count += u64::from(sums != before || arrivals != counters);
             }
         }
         let args = MatmulArgs {
@@ -196,12 +219,13 @@ impl Multiplying {
         &mut self,
         rows: usize,
         stream: &Stream,
-        mailbox: &mut Mailbox,
+        inbox: &mut Inbox,
     ) -> Result<u64, CudaError> {
         if let Some((_, at)) = self.counts.iter().find(|(count, _)| *count == rows) {
             return Ok(*at);
         }
-        let at = mailbox.send_all(stream, &[rows as u32])?;
+        let place = Place::RowsCount(self.counts.len());
+        let at = inbox.send(stream, place, &[rows as u32])?;
         self.counts.push((rows, at));
         Ok(at)
     }

@@ -3,7 +3,8 @@
 //! Owns: one engine's stream, its kernels, and what it sends and fetches.
 //! Never: waits in the middle of a pass: only where something comes back to the host.
 //! Invariant: everything of one engine is queued in one stream, so that it happens in the order of the calls;
-//! what the host wrote for it stays until it is read (see [`Mailbox`]).
+//! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
+//! and nothing grows.
 
 use crate::args::{
     Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs,
@@ -13,7 +14,8 @@ use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream, Urgency};
 use crate::error::CudaError;
 use crate::images::Images;
-use crate::mailbox::Mailbox;
+use crate::inbox::{Inbox, Place};
+use crate::recording::{Recordings, Way, bucket};
 use crate::matmul::{Multiplying, Product, Target};
 use crate::options::{CudaOptions, Products};
 use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
@@ -22,9 +24,9 @@ use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
-    PoolShape, Precision, Residual,
+    Pass, PoolShape, Precision, Residual, Wanted,
 };
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 /// Warps of a block where each has one head.
@@ -44,12 +46,15 @@ pub struct CudaOps {
     multiplying: Multiplying,
     sampling: Sampling,
     stream: Stream,
-    mailbox: Mailbox,
+    inbox: Inbox,
+    recordings: Recordings,
     /// Of the pass at hand.
     step: StepAddresses,
     /// For what comes to the host and goes from it, outside a step's own messages.
     piece: RefCell<PinnedMemory>,
     pool_shape: RefCell<Option<PoolShape>>,
+    /// Rows that the smallest buffer has: recordings launch no more.
+    rows_max: Cell<usize>,
 }
 
 /// Kernels of one precision.
@@ -63,13 +68,18 @@ struct Kernels {
     gather: Kernel<GatherArgs>,
 }
 
-/// Where a batch's rows are described.
+/// Where a batch's rows are described, and how the pass goes.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepAddresses {
     tokens: Address,
     positions: Address,
     row_slots: Address,
+    /// A decode step of that bucket, with what is done with it.
+    decode: Option<(usize, Way)>,
 }
+
+/// Of a row that is padding: `NO_SLOT` of the kernels.
+const NO_SLOT: u32 = u32::MAX;
 
 impl CudaOps {
     /// Loads kernels, and makes a stream.
@@ -96,10 +106,12 @@ impl CudaOps {
             multiplying: Multiplying::new(&images, &stream, options)?,
             sampling: Sampling::new(&images, &stream)?,
             images,
-            mailbox: Mailbox::new(device)?,
+            inbox: Inbox::new(device)?,
+            recordings: Recordings::default(),
             step: StepAddresses::default(),
             piece: RefCell::new(PinnedMemory::new(device, PIECE_BYTES)?),
             pool_shape: RefCell::new(None),
+            rows_max: Cell::new(usize::MAX),
             stream,
         })
     }
@@ -168,6 +180,45 @@ impl CudaOps {
         Ok(())
     }
 
+    /// Sends what kernels must know of a batch, padded to the rows that are launched.
+    fn send_batch(&mut self, batch: &Batch, launched: usize) -> Result<(), EngineError> {
+        let shape = *self.pool_shape.borrow();
+        let block_tokens = shape.map_or(1, |shape| shape.block_tokens);
+        let padded = |values: &[u32], with: u32| {
+            let mut values = values.to_vec();
+            values.resize(launched.max(values.len()), with);
+            values
+        };
+        let slots = padded(&row_slots(batch, block_tokens), NO_SLOT);
+        let (tokens, positions) = (padded(&batch.tokens, 0), padded(&batch.positions, 0));
+        let (stream, inbox) = (&self.stream, &mut self.inbox);
+        self.step = StepAddresses {
+            tokens: inbox.send(stream, Place::Tokens, &tokens)?,
+            positions: inbox.send(stream, Place::Positions, &positions)?,
+            row_slots: inbox.send(stream, Place::RowSlots, &slots)?,
+            decode: None,
+        };
+        self.multiplying.begin(batch.rows_count(), (stream, inbox))?;
+        if let Some(attending) = self.attending.get_mut() {
+            attending.begin(batch, stream, inbox)?;
+        }
+        Ok(())
+    }
+
+    /// How often something moved that a recording names.
+    fn moves_count(&self) -> u64 {
+        let attending = self.attending.borrow();
+        self.inbox.moves_count()
+            + self.multiplying.moves_count()
+            + self.sampling.moves_count()
+            + attending.as_ref().map_or(0, Attending::moves_count)
+    }
+
+    /// Rows that are launched where so many are asked for: all of a decode step's bucket.
+    fn launched(&self, rows: usize) -> usize {
+        self.step.decode.map_or(rows, |(bucket, _)| bucket.max(rows))
+    }
+
     fn add_norm(
         &mut self,
         norm: &Norm<'_, CudaVector>,
@@ -175,6 +226,7 @@ impl CudaOps {
         (residual, delta): (&CudaRows, Option<&CudaRows>),
         out: &CudaRows,
     ) -> Result<(), EngineError> {
+        let rows = self.launched(rows);
         let width = residual.width;
         assert_eq!((norm.weight.width, out.width), (width, width));
         assert_eq!(residual.stored, Precision::F32, "a residual stream");
@@ -244,6 +296,7 @@ impl Ops for CudaOps {
         };
         let bytes = rows_max * width * stored.element_bytes();
         let memory = DeviceMemory::new(self.hardware(), bytes, "activations")?;
+        self.rows_max.set(self.rows_max.get().min(rows_max));
         self.stream.zero(&memory, 0..bytes)?;
         Ok(CudaRows {
             memory,
@@ -271,21 +324,36 @@ impl Ops for CudaOps {
         Ok(CudaPool { memory, shape })
     }
 
-    fn begin(&mut self, batch: &Batch) -> Result<(), EngineError> {
+    fn begin(&mut self, batch: &Batch, wanted: Wanted<'_>) -> Result<Pass, EngineError> {
         self.stream.bind()?;
-        self.mailbox.turn(&self.stream)?;
-        self.multiplying.begin();
-        let block_tokens = self.pool_shape.borrow().map_or(1, |shape| shape.block_tokens);
-        let slots = row_slots(batch, block_tokens);
-        self.step = StepAddresses {
-            tokens: self.mailbox.send_all(&self.stream, &batch.tokens)?,
-            positions: self.mailbox.send_all(&self.stream, &batch.positions)?,
-            row_slots: self.mailbox.send_all(&self.stream, &slots)?,
-        };
-        if let Some(attending) = self.attending.get_mut() {
-            attending.begin(batch, &self.stream, &mut self.mailbox)?;
+        if let Some((_, Way::Record)) = self.step.decode.take() {
+            // The pass that was being recorded failed half-way, or the recording would have been taken.
+            drop(self.stream.end_recording());
         }
-        Ok(())
+        self.inbox.turn(&self.stream)?;
+        let rows = batch.rows_count();
+        let rules = match wanted {
+            Wanted::Tokens(rules) if batch.segments.len() == rows => Some(rules),
+            _ => None,
+        };
+        let decode = rules.and_then(|rules| Some((rules, bucket(rows, self.rows_max.get())?)));
+        let launched = decode.map_or(rows, |(_, bucket)| bucket);
+        self.send_batch(batch, launched)?;
+        let Some((rules, bucket)) = decode else {
+            return Ok(Pass::Run);
+        };
+        let queue = (&self.stream, &mut self.inbox);
+        self.sampling.send(rules, bucket, queue)?;
+        let way = self.recordings.way(bucket, self.moves_count());
+        self.step.decode = Some((bucket, way));
+        match way {
+            Way::Run => Ok(Pass::Run),
+            Way::Record => {
+                self.stream.begin_recording()?;
+                Ok(Pass::Run)
+            }
+            Way::Replay => Ok(Pass::Recorded),
+        }
     }
 
     fn embed(
@@ -295,7 +363,8 @@ impl Ops for CudaOps {
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
         assert_eq!((out.width, out.stored), (table.width, Precision::F32));
-        out.check_rows(batch.rows_count());
+        let rows = self.launched(batch.rows_count());
+        out.check_rows(rows);
         let args = EmbedArgs {
             table: table.rows.address(),
             tokens: self.step.tokens,
@@ -303,7 +372,7 @@ impl Ops for CudaOps {
             width: table.width as u32,
             padding: 0,
         };
-        let grid = [batch.rows_count() as u32, 1, 1];
+        let grid = [rows as u32, 1, 1];
         // SAFETY: tokens are within the vocabulary, which the engine checked when slots were opened.
         unsafe { self.kernels.embed.launch(&self.stream, grid, args) }?;
         Ok(())
@@ -337,13 +406,19 @@ impl Ops for CudaOps {
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
         assert_eq!((out.width, out.stored), (matrix.columns, self.options.precision));
-        out.check_rows(rows);
+        let bucket = self.launched(rows);
+        out.check_rows(bucket);
         let target = Target {
             address: out.address(),
             stored: out.stored,
         };
-        let product = Product { matrix, rows, x };
-        let queue = (&self.stream, &mut self.mailbox);
+        let product = Product {
+            matrix,
+            rows,
+            bucket,
+            x,
+        };
+        let queue = (&self.stream, &mut self.inbox);
         Ok(self.multiplying.run(&product, target, queue)?)
     }
 
@@ -357,6 +432,7 @@ impl Ops for CudaOps {
         assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
         assert_eq!(norms.query.width, heads.head_dim);
         assert_eq!(norms.key.width, heads.head_dim);
+        let rows = self.launched(rows);
         qkv.check_rows(rows);
         let args = HeadNormArgs {
             qkv: qkv.address(),
@@ -386,7 +462,8 @@ impl Ops for CudaOps {
         let heads = shape.heads;
         assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
         assert_eq!(rotary.half * 2, heads.head_dim);
-        qkv.check_rows(batch.rows_count());
+        let rows = self.launched(batch.rows_count());
+        qkv.check_rows(rows);
         let args = RotateArgs {
             qkv: qkv.address(),
             cos: rotary.cos.address(),
@@ -403,7 +480,7 @@ impl Ops for CudaOps {
             block_tokens: shape.block_tokens as u32,
         };
         let blocks = (heads.query_heads + 2 * heads.kv_heads).div_ceil(HEAD_WARPS);
-        let grid = [batch.rows_count() as u32, blocks as u32, 1];
+        let grid = [rows as u32, blocks as u32, 1];
         // SAFETY: as in `add_norm`; positions and blocks are those of a plan that the engine checked.
         unsafe { self.kernels.rotate.launch(&self.stream, grid, args) }?;
         Ok(())
@@ -419,13 +496,14 @@ impl Ops for CudaOps {
         let heads = pool.shape.heads;
         assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
         assert_eq!((out.width, out.stored), (heads.query_width(), self.options.precision));
-        qkv.check_rows(batch.rows_count());
-        out.check_rows(batch.rows_count());
+        let rows = self.launched(batch.rows_count());
+        qkv.check_rows(rows);
+        out.check_rows(rows);
         let attending = self.attending.get_mut().as_mut();
         let attending = attending.expect("there is a pool");
         let io = Io { qkv, pool, out };
-        let queue = (&self.stream, &mut self.mailbox);
-        Ok(attending.run(batch, attention, &io, queue)?)
+        let queue = (&self.stream, &mut self.inbox);
+        Ok(attending.run((batch, rows), attention, &io, queue)?)
     }
 
     fn silu_gate(
@@ -437,6 +515,7 @@ impl Ops for CudaOps {
         let width = out.width;
         assert_eq!((gate_up.width, gate_up.stored), (2 * width, self.options.precision));
         assert_eq!(out.stored, self.options.precision);
+        let rows = self.launched(rows);
         gate_up.check_rows(rows);
         out.check_rows(rows);
         let args = GateArgs {
@@ -467,7 +546,7 @@ impl Ops for CudaOps {
         let args = GatherArgs {
             from: from.address(),
             to: to.address(),
-            indices: self.mailbox.send_all(&self.stream, indices)?,
+            indices: self.inbox.send(&self.stream, Place::Indices, indices)?,
             units: (from.row_bytes() / 2) as u32,
             padding: 0,
         };
@@ -490,10 +569,11 @@ impl Ops for CudaOps {
         let product = Product {
             matrix: head,
             rows,
+            bucket: rows,
             x,
         };
         let target = self.sampling.room(&self.stream, rows, head.columns)?;
-        let queue = (&self.stream, &mut self.mailbox);
+        let queue = (&self.stream, &mut self.inbox);
         self.multiplying.run(&product, target, queue)?;
         let mut piece = self.piece.borrow_mut();
         let each = PIECE_BYTES / size_of::<f32>();
@@ -522,16 +602,38 @@ impl Ops for CudaOps {
         tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), EngineError> {
         let rows = rules.len();
-        let product = Product {
-            matrix: head,
-            rows,
-            x,
+        let decode = self.step.decode.take();
+        let bucket = match decode {
+            Some((bucket, _)) => bucket,
+            None => {
+                let queue = (&self.stream, &mut self.inbox);
+                self.sampling.send(rules, rows, queue)?;
+                rows
+            }
         };
-        let target = self.sampling.room(&self.stream, rows, head.columns)?;
-        let queue = (&self.stream, &mut self.mailbox);
-        self.multiplying.run(&product, target, queue)?;
-        let queue = (&self.stream, &mut self.mailbox);
-        Ok(self.sampling.draw(rules, head.columns, queue, tokens)?)
+        if !matches!(decode, Some((_, Way::Replay))) {
+            let target = self.sampling.room(&self.stream, bucket, head.columns)?;
+            let product = Product {
+                matrix: head,
+                rows,
+                bucket,
+                x,
+            };
+            let queue = (&self.stream, &mut self.inbox);
+            let queued = self.multiplying.run(&product, target, queue);
+            let queued = queued.and_then(|()| self.sampling.queue(bucket, head.columns, &self.stream));
+            if let Some((_, Way::Record)) = decode {
+                let graph = self.stream.end_recording();
+                queued?;
+                self.recordings.keep(bucket, graph?, self.moves_count());
+            } else {
+                queued?;
+            }
+        }
+        if let Some((_, Way::Record | Way::Replay)) = decode {
+            self.stream.replay(self.recordings.graph(bucket))?;
+        }
+        Ok(self.sampling.fetch(rows, &self.stream, tokens)?)
     }
 
     fn read_block(

@@ -9,7 +9,7 @@ use crate::buffers::{Contents, Growing};
 use crate::driver::{DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
 use crate::images::Images;
-use crate::mailbox::Mailbox;
+use crate::inbox::{Inbox, Place};
 use crate::matmul::Target;
 use cleave_domain::TokenId;
 use cleave_engine::ops::{Change, DrawRule, Edit, Precision};
@@ -30,6 +30,15 @@ pub(crate) struct Sampling {
     /// `(rows)`, u32.
     tokens: Growing,
     fetched: PinnedMemory,
+    sent: Sent,
+    moves_count: u64,
+}
+
+/// Where the rules of the pass at hand are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sent {
+    rules: u64,
+    edits: u64,
 }
 
 impl Sampling {
@@ -41,6 +50,8 @@ impl Sampling {
             best: Growing::new(stream, 0, "counters of draws", Contents::Zeros)?,
             tokens: Growing::new(stream, 0, "drawn tokens", Contents::Anything)?,
             fetched: PinnedMemory::new(stream.device(), 0)?,
+            sent: Sent::default(),
+            moves_count: 0,
         })
     }
 
@@ -52,8 +63,11 @@ impl Sampling {
         vocab: usize,
     ) -> Result<Target, CudaError> {
         let bytes = rows * vocab * size_of::<f32>();
+        let before = self.logits.memory().at(0);
+        let address = self.logits.at_least(stream, bytes)?.at(0);
+        self.moves_count += u64::from(address != before);
         Ok(Target {
-            address: self.logits.at_least(stream, bytes)?.at(0),
+            address,
             stored: Precision::F32,
         })
     }
@@ -63,41 +77,66 @@ impl Sampling {
         self.logits.memory()
     }
 
-    /// Draws the token after each row of logits, and waits for them.
-    pub(crate) fn draw(
+    /// How often a workspace has moved.
+    pub(crate) fn moves_count(&self) -> u64 {
+        self.moves_count
+    }
+
+    /// Sends rules, with greedy ones for padding up to `bucket` rows, and makes room for what they give.
+    pub(crate) fn send(
         &mut self,
         rules: &[DrawRule],
-        vocab: usize,
-        (stream, mailbox): (&Stream, &mut Mailbox),
-        tokens: &mut Vec<Option<TokenId>>,
+        bucket: usize,
+        (stream, inbox): (&Stream, &mut Inbox),
     ) -> Result<(), CudaError> {
-        let rows = rules.len();
-        let (rules, edits) = told(rules);
-        let bytes = rows * size_of::<u32>();
+        let (mut rules, edits) = told(rules);
+        rules.resize(bucket, PADDING);
+        let bytes = bucket * size_of::<u32>();
         if self.fetched.bytes() < bytes {
+            stream.synchronize()?;
             self.fetched = PinnedMemory::new(stream.device(), bytes.next_power_of_two())?;
         }
-        let drawn = self.tokens.at_least(stream, bytes)?.at(0);
+        let before = (self.tokens.memory().at(0), self.best.memory().at(0));
+        let tokens = self.tokens.at_least(stream, bytes)?.at(0);
+        let best = self.best.at_least(stream, bucket * size_of::<u64>())?.at(0);
+        self.moves_count += u64::from(before != (tokens, best));
+        self.sent = Sent {
+            rules: inbox.send(stream, Place::Rules, &rules)?,
+            edits: inbox.send(stream, Place::Edits, &edits)?,
+        };
+        Ok(())
+    }
+
+    /// Queues the drawing of the token after each of `bucket` rows of logits, by the rules sent last.
+    pub(crate) fn queue(&self, bucket: usize, vocab: usize, stream: &Stream) -> Result<(), CudaError> {
         let args = SampleArgs {
             logits: self.logits.memory().at(0),
-            rules: mailbox.send_all(stream, &rules)?,
-            edits: mailbox.send_all(stream, &edits)?,
-            best: self.best.at_least(stream, rows * size_of::<u64>())?.at(0),
-            tokens: drawn,
+            rules: self.sent.rules,
+            edits: self.sent.edits,
+            best: self.best.memory().at(0),
+            tokens: self.tokens.memory().at(0),
             vocab: vocab as u32,
             padding: 0,
         };
         let shares = vocab.div_ceil(PREPARE_TOKENS);
         // SAFETY: the logits of so many rows were just made; counters and tokens have room for them.
         unsafe {
-            self.prepare
-                .launch(stream, [rows as u32, shares as u32, 1], args)?;
-            self.draw.launch(stream, [rows as u32, 1, 1], args)?;
+            let grid = [bucket as u32, shares as u32, 1];
+            self.prepare.launch(stream, grid, args)?;
+            self.draw.launch(stream, [bucket as u32, 1, 1], args)
         }
-        stream.copy_out(
-            (self.tokens.memory(), 0),
-            (&mut self.fetched, 0..bytes),
-        )?;
+    }
+
+    /// Waits for the tokens of the first rows.
+    pub(crate) fn fetch(
+        &mut self,
+        rows: usize,
+        stream: &Stream,
+        tokens: &mut Vec<Option<TokenId>>,
+    ) -> Result<(), CudaError> {
+        let bytes = rows * size_of::<u32>();
+        let from = (self.tokens.memory(), 0);
+        stream.copy_out(from, (&mut self.fetched, 0..bytes))?;
         stream.synchronize()?;
         let words = self.fetched.as_slice()[..bytes].as_chunks::<4>().0;
         let token = |word: &[u8; 4]| u32::from_le_bytes(*word);
@@ -105,6 +144,18 @@ impl Sampling {
         Ok(())
     }
 }
+
+/// Of a row that is padding: its logits may be anything, and nobody looks at its token.
+const PADDING: DeviceRule = DeviceRule {
+    bits: 0,
+    top_p: 1 << 53,
+    heat: 0.0,
+    min_p: 0.0,
+    top_k: 0,
+    edits_first: 0,
+    edits_count: 0,
+    padding: 0,
+};
 
 /// Rules as the kernels read them, with all edits in one list.
 fn told(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {

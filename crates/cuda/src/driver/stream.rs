@@ -175,27 +175,25 @@ impl Stream {
         call!(cuStreamWaitEvent(self.handle, event.handle, 0))
     }
 
-    /// Records what `queue` queues here, instead of running it.
+    /// From now on what is queued here is recorded instead of run, until [`Stream::end_recording`].
     ///
     /// # Errors
-    /// What `queue` or the driver says; nothing is recorded then.
-    pub fn record(
-        &self,
-        queue: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Graph, CudaError> {
+    /// If the driver refuses.
+    pub fn begin_recording(&self) -> Result<(), CudaError> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        call!(cuStreamBeginCapture_v2(self.handle, mode))?;
-        let queued = queue();
+        call!(cuStreamBeginCapture_v2(self.handle, mode))
+    }
+
+    /// What was queued since [`Stream::begin_recording`].
+    ///
+    /// # Errors
+    /// If something that cannot be recorded was among it; nothing is recorded then.
+    pub fn end_recording(&self) -> Result<Graph, CudaError> {
         let mut graph = std::ptr::null_mut();
-        // Recording ends whatever happened, or the stream would take nothing more.
         let ended = call!(cuStreamEndCapture(self.handle, &raw mut graph));
         let mut executable = std::ptr::null_mut();
-        let made = queued.and(ended).and_then(|()| {
-            call!(cuGraphInstantiateWithFlags(
-                &raw mut executable,
-                graph,
-                0
-            ))
+        let made = ended.and_then(|()| {
+            call!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))
         });
         if !graph.is_null() {
             let _ = call!(cuGraphDestroy(graph));
