@@ -96,7 +96,14 @@ fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_work
     let ids = ids.join(",");
     let mut alone = vec!["generate", "--json", "--max-tokens", "24", "--ignore-eos"];
     alone.extend(common);
-    alone.extend(["--temperature", "0.9", "--seed", "5", "--prompt-tokens", &ids]);
+    alone.extend([
+        "--temperature",
+        "0.9",
+        "--seed",
+        "5",
+        "--prompt-tokens",
+        &ids,
+    ]);
     let Some(mut command) = on_stand_in(&alone, cache.path()) else {
         return;
     };

@@ -72,12 +72,18 @@ fn write_sources(kernels: &Path, files: &BTreeSet<String>, text: &mut String) {
         .collect();
     list("SOURCES", &sources);
     let mut headers = Vec::new();
-    for folder in fs::read_dir(kernels).expect("kernels/ can be read").flatten() {
+    for folder in fs::read_dir(kernels)
+        .expect("kernels/ can be read")
+        .flatten()
+    {
         let Ok(entries) = fs::read_dir(folder.path()) else {
             continue;
         };
         for entry in entries.flatten().map(|entry| entry.path()) {
-            if entry.extension().is_some_and(|extension| extension == "cuh") {
+            if entry
+                .extension()
+                .is_some_and(|extension| extension == "cuh")
+            {
                 let name = entry.file_name().expect("a file has a name");
                 headers.push((name.to_string_lossy().into_owned(), entry));
             }
@@ -95,7 +101,10 @@ fn write_images(kernels: &Path, files: &BTreeSet<String>, out: &Path, text: &mut
         "CLEAVE_KERNELS=required, but there is no nvcc: name it in CLEAVE_NVCC"
     );
     text.push_str("pub(crate) static IMAGES: &[(&str, &[u8])] = &[\n");
-    for file in nvcc.iter().flat_map(|nvcc| files.iter().map(move |file| (nvcc, file))) {
+    for file in nvcc
+        .iter()
+        .flat_map(|nvcc| files.iter().map(move |file| (nvcc, file)))
+    {
         let (nvcc, file) = file;
         let image = out.join(file.replace('/', "-")).with_extension("fatbin");
         let built = Command::new(nvcc)
@@ -110,7 +119,9 @@ fn write_images(kernels: &Path, files: &BTreeSet<String>, out: &Path, text: &mut
             .status();
         let is_built = built.as_ref().is_ok_and(|status| status.success());
         if !is_built && !required {
-            println!("cargo:warning=nvcc did not build {file}; kernels will be compiled at run time");
+            println!(
+                "cargo:warning=nvcc did not build {file}; kernels will be compiled at run time"
+            );
             continue;
         }
         assert!(is_built, "nvcc did not build {file}: {built:?}");

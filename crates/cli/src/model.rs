@@ -134,7 +134,9 @@ fn weights<P: Pack>(
     limit: Option<usize>,
 ) -> anyhow::Result<Arc<Weights<P>>> {
     let bar = loading_bar();
-    let weights = Weights::load(pack, checkpoint, limit, &mut |progress| show(&bar, progress));
+    let weights = Weights::load(pack, checkpoint, limit, &mut |progress| {
+        show(&bar, progress)
+    });
     bar.finish_and_clear();
     Ok(Arc::new(weights?))
 }
@@ -297,9 +299,8 @@ impl Loaded {
     fn activation_bytes(&self, args: &EngineArgs) -> u64 {
         const BESIDE: u64 = 64 << 20;
         let config = self.facts().config;
-        let widths = 8 * config.hidden_size
-            + 4 * config.heads.qkv_width()
-            + 4 * config.intermediate_size;
+        let widths =
+            8 * config.hidden_size + 4 * config.heads.qkv_width() + 4 * config.intermediate_size;
         let rows = u64::from(args.step_tokens_max()) * widths as u64 * 4;
         let logits = u64::from(args.slots_count().clamp(16, 128)) * config.vocab_size as u64 * 4;
         rows + 2 * logits + BESIDE

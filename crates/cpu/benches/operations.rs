@@ -10,7 +10,8 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Threads, cores_count};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, Ops, Pack, PoolShape, Precision, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, Ops, Pack, PoolShape, Precision,
+    Wanted,
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -99,8 +100,12 @@ fn attention(criterion: &mut Criterion) {
         }
         let rows = batch.rows_count();
         let pool = ops.pool(shape).expect("memory");
-        let qkv = ops.rows(rows, HEADS.qkv_width(), Holds::Activations).expect("memory");
-        let mut out = ops.rows(rows, HEADS.query_width(), Holds::Activations).expect("memory");
+        let qkv = ops
+            .rows(rows, HEADS.qkv_width(), Holds::Activations)
+            .expect("memory");
+        let mut out = ops
+            .rows(rows, HEADS.query_width(), Holds::Activations)
+            .expect("memory");
         ops.begin(&batch, Wanted::Anything).expect("a plan");
         let keys_bytes = 4 * sequences * (position + tokens) * HEADS.kv_width();
         let mut group = criterion.benchmark_group("attention, 32 over 8 heads of 64, bf16");

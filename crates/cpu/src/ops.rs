@@ -21,8 +21,8 @@ use crate::threads::Threads;
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, PoolShape,
-    Pass, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
+    PoolShape, Precision, Residual, Wanted,
 };
 
 /// One engine's share of the processor.

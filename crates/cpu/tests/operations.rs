@@ -6,8 +6,8 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows, Isa};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, LayerOf, Norm, Ops, Pack, PoolShape,
-    Precision, Residual, RotaryTable,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, LayerOf, Norm, Ops, Pack,
+    PoolShape, Precision, Residual, RotaryTable,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
@@ -48,7 +48,9 @@ fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
 }
 
 fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
-    let mut buffer = ops.rows(rows, values.len() / rows.max(1), Holds::Activations).unwrap();
+    let mut buffer = ops
+        .rows(rows, values.len() / rows.max(1), Holds::Activations)
+        .unwrap();
     buffer.values_mut().copy_from_slice(values);
     buffer
 }
@@ -162,7 +164,10 @@ fn a_product_of_no_rows_is_empty() {
     let weights = StoredTensor::from_f32("w", (8, 8), &case.weights());
     let matrix = CpuPack::new(&options).matrix(&[weights], None).unwrap();
     let mut ops = CpuOps::new(&options).unwrap();
-    let (x, mut out) = (ops.rows(4, 8, Holds::Activations).unwrap(), ops.rows(4, 8, Holds::Activations).unwrap());
+    let (x, mut out) = (
+        ops.rows(4, 8, Holds::Activations).unwrap(),
+        ops.rows(4, 8, Holds::Activations).unwrap(),
+    );
     out.values_mut().fill(5.0);
     ops.matmul(&matrix, 0, &x, &mut out).unwrap();
     assert!(out.values().iter().all(|&v| v == 5.0));

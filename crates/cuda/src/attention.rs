@@ -101,7 +101,9 @@ impl Attending {
                 decode: images.kernel(&format!("attend_decode_bf16_{dim}"))?,
                 prefill: images.kernel(&format!("attend_prefill_bf16_{dim}"))?,
             },
-            false => Kernels::Plain(images.kernel(&format!("attend_plain_{}", shape.precision.name()))?),
+            false => {
+                Kernels::Plain(images.kernel(&format!("attend_plain_{}", shape.precision.name()))?)
+            }
         };
         let processors = stream.device().facts().processors_count as usize;
         Ok(Self {
@@ -162,7 +164,10 @@ impl Attending {
             self.windows.push(attention.window);
             self.send_plan(batch, self.windows.len() - 1, (stream, inbox))?;
         }
-        let number = self.windows.iter().position(|window| *window == attention.window);
+        let number = self
+            .windows
+            .iter()
+            .position(|window| *window == attention.window);
         match &self.kernels {
             Kernels::Plain(kernel) => {
                 let args = plain_args(attention, io, sent);

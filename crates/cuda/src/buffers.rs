@@ -28,7 +28,10 @@ impl CudaRows {
     /// If there are not so many rows.
     pub(crate) fn check_rows(&self, rows: usize) {
         let bytes = rows * self.row_bytes();
-        assert!(bytes <= self.memory.bytes(), "{rows} rows of a smaller buffer");
+        assert!(
+            bytes <= self.memory.bytes(),
+            "{rows} rows of a smaller buffer"
+        );
     }
 }
 

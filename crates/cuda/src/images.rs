@@ -79,7 +79,8 @@ fn compiled(device: &Device, file: &str, source: &str) -> Result<Vec<u8>, CudaEr
         ));
     }
     let options = options(device);
-    let place = cache_folder().map(|folder| folder.join(format!("{}.cubin", key(source, &options))));
+    let place =
+        cache_folder().map(|folder| folder.join(format!("{}.cubin", key(source, &options))));
     if let Some(code) = place.as_ref().and_then(|place| fs::read(place).ok()) {
         return Ok(code);
     }
@@ -186,19 +187,26 @@ fn compile(file: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Cuda
     let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     // SAFETY: as above.
-    let compiled = unsafe {
-        nvrtc::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr())
-    };
+    let compiled =
+        unsafe { nvrtc::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
     if compiled != nvrtc::nvrtcResult::NVRTC_SUCCESS {
         let log = log(&program)?;
-        return Err(CudaError::NoKernels(format!("NVRTC cannot compile {file}: {log}")));
+        return Err(CudaError::NoKernels(format!(
+            "NVRTC cannot compile {file}: {log}"
+        )));
     }
     let mut bytes = 0;
     // SAFETY: the program is alive; the buffer is as long as the library said.
     unsafe {
-        check(nvrtc::nvrtcGetCUBINSize(program.0, &raw mut bytes), "nvrtcGetCUBINSize")?;
+        check(
+            nvrtc::nvrtcGetCUBINSize(program.0, &raw mut bytes),
+            "nvrtcGetCUBINSize",
+        )?;
         let mut code = vec![0u8; bytes];
-        check(nvrtc::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()), "nvrtcGetCUBIN")?;
+        check(
+            nvrtc::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()),
+            "nvrtcGetCUBIN",
+        )?;
         Ok(code)
     }
 }
@@ -208,9 +216,15 @@ fn log(program: &Program) -> Result<String, CudaError> {
     let mut bytes = 0;
     // SAFETY: as in `compile`.
     unsafe {
-        check(nvrtc::nvrtcGetProgramLogSize(program.0, &raw mut bytes), "nvrtcGetProgramLogSize")?;
+        check(
+            nvrtc::nvrtcGetProgramLogSize(program.0, &raw mut bytes),
+            "nvrtcGetProgramLogSize",
+        )?;
         let mut text = vec![0u8; bytes];
-        check(nvrtc::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast()), "nvrtcGetProgramLog")?;
+        check(
+            nvrtc::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast()),
+            "nvrtcGetProgramLog",
+        )?;
         let text = String::from_utf8_lossy(&text);
         Ok(text.trim_end_matches(['\0', '\n']).to_owned())
     }

@@ -8,7 +8,7 @@
 //! moves only when it grows, and [`Inbox::moves_count`] tells.
 
 use crate::buffers::{Contents, Growing};
-use crate::driver::{Device, Event, PinnedMemory, Stream, Timing};
+use crate::driver::{Device, Event, PinnedMemory, Stream};
 use crate::error::CudaError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Inbox {
         let half = || -> Result<Half, CudaError> {
             Ok(Half {
                 memory: PinnedMemory::new(device, HALF_BYTES)?,
-                fetched: Event::new(device, Timing::Off)?,
+                fetched: Event::new(device)?,
                 outgrown: Vec::new(),
             })
         };
@@ -106,7 +106,8 @@ impl Inbox {
             std::collections::btree_map::Entry::Occupied(room) => room.into_mut(),
             std::collections::btree_map::Entry::Vacant(none) => {
                 self.moves_count += 1;
-                let room = Growing::new(stream, PLACE_BYTES, "a step's messages", Contents::Anything)?;
+                let room =
+                    Growing::new(stream, PLACE_BYTES, "a step's messages", Contents::Anything)?;
                 none.insert(room)
             }
         };

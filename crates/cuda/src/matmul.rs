@@ -10,9 +10,9 @@ use crate::driver::{Kernel, Stream};
 use crate::error::CudaError;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
-use crate::pack::CudaMatrix;
 use crate::library::Library;
 use crate::options::{CudaOptions, Products};
+use crate::pack::CudaMatrix;
 use cleave_engine::ops::Precision;
 
 /// Where spans may begin: `SPAN_UNIT` of the kernels.
@@ -173,7 +173,11 @@ impl Multiplying {
                 is_out_f32: u32::from(target.stored == Precision::F32),
                 padding: 0,
             };
-            let grid = [matrix.columns.div_ceil(PLAIN_COLUMNS) as u32, rows as u32, 1];
+            let grid = [
+                matrix.columns.div_ceil(PLAIN_COLUMNS) as u32,
+                rows as u32,
+                1,
+            ];
             // SAFETY: rows were checked here, the target by the caller.
             return unsafe { self.plain.launch(stream, grid, args) };
         };
@@ -215,12 +219,7 @@ impl Multiplying {
     }
 
     /// Where a number of rows lies on the device.
-    fn count(
-        &mut self,
-        rows: usize,
-        stream: &Stream,
-        inbox: &mut Inbox,
-    ) -> Result<u64, CudaError> {
+    fn count(&mut self, rows: usize, stream: &Stream, inbox: &mut Inbox) -> Result<u64, CudaError> {
         if let Some((_, at)) = self.counts.iter().find(|(count, _)| *count == rows) {
             return Ok(*at);
         }

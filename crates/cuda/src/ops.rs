@@ -6,25 +6,23 @@
 //! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
 //! and nothing grows.
 
-use crate::args::{
-    Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs,
-};
+use crate::args::{Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
 use crate::attention::{Attending, Io};
 use crate::buffers::{CudaPool, CudaRows};
-use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream, Urgency};
+use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
-use crate::recording::{Recordings, Way, bucket};
 use crate::matmul::{Multiplying, Product, Target};
 use crate::options::{CudaOptions, Products};
 use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
+use crate::recording::{Recordings, Way, bucket};
 use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
-    Pass, PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
+    PoolShape, Precision, Residual, Wanted,
 };
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -98,7 +96,7 @@ impl CudaOps {
             gate: images.kernel(&of("silu_gate"))?,
             gather: images.kernel("gather_rows")?,
         };
-        let stream = Stream::new(device, Urgency::Normal)?;
+        let stream = Stream::new(device)?;
         Ok(Self {
             options: *options,
             kernels,
@@ -155,7 +153,11 @@ impl CudaOps {
     }
 
     /// Copies to the host and waits.
-    fn fetch(&self, (memory, offset): (&DeviceMemory, usize), out: &mut [u8]) -> Result<(), EngineError> {
+    fn fetch(
+        &self,
+        (memory, offset): (&DeviceMemory, usize),
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
         self.stream.bind()?;
         let mut piece = self.piece.borrow_mut();
         for (index, chunk) in out.chunks_mut(PIECE_BYTES).enumerate() {
@@ -168,7 +170,11 @@ impl CudaOps {
     }
 
     /// Copies from the host and waits.
-    fn put(&self, (memory, offset): (&DeviceMemory, usize), bytes: &[u8]) -> Result<(), EngineError> {
+    fn put(
+        &self,
+        (memory, offset): (&DeviceMemory, usize),
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
         self.stream.bind()?;
         let mut piece = self.piece.borrow_mut();
         for (index, chunk) in bytes.chunks(PIECE_BYTES).enumerate() {
@@ -198,7 +204,8 @@ impl CudaOps {
             row_slots: inbox.send(stream, Place::RowSlots, &slots)?,
             decode: None,
         };
-        self.multiplying.begin(batch.rows_count(), (stream, inbox))?;
+        self.multiplying
+            .begin(batch.rows_count(), (stream, inbox))?;
         if let Some(attending) = self.attending.get_mut() {
             attending.begin(batch, stream, inbox)?;
         }
@@ -216,7 +223,9 @@ impl CudaOps {
 
     /// Rows that are launched where so many are asked for: all of a decode step's bucket.
     fn launched(&self, rows: usize) -> usize {
-        self.step.decode.map_or(rows, |(bucket, _)| bucket.max(rows))
+        self.step
+            .decode
+            .map_or(rows, |(bucket, _)| bucket.max(rows))
     }
 
     fn add_norm(
@@ -246,7 +255,11 @@ impl CudaOps {
             epsilon: norm.epsilon,
         };
         // SAFETY: the rows are within the buffers, as was just checked, which outlive the stream's work.
-        unsafe { self.kernels.norm.launch(&self.stream, [rows as u32, 1, 1], args) }?;
+        unsafe {
+            self.kernels
+                .norm
+                .launch(&self.stream, [rows as u32, 1, 1], args)
+        }?;
         Ok(())
     }
 }
@@ -306,7 +319,10 @@ impl Ops for CudaOps {
     }
 
     fn pool(&self, shape: PoolShape) -> Result<CudaPool, EngineError> {
-        assert_eq!(shape.precision, self.options.precision, "a pool of another precision");
+        assert_eq!(
+            shape.precision, self.options.precision,
+            "a pool of another precision"
+        );
         let slots = shape.blocks_count.checked_mul(shape.block_tokens);
         if slots.is_none_or(|slots| slots >= u32::MAX as usize) {
             let most = u32::MAX as usize / shape.block_tokens;
@@ -405,7 +421,10 @@ impl Ops for CudaOps {
         x: &CudaRows,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        assert_eq!((out.width, out.stored), (matrix.columns, self.options.precision));
+        assert_eq!(
+            (out.width, out.stored),
+            (matrix.columns, self.options.precision)
+        );
         let bucket = self.launched(rows);
         out.check_rows(bucket);
         let target = Target {
@@ -429,7 +448,10 @@ impl Ops for CudaOps {
         rows: usize,
         qkv: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
+        assert_eq!(
+            (qkv.width, qkv.stored),
+            (heads.qkv_width(), self.options.precision)
+        );
         assert_eq!(norms.query.width, heads.head_dim);
         assert_eq!(norms.key.width, heads.head_dim);
         let rows = self.launched(rows);
@@ -460,7 +482,10 @@ impl Ops for CudaOps {
         let LayerOf { pool, layer } = pool;
         let shape = &pool.shape;
         let heads = shape.heads;
-        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
+        assert_eq!(
+            (qkv.width, qkv.stored),
+            (heads.qkv_width(), self.options.precision)
+        );
         assert_eq!(rotary.half * 2, heads.head_dim);
         let rows = self.launched(batch.rows_count());
         qkv.check_rows(rows);
@@ -494,8 +519,14 @@ impl Ops for CudaOps {
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
         let heads = pool.shape.heads;
-        assert_eq!((qkv.width, qkv.stored), (heads.qkv_width(), self.options.precision));
-        assert_eq!((out.width, out.stored), (heads.query_width(), self.options.precision));
+        assert_eq!(
+            (qkv.width, qkv.stored),
+            (heads.qkv_width(), self.options.precision)
+        );
+        assert_eq!(
+            (out.width, out.stored),
+            (heads.query_width(), self.options.precision)
+        );
         let rows = self.launched(batch.rows_count());
         qkv.check_rows(rows);
         out.check_rows(rows);
@@ -513,7 +544,10 @@ impl Ops for CudaOps {
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
         let width = out.width;
-        assert_eq!((gate_up.width, gate_up.stored), (2 * width, self.options.precision));
+        assert_eq!(
+            (gate_up.width, gate_up.stored),
+            (2 * width, self.options.precision)
+        );
         assert_eq!(out.stored, self.options.precision);
         let rows = self.launched(rows);
         gate_up.check_rows(rows);
@@ -621,7 +655,8 @@ impl Ops for CudaOps {
             };
             let queue = (&self.stream, &mut self.inbox);
             let queued = self.multiplying.run(&product, target, queue);
-            let queued = queued.and_then(|()| self.sampling.queue(bucket, head.columns, &self.stream));
+            let queued =
+                queued.and_then(|()| self.sampling.queue(bucket, head.columns, &self.stream));
             if let Some((_, Way::Record)) = decode {
                 let graph = self.stream.end_recording();
                 queued?;

@@ -137,17 +137,24 @@ impl CudaPack {
         };
         if let [tensor] = stack {
             let arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
-            let there = arena.as_ref().and_then(|arena| arena.there.get(&place(tensor)));
+            let there = arena
+                .as_ref()
+                .and_then(|arena| arena.there.get(&place(tensor)));
             if let Some(part) = there {
                 return Ok(part.clone());
             }
         }
-        let bytes_of =
-            |tensor: &StoredTensor| tensor.rows() * tensor.columns() * self.precision.element_bytes();
+        let bytes_of = |tensor: &StoredTensor| {
+            tensor.rows() * tensor.columns() * self.precision.element_bytes()
+        };
         let part = self.take(stack.iter().map(bytes_of).sum())?;
         let mut offset = 0;
         for tensor in stack {
-            self.push(Source::Tensor(tensor.clone(), self.precision), &part, offset)?;
+            self.push(
+                Source::Tensor(tensor.clone(), self.precision),
+                &part,
+                offset,
+            )?;
             offset += bytes_of(tensor);
         }
         if let [tensor] = stack {

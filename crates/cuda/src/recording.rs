@@ -48,7 +48,11 @@ pub(crate) fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
 impl Recordings {
     /// What comes next for a bucket; `moves_count` of everything that may move.
     pub(crate) fn way(&mut self, bucket: usize, moves_count: u64) -> Way {
-        if self.made.get(&bucket).is_some_and(|made| made.moves_count == moves_count) {
+        if self
+            .made
+            .get(&bucket)
+            .is_some_and(|made| made.moves_count == moves_count)
+        {
             return Way::Replay;
         }
         self.made.remove(&bucket);

@@ -108,7 +108,12 @@ impl Sampling {
     }
 
     /// Queues the drawing of the token after each of `bucket` rows of logits, by the rules sent last.
-    pub(crate) fn queue(&self, bucket: usize, vocab: usize, stream: &Stream) -> Result<(), CudaError> {
+    pub(crate) fn queue(
+        &self,
+        bucket: usize,
+        vocab: usize,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
         let args = SampleArgs {
             logits: self.logits.memory().at(0),
             rules: self.sent.rules,
@@ -140,7 +145,12 @@ impl Sampling {
         stream.synchronize()?;
         let words = self.fetched.as_slice()[..bytes].as_chunks::<4>().0;
         let token = |word: &[u8; 4]| u32::from_le_bytes(*word);
-        tokens.extend(words.iter().map(token).map(|t| (t != NO_TOKEN).then_some(t)));
+        tokens.extend(
+            words
+                .iter()
+                .map(token)
+                .map(|t| (t != NO_TOKEN).then_some(t)),
+        );
         Ok(())
     }
 }

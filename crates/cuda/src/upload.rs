@@ -6,7 +6,7 @@
 //! Invariant: when [`Uploader::finish`] returns, every byte that was queued is on the device, or the first error
 //! was told.
 
-use crate::driver::{Device, DeviceMemory, Event, PinnedMemory, Stream, Timing, Urgency};
+use crate::driver::{Device, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::error::CudaError;
 use cleave_engine::checkpoint::{StoredTensor, StoredType};
 use cleave_engine::ops::Precision;
@@ -112,7 +112,9 @@ impl Uploader {
             offset,
         };
         let queue = self.queue.as_ref().expect("alive until dropped");
-        queue.send(job).expect("readers take jobs until the queue is dropped");
+        queue
+            .send(job)
+            .expect("readers take jobs until the queue is dropped");
         Ok(())
     }
 
@@ -153,10 +155,10 @@ impl Reader {
     fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         let piece = || -> Result<_, CudaError> {
             let memory = PinnedMemory::new(device, PIECE_BYTES)?;
-            Ok((memory, Event::new(device, Timing::Off)?))
+            Ok((memory, Event::new(device)?))
         };
         Ok(Self {
-            stream: Stream::new(device, Urgency::Normal)?,
+            stream: Stream::new(device)?,
             pieces: [piece()?, piece()?],
             next: 0,
         })
@@ -194,7 +196,8 @@ impl Reader {
             job.source
                 .read(first..first + count, &mut piece.as_mut_slice()[..bytes]);
             let target = job.offset + first * unit_bytes;
-            self.stream.copy_in((piece, 0..bytes), (&job.target, target))?;
+            self.stream
+                .copy_in((piece, 0..bytes), (&job.target, target))?;
             fetched.record(&self.stream)?;
             self.next = 1 - self.next;
             first += count;

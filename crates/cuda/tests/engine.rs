@@ -23,12 +23,17 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-fn build(dir: &Path, limits: EngineLimits, precision: Precision) -> Result<Box<dyn Engine>, String> {
+fn build(
+    dir: &Path,
+    limits: EngineLimits,
+    precision: Precision,
+) -> Result<Box<dyn Engine>, String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
     let device = harness::device().expect("asked for only where there is one");
     let checkpoint = Checkpoint::open(dir).map_err(|error| told(&error))?;
     let pack = CudaPack::new(&device, precision).map_err(|error| told(&error))?;
-    let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| told(&error))?;
+    let weights =
+        Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| told(&error))?;
     let ops = CudaOps::new(&device, &CudaOptions::new(precision)).map_err(|error| told(&error))?;
     let engine = ModelEngine::new(ops, Arc::new(weights), limits).map_err(|error| told(&error))?;
     Ok(Box::new(engine))
@@ -51,7 +56,8 @@ fn answers_do_not_depend_on_the_path() {
     }
     for folder in folders() {
         for precision in [Precision::F32, Precision::Bf16] {
-            conformance::path_independence(&folder, &|dir, limits| build(dir, limits, precision)).unwrap();
+            conformance::path_independence(&folder, &|dir, limits| build(dir, limits, precision))
+                .unwrap();
         }
     }
 }

@@ -10,8 +10,8 @@ use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadNorms, HeadShape, Holds, LayerOf, LoadPlan, Norm,
-    Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
+    Attention, AttentionIo, Batch, BatchSegment, HeadNorms, HeadShape, Holds, LayerOf, LoadPlan,
+    Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
 };
 use half::bf16;
 
@@ -125,7 +125,10 @@ impl<O: Reach> Side<O> {
     }
 
     fn embed(&mut self, (rows, width): (usize, usize)) -> Vec<f32> {
-        let table = self.pack.table(&Self::tensor("table", (50, width), 1)).unwrap();
+        let table = self
+            .pack
+            .table(&Self::tensor("table", (50, width), 1))
+            .unwrap();
         self.pack.finish().unwrap();
         let batch = Batch {
             tokens: (0..rows as u32).map(|row| row * 7 % 50).collect(),
@@ -178,7 +181,10 @@ impl<O: Reach> Side<O> {
     }
 
     fn gate_and_gather(&mut self, (rows, width): (usize, usize)) -> [Vec<f32>; 2] {
-        let gate_up: Vec<f32> = numbers(6, rows * 2 * width).iter().map(|x| x * 8.0).collect();
+        let gate_up: Vec<f32> = numbers(6, rows * 2 * width)
+            .iter()
+            .map(|x| x * 8.0)
+            .collect();
         let gate_up = self.rows(&gate_up, 2 * width, Holds::Activations);
         let mut out = self.rows(&vec![0.0; rows * width], width, Holds::Activations);
         self.ops.silu_gate(rows, &gate_up, &mut out).unwrap();
@@ -186,7 +192,10 @@ impl<O: Reach> Side<O> {
         let indices: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
         let mut picked = self.ops.rows(rows, width, Holds::Activations).unwrap();
         self.ops.gather(&indices, &out, &mut picked).unwrap();
-        [gated, self.ops.get(&picked)[..indices.len() * width].to_vec()]
+        [
+            gated,
+            self.ops.get(&picked)[..indices.len() * width].to_vec(),
+        ]
     }
 
     /// Queries, keys and values of several sequences through norm, rotation, pool and attention: first
@@ -208,9 +217,15 @@ impl<O: Reach> Side<O> {
             precision: self.pool,
         };
         let mut pool = self.ops.pool(shape).unwrap();
-        let longest = segments.iter().map(|(position, rows)| position + rows).max().unwrap();
+        let longest = segments
+            .iter()
+            .map(|(position, rows)| position + rows)
+            .max()
+            .unwrap();
         let half = heads.head_dim / 2;
-        let angles: Vec<f32> = (0..longest * half).map(|at| (at % 97) as f32 * 0.07).collect();
+        let angles: Vec<f32> = (0..longest * half)
+            .map(|at| (at % 97) as f32 * 0.07)
+            .collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
         let rotary = self
             .pack
@@ -223,7 +238,10 @@ impl<O: Reach> Side<O> {
         let query = self.pack.vector(&numbers(12, heads.head_dim)).unwrap();
         let key = self.pack.vector(&numbers(13, heads.head_dim)).unwrap();
         self.pack.finish().unwrap();
-        let before: Vec<(usize, usize)> = segments.iter().map(|(position, _)| (0, *position)).collect();
+        let before: Vec<(usize, usize)> = segments
+            .iter()
+            .map(|(position, _)| (0, *position))
+            .collect();
         let mut last = Vec::new();
         for (turn, parts) in [before, segments.clone()].iter().enumerate() {
             let batch = case.batch(parts, &tables);
@@ -253,7 +271,9 @@ impl<O: Reach> Side<O> {
                     layer,
                 };
                 // The second layer's queries are rotated twice, on both sides.
-                self.ops.rotate_store(&batch, &rotary, &mut qkv, target).unwrap();
+                self.ops
+                    .rotate_store(&batch, &rotary, &mut qkv, target)
+                    .unwrap();
                 let attention = Attention {
                     layer,
                     scale: 1.0 / (heads.head_dim as f32).sqrt(),
@@ -278,9 +298,13 @@ impl<O: Reach> Side<O> {
         assert_eq!(copied, bytes, "a copied block");
         let (head, tail) = bytes.split_at(bytes.len() / 3);
         let changed: Vec<u8> = tail.iter().map(|byte| byte ^ 0x55).collect();
-        self.ops.write_block(&mut pool, spare, head.len(), &changed).unwrap();
+        self.ops
+            .write_block(&mut pool, spare, head.len(), &changed)
+            .unwrap();
         let mut again = vec![0; tail.len()];
-        self.ops.read_block(&pool, spare, head.len(), &mut again).unwrap();
+        self.ops
+            .read_block(&pool, spare, head.len(), &mut again)
+            .unwrap();
         assert_eq!(again, changed, "a written block");
         [last, self.elements(&bytes)]
     }
@@ -311,9 +335,12 @@ struct Case {
 impl Case {
     /// Block tables of all sequences, their blocks in no order.
     fn tables(&self) -> Vec<Vec<BlockIndex>> {
-        let needed = |(position, rows): &(usize, usize)| (position + rows).div_ceil(self.block_tokens);
+        let needed =
+            |(position, rows): &(usize, usize)| (position + rows).div_ceil(self.block_tokens);
         let count: usize = self.segments.iter().map(needed).sum();
-        let stride = (1..=count).rev().find(|step| gcd(*step, count) == 1 && *step <= count * 2 / 3 + 1);
+        let stride = (1..=count)
+            .rev()
+            .find(|step| gcd(*step, count) == 1 && *step <= count * 2 / 3 + 1);
         let mut blocks = (0..count).map(|at| BlockIndex((at * stride.unwrap() % count) as u32));
         let table = |segment| blocks.by_ref().take(needed(segment)).collect();
         self.segments.iter().map(table).collect()
@@ -327,8 +354,12 @@ impl Case {
             }
             let (first, block) = (batch.tokens.len(), batch.blocks.len());
             batch.tokens.extend((0..*rows).map(|_| 0));
-            batch.positions.extend((*position..position + rows).map(|p| p as u32));
-            batch.blocks.extend(&table[..(position + rows).div_ceil(self.block_tokens)]);
+            batch
+                .positions
+                .extend((*position..position + rows).map(|p| p as u32));
+            batch
+                .blocks
+                .extend(&table[..(position + rows).div_ceil(self.block_tokens)]);
             batch.segments.push(BatchSegment {
                 rows: first..first + rows,
                 position: *position,
@@ -351,10 +382,17 @@ const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 #[test]
 fn rows_go_through_embedding_norms_gate_and_gather_as_on_the_processor() {
     for precision in PRECISIONS {
-        let Some(mut gpu) = cuda(precision) else { return };
+        let Some(mut gpu) = cuda(precision) else {
+            return;
+        };
         let mut cpu = cpu();
         for shape in [(1, 8), (3, 40), (17, 96), (2, 130), (5, 1), (4, 2056)] {
-            same("embed", Precision::F32, &gpu.embed(shape), &cpu.embed(shape));
+            same(
+                "embed",
+                Precision::F32,
+                &gpu.embed(shape),
+                &cpu.embed(shape),
+            );
             let (got, want) = (gpu.norms(shape), cpu.norms(shape));
             same("norm", precision, &got[0], &want[0]);
             same("residual", Precision::F32, &got[1], &want[1]);
@@ -369,14 +407,33 @@ fn rows_go_through_embedding_norms_gate_and_gather_as_on_the_processor() {
 #[test]
 fn products_are_those_of_the_processor() {
     for precision in PRECISIONS {
-        let Some(mut gpu) = cuda(precision) else { return };
+        let Some(mut gpu) = cuda(precision) else {
+            return;
+        };
         let mut cpu = cpu();
-        let mut shapes = vec![(1, 8, 1), (1, 64, 64), (2, 40, 3), (5, 130, 65), (8, 1024, 70), (9, 200, 129)];
-        shapes.extend([(33, 256, 130), (65, 72, 200), (130, 136, 257), (600, 16, 20)]);
+        let mut shapes = vec![
+            (1, 8, 1),
+            (1, 64, 64),
+            (2, 40, 3),
+            (5, 130, 65),
+            (8, 1024, 70),
+            (9, 200, 129),
+        ];
+        shapes.extend([
+            (33, 256, 130),
+            (65, 72, 200),
+            (130, 136, 257),
+            (600, 16, 20),
+        ]);
         for shape in shapes {
             for bias in [false, true] {
                 let what = format!("{shape:?}, bias {bias}");
-                same(&what, precision, &gpu.matmul(shape, bias), &cpu.matmul(shape, bias));
+                same(
+                    &what,
+                    precision,
+                    &gpu.matmul(shape, bias),
+                    &cpu.matmul(shape, bias),
+                );
             }
         }
     }
@@ -400,7 +457,12 @@ fn attention_is_that_of_the_processor() {
     };
     let cases = [
         case(heads(1, 1, 64), 16, &[(0, 1)], None),
-        case(heads(4, 1, 64), 16, &[(0, 5), (17, 1), (64, 1), (63, 3)], None),
+        case(
+            heads(4, 1, 64),
+            16,
+            &[(0, 5), (17, 1), (64, 1), (63, 3)],
+            None,
+        ),
         case(heads(6, 2, 128), 16, &[(33, 1), (0, 40), (15, 2)], None),
         case(heads(8, 8, 80), 8, &[(9, 1), (3, 20)], Some(7)),
         case(heads(8, 1, 96), 32, &[(70, 1), (0, 3)], Some(33)),
@@ -413,19 +475,29 @@ fn attention_is_that_of_the_processor() {
     ];
     for precision in PRECISIONS {
         for (number, case) in cases.iter().enumerate() {
-            let Some(mut gpu) = cuda(precision) else { return };
+            let Some(mut gpu) = cuda(precision) else {
+                return;
+            };
             let (got, want) = (gpu.attention(case), cpu().attention(case));
             same(&format!("case {number}"), precision, &got[0], &want[0]);
-            same(&format!("block of case {number}"), precision, &got[1], &want[1]);
+            same(
+                &format!("block of case {number}"),
+                precision,
+                &got[1],
+                &want[1],
+            );
         }
     }
 }
 
 #[test]
 fn tokens_drawn_are_those_of_the_host() {
-    let Some(mut gpu) = cuda(Precision::F32) else { return };
+    let Some(mut gpu) = cuda(Precision::F32) else {
+        return;
+    };
     let set = |ops: &CudaOps, rows: &mut CudaRows, values: &[f32]| {
-        ops.set_values(rows, values).map_err(|error| error.to_string())
+        ops.set_values(rows, values)
+            .map_err(|error| error.to_string())
     };
     conformance::draws(&mut gpu.ops, &gpu.pack, &set).unwrap();
 }

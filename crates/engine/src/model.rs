@@ -320,7 +320,10 @@ impl<O: Ops> ModelEngine<O> {
 fn slot_of(slots: &mut [Option<Slot>], purpose: Purpose) -> (SlotIndex, &mut Slot) {
     let (Purpose::Score(slot, _) | Purpose::Sample(slot)) = purpose;
     let state = slots[slot.0 as usize].as_mut();
-    (slot, state.expect("the plan was checked: every slot is open"))
+    (
+        slot,
+        state.expect("the plan was checked: every slot is open"),
+    )
 }
 
 fn not_finite(slot: SlotIndex) -> EngineError {

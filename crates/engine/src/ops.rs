@@ -408,12 +408,7 @@ pub trait Ops: Send {
     ///
     /// # Errors
     /// `Device` if memory is short.
-    fn rows(
-        &self,
-        rows_max: usize,
-        width: usize,
-        holds: Holds,
-    ) -> Result<Self::Rows, EngineError>;
+    fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<Self::Rows, EngineError>;
 
     /// Allocates a KV pool, zeroed.
     ///

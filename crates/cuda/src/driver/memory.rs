@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// A piece of the device's memory, `[bytes]`, aligned to 256 bytes at least.
 #[derive(Debug)]
-pub struct DeviceMemory {
+pub(crate) struct DeviceMemory {
     device: Arc<Device>,
     address: u64,
     bytes: usize,
@@ -21,7 +21,11 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
-    pub fn new(device: &Arc<Device>, bytes: usize, what: &'static str) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, CudaError> {
         device.bind()?;
         let mut address = 0;
         // The driver refuses nothing at all, which callers need not care about.
@@ -44,13 +48,8 @@ impl DeviceMemory {
         }
     }
 
-    /// The device it is on.
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
     /// Size in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
@@ -58,7 +57,7 @@ impl DeviceMemory {
     ///
     /// # Panics
     /// If it is not.
-    pub fn at(&self, offset: usize) -> u64 {
+    pub(crate) fn at(&self, offset: usize) -> u64 {
         assert!(
             offset <= self.bytes,
             "byte {offset} of {} on the device",
@@ -78,7 +77,7 @@ impl Drop for DeviceMemory {
 
 /// Host memory that does not move, so that the device copies from and to it by itself, `[bytes]`.
 #[derive(Debug)]
-pub struct PinnedMemory {
+pub(crate) struct PinnedMemory {
     device: Arc<Device>,
     pointer: *mut u8,
     bytes: usize,
@@ -97,7 +96,7 @@ impl PinnedMemory {
     ///
     /// # Errors
     /// If the system does not lend so much.
-    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let mut pointer: *mut c_void = std::ptr::null_mut();
         call!(cuMemHostAlloc(&raw mut pointer, bytes.max(1), PORTABLE))?;
@@ -111,18 +110,18 @@ impl PinnedMemory {
     }
 
     /// Size in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// What is in it. Whoever lets the device write here waits before looking.
-    pub fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: alive, initialised, `bytes` long.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
     /// To write into. Whoever lets the device read here waits before writing again.
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed alone.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }

@@ -11,9 +11,9 @@ mod memory;
 mod module;
 mod stream;
 
-pub use memory::{DeviceMemory, PinnedMemory};
-pub use module::{Kernel, KernelArgs, Module};
-pub use stream::{Event, Graph, Stream};
+pub(crate) use memory::{DeviceMemory, PinnedMemory};
+pub(crate) use module::{Kernel, KernelArgs, Module, Shape};
+pub(crate) use stream::{Event, Graph, Stream};
 
 use crate::error::CudaError;
 use cudarc::driver::sys;

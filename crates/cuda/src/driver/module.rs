@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Code on the device.
 #[derive(Debug)]
-pub struct Module {
+pub(crate) struct Module {
     device: Arc<Device>,
     handle: sys::CUmodule,
 }
@@ -27,20 +27,20 @@ unsafe impl Sync for Module {}
 ///
 /// # Safety
 /// `#[repr(C)]`, plain numbers and device addresses only, the same fields in the same order.
-pub unsafe trait KernelArgs: Copy {}
+pub(crate) unsafe trait KernelArgs: Copy {}
 
 /// How a kernel is launched, always the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Threads of a block.
-    pub threads: u32,
+    pub(crate) threads: u32,
     /// Bytes of dynamic shared memory of a block.
-    pub shared_bytes: u32,
+    pub(crate) shared_bytes: u32,
 }
 
 /// A kernel and how it is launched.
 #[derive(Debug)]
-pub struct Kernel<A> {
+pub(crate) struct Kernel<A> {
     module: Arc<Module>,
     handle: sys::CUfunction,
     shape: Shape,
@@ -57,7 +57,7 @@ impl Module {
     ///
     /// # Errors
     /// If the driver cannot take it, as when nothing in it is for this device.
-    pub fn load(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Self>, CudaError> {
+    pub(crate) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Self>, CudaError> {
         device.bind()?;
         let mut handle = std::ptr::null_mut();
         call!(cuModuleLoadData(&raw mut handle, image.as_ptr().cast()))?;
@@ -71,7 +71,7 @@ impl Module {
     ///
     /// # Errors
     /// If there is none, if it takes another argument, or if the device has not the shared memory.
-    pub fn kernel<A: KernelArgs>(
+    pub(crate) fn kernel<A: KernelArgs>(
         self: &Arc<Self>,
         name: &'static str,
         shape: Shape,
@@ -99,7 +99,8 @@ impl Module {
             )));
         }
         if shape.shared_bytes > 0 {
-            let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let which =
+                sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             call!(cuFuncSetAttribute(
                 handle,
                 which,
@@ -131,7 +132,7 @@ impl<A: KernelArgs> Kernel<A> {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub unsafe fn launch(
+    pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
         grid: [u32; 3],

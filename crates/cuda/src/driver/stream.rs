@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A queue of work for the device.
 #[derive(Debug)]
-pub struct Stream {
+pub(crate) struct Stream {
     device: Arc<Device>,
     handle: sys::CUstream,
 }
@@ -21,37 +21,15 @@ unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
-/// Which work goes first where both could run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Urgency {
-    /// As most work.
-    Normal,
-    /// Before it.
-    High,
-}
-
 impl Stream {
     /// Makes a stream that waits for no other.
     ///
     /// # Errors
     /// If the driver makes none.
-    pub fn new(device: &Arc<Device>, urgency: Urgency) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         device.bind()?;
-        let (mut least, mut greatest) = (0, 0);
-        call!(cuCtxGetStreamPriorityRange(
-            &raw mut least,
-            &raw mut greatest
-        ))?;
-        let priority = match urgency {
-            Urgency::Normal => least,
-            Urgency::High => greatest,
-        };
         let mut handle = std::ptr::null_mut();
-        call!(cuStreamCreateWithPriority(
-            &raw mut handle,
-            STREAM_NON_BLOCKING,
-            priority
-        ))?;
+        call!(cuStreamCreate(&raw mut handle, STREAM_NON_BLOCKING))?;
         Ok(Self {
             device: Arc::clone(device),
             handle,
@@ -59,7 +37,7 @@ impl Stream {
     }
 
     /// The device it is on.
-    pub fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
@@ -71,7 +49,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the context has failed.
-    pub fn bind(&self) -> Result<(), CudaError> {
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
         self.device.bind()
     }
 
@@ -82,7 +60,7 @@ impl Stream {
     ///
     /// # Panics
     /// If a range is outside its memory.
-    pub fn copy_in(
+    pub(crate) fn copy_in(
         &self,
         from: (&PinnedMemory, Range<usize>),
         to: (&DeviceMemory, usize),
@@ -108,7 +86,7 @@ impl Stream {
     ///
     /// # Panics
     /// If a range is outside its memory.
-    pub fn copy_out(
+    pub(crate) fn copy_out(
         &self,
         from: (&DeviceMemory, usize),
         to: (&mut PinnedMemory, Range<usize>),
@@ -134,7 +112,7 @@ impl Stream {
     ///
     /// # Panics
     /// If a range is outside its memory.
-    pub fn copy_within(
+    pub(crate) fn copy_within(
         &self,
         from: (&DeviceMemory, usize),
         to: (&DeviceMemory, usize),
@@ -151,7 +129,7 @@ impl Stream {
     ///
     /// # Panics
     /// If the range is outside the memory.
-    pub fn zero(&self, memory: &DeviceMemory, range: Range<usize>) -> Result<(), CudaError> {
+    pub(crate) fn zero(&self, memory: &DeviceMemory, range: Range<usize>) -> Result<(), CudaError> {
         if range.is_empty() {
             return Ok(());
         }
@@ -163,23 +141,15 @@ impl Stream {
     ///
     /// # Errors
     /// What failed on the way.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         call!(cuStreamSynchronize(self.handle))
-    }
-
-    /// What is queued from now on waits for the event.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
-        call!(cuStreamWaitEvent(self.handle, event.handle, 0))
     }
 
     /// From now on what is queued here is recorded instead of run, until [`Stream::end_recording`].
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn begin_recording(&self) -> Result<(), CudaError> {
+    pub(crate) fn begin_recording(&self) -> Result<(), CudaError> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         call!(cuStreamBeginCapture_v2(self.handle, mode))
     }
@@ -188,13 +158,12 @@ impl Stream {
     ///
     /// # Errors
     /// If something that cannot be recorded was among it; nothing is recorded then.
-    pub fn end_recording(&self) -> Result<Graph, CudaError> {
+    pub(crate) fn end_recording(&self) -> Result<Graph, CudaError> {
         let mut graph = std::ptr::null_mut();
         let ended = call!(cuStreamEndCapture(self.handle, &raw mut graph));
         let mut executable = std::ptr::null_mut();
-        let made = ended.and_then(|()| {
-            call!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))
-        });
+        let made =
+            ended.and_then(|()| call!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0)));
         if !graph.is_null() {
             let _ = call!(cuGraphDestroy(graph));
         }
@@ -208,7 +177,7 @@ impl Stream {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+    pub(crate) fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         call!(cuGraphLaunch(graph.handle, self.handle))
     }
 }
@@ -235,7 +204,7 @@ impl Drop for Stream {
 
 /// A point in a stream's work.
 #[derive(Debug)]
-pub struct Event {
+pub(crate) struct Event {
     device: Arc<Device>,
     handle: sys::CUevent,
 }
@@ -245,26 +214,15 @@ unsafe impl Send for Event {}
 // SAFETY: as for `Stream`.
 unsafe impl Sync for Event {}
 
-/// Whether an event also says when it was reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Timing {
-    /// Only order: the cheaper one.
-    Off,
-    /// For measurements.
-    On,
-}
-
 impl Event {
     /// An event that counts as reached until it is recorded.
     ///
     /// # Errors
     /// If the driver makes none.
-    pub fn new(device: &Arc<Device>, timing: Timing) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         device.bind()?;
-        let flags = match timing {
-            Timing::Off => sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32,
-            Timing::On => sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32,
-        };
+        // Only order: without a time an event is cheaper.
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
         let mut handle = std::ptr::null_mut();
         call!(cuEventCreate(&raw mut handle, flags))?;
         Ok(Self {
@@ -277,7 +235,7 @@ impl Event {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         call!(cuEventRecord(self.handle, stream.handle))
     }
 
@@ -285,34 +243,8 @@ impl Event {
     ///
     /// # Errors
     /// What failed on the way.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         call!(cuEventSynchronize(self.handle))
-    }
-
-    /// Whether it is reached.
-    ///
-    /// # Errors
-    /// What failed on the way.
-    pub fn is_reached(&self) -> Result<bool, CudaError> {
-        // SAFETY: the event is alive.
-        match unsafe { sys::cuEventQuery(self.handle) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => super::check(result, "cuEventQuery").map(|()| true),
-        }
-    }
-
-    /// Seconds from an earlier event; both were made with timing and are reached.
-    ///
-    /// # Errors
-    /// If one was not.
-    pub fn seconds_since(&self, earlier: &Self) -> Result<f64, CudaError> {
-        let mut milliseconds = 0.0f32;
-        call!(cuEventElapsedTime_v2(
-            &raw mut milliseconds,
-            earlier.handle,
-            self.handle
-        ))?;
-        Ok(f64::from(milliseconds) / 1e3)
     }
 }
 
@@ -325,7 +257,7 @@ impl Drop for Event {
 
 /// Recorded work that is queued at once.
 #[derive(Debug)]
-pub struct Graph {
+pub(crate) struct Graph {
     device: Arc<Device>,
     handle: sys::CUgraphExec,
 }

@@ -51,9 +51,7 @@ fn round_of<O: Ops>(
     let table: Vec<f32> = (0..vocab * ROWS).map(|_| dice.logit()).collect();
     let stored = StoredTensor::from_f32("head", (vocab, ROWS), &table);
     let matrix = pack.matrix(&[stored], None).map_err(told)?;
-    let mut picks = ops
-        .rows(ROWS, ROWS, Holds::Activations)
-        .map_err(told)?;
+    let mut picks = ops.rows(ROWS, ROWS, Holds::Activations).map_err(told)?;
     let ones: Vec<f32> = (0..ROWS * ROWS)
         .map(|at| f32::from(u8::from(at % (ROWS + 1) == 0)))
         .collect();
@@ -142,7 +140,9 @@ impl Dice {
             presence_penalty: f32::from(u8::from(penalised)) * self.share(),
             frequency_penalty: f32::from(u8::from(penalised)) * (self.share() - 0.3),
             logit_bias: match self.chance(0.3) {
-                true => (0..3).map(|_| (token(self), 6.0 * self.share() - 3.0)).collect(),
+                true => (0..3)
+                    .map(|_| (token(self), 6.0 * self.share() - 3.0))
+                    .collect(),
                 false => Vec::new(),
             },
             seed: self.next(),
