@@ -24,6 +24,8 @@ static_assert(sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(void*) == 8, "sizes
 #define KERNEL(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define GRID_CONSTANT __grid_constant__
 #define DEVICE __device__ __forceinline__
+// A function for constants too, on both sides of a launch.
+#define CONSTANT_DEVICE __host__ __device__ constexpr
 // Dynamic shared memory of this launch, aligned to 1024 bytes.
 #define DYNAMIC_SHARED(type, name) \
     extern __shared__ __align__(1024) u8 dynamic_shared_bytes[]; \
@@ -70,9 +72,20 @@ DEVICE float fp8_to_f32(fp8 x) {
     return (x.bits & 0x7f) == 0x7f ? __int_as_float(0x7fc00000) : wide * 256.0f;
 }
 
+// Bytes by number, 0 to 3 of `low` and 4 to 7 of `high`; each digit of `order` picks one, the lowest first.
+DEVICE u32 permute_bytes(u32 low, u32 high, u32 order) { return __byte_perm(low, high, order); }
+// a · b + c in each half, rounded once, halves to even; numbers below the least normal one are kept.
+DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Rounded as written: never fused with what comes before or after.
 DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
+// a · b + c, rounded once.
+DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // 2^x, two units in the last place; 0 for negative infinity.
 DEVICE float exp2_fast(float x) {
     float y;
@@ -93,6 +106,8 @@ template <class T> DEVICE T shuffle_xor(T value, u32 mask) { return __shfl_xor_s
 template <class T> DEVICE T shuffle(T value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); }
 // From `distance` lanes below; lanes without one keep their own.
 template <class T> DEVICE T shuffle_up(T value, u32 distance) { return __shfl_up_sync(0xffffffffu, value, distance); }
+// CUDA's headers still have a function of this name, for devices long gone.
+#define ballot ballot_of_warp
 DEVICE u32 ballot(bool is_true) { return __ballot_sync(0xffffffffu, is_true); }
 
 DEVICE u32 atomic_add(u32* at, u32 value) { return atomicAdd(at, value); }
@@ -117,6 +132,10 @@ DEVICE Words4 load_once(const void* from) {
 }
 // Written by another block of this launch: not from this multiprocessor's cache.
 DEVICE float load_fresh(const float* from) { return __ldcg(from); }
+DEVICE Words4 load_fresh_words(const void* from) {
+    const uint4 words = __ldcg(static_cast<const uint4*>(from));
+    return Words4{{words.x, words.y, words.z, words.w}};
+}
 DEVICE Words4 load_words(const void* from) { return *static_cast<const Words4*>(from); }
 DEVICE void store_words(void* to, Words4 words) { *static_cast<Words4*>(to) = words; }
 
@@ -150,4 +169,29 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 
 #else
 #include "emulator.h"
+#define CONSTANT_DEVICE constexpr
 #endif
+
+// Four e4m3 in the order of their bytes, to four bf16: exact. The NaN gives 480: for what is known to hold none.
+DEVICE void fp8_to_bf16(u32 (&words)[2], u32 four) {
+    // Sign, exponent and fraction where bf16 has them, but for the exponent's bias: that is the factor 2^120.
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        const u32 high_bytes = permute_bytes(four, 0, i == 0 ? 0x1404 : 0x3424);
+        const u32 small = (high_bytes & 0x80008000u) | ((high_bytes >> 4) & 0x07f007f0u);
+        words[i] = fma_bf16x2(small, 0x7b807b80u, 0x80008000u);
+    }
+}
+
+// Whether this block is the last of `blocks` to come here; if so, it sees what the others had stored before, and the
+// counter is zero again for the next launch. All threads of the block come together.
+DEVICE bool is_last_block(u32* counter, u32 blocks) {
+    __shared__ u32 before;
+    sync_block();
+    if (threadIdx.x == 0) {
+        before = arrive(counter);
+        if (before + 1 == blocks) *counter = 0;
+    }
+    sync_block();
+    return before + 1 == blocks;
+}

@@ -1,0 +1,280 @@
+// One work item from its first key to its result.
+//
+// Owns: the order of things within a block: copies, waits, exchanges between warps, the ends of spans.
+// Never: rounds or adds by itself; that is tile.cuh's and `merge`'s.
+// Invariant: whether a tile's spans are computed by one block or by many, they are merged from its first to its
+// last by the same steps.
+#pragma once
+#include "pages.cuh"
+#include "task.cuh"
+
+namespace attend {
+
+// Shared memory beside the slabs.
+template <class S> struct Exchange {
+    // [row tile][quarter or share][row].
+    float* largest;
+    float* sums;
+    // Each thread's own total of values, [pair and half][thread].
+    Words4* totals;
+
+    DEVICE explicit Exchange(u8* shared) {
+        totals = reinterpret_cast<Words4*>(shared + S::SLABS * S::SLAB_BYTES) + threadIdx.x;
+        largest = reinterpret_cast<float*>(shared + S::SLABS * S::SLAB_BYTES + S::TOTAL_BYTES);
+        sums = largest + S::EXCHANGE_FLOATS;
+    }
+};
+
+// A tile of keys and the same keys' values.
+struct KeyTile {
+    u32 index;
+    u8* keys;
+    const u8* values;
+};
+
+// A warp with its rows, in a block that goes through an item's keys together.
+template <class S> struct Warp {
+    const AttendArgs& args;
+    const Task& task;
+    Exchange<S> exchange;
+    Share share;
+    Sight sight;
+    Queries<S> queries;
+    SpanState<S> state;
+    Total totals[2];
+
+    DEVICE Warp(const AttendArgs& all, const Task& mine, u8* shared)
+        : args(all), task(mine), exchange(shared), share(share_of_warp<S>()), sight(sight_of(mine, share)) {
+        load_queries<S>(queries, args, task, share);
+        state.clear();
+        totals[0] = totals[1] = {NOTHING, 0};
+    }
+
+    DEVICE u32 first_quarter() const { return share.index * S::QUARTERS; }
+    DEVICE u32 first_pair() const { return share.index * S::OWN_PAIRS; }
+    DEVICE u32 exchange_at(u32 part, u32 which) const {
+        return (share.row_tile * 4 + part) * 16 + lane_index() / 4 + which * 8;
+    }
+
+    // The tile's keys are there when this is called; its values once their copies are waited for. All warps of the
+    // block come here together.
+    DEVICE void attend(const KeyTile& tile) {
+        const View view = view_of(task, share, tile.index);
+        Scores<S> scores;
+        float largest[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+        if (view != View::Nothing) {
+            score<S>(scores, queries, tile.keys, first_quarter());
+            if (view == View::Some) hide<S>(scores, sight, tile.index * TILE_KEYS + first_quarter() * 16);
+            find_largest<S>(largest, scores);
+        }
+        if constexpr (S::SPLIT > 1) exchange_largest(largest);
+        u32 own[S::QUARTERS][4];
+        if (view != View::Nothing) {
+            raise<S>(state, largest, args.scale);
+            weigh<S>(own, scores, state, args.scale);
+        }
+        // Where the keys were: after the exchange of the largest, nobody reads them any more.
+        auto* fragments = reinterpret_cast<Words4*>(tile.keys) + share.row_tile * 4 * 32 + lane_index();
+        if constexpr (S::SPLIT > 1) {
+            if (view != View::Nothing) store_weights(fragments, own);
+        }
+        cp_async_wait<S::SLABS - 2>();
+        sync_block();
+        if (view == View::Nothing) return;
+        if constexpr (S::SPLIT > 1) {
+            add_values<S>(state, load_weights(fragments), tile.values, first_pair());
+        } else {
+            add_values<S>(state, Weights(own), tile.values, first_pair());
+        }
+    }
+
+    DEVICE void exchange_largest(float (&largest)[2]) {
+#pragma unroll
+        for (u32 which = 0; which < 2; which++) {
+            if (lane_index() % 4 == 0) exchange.largest[exchange_at(share.index, which)] = largest[which];
+        }
+        sync_block();
+#pragma unroll
+        for (u32 i = 0; i < S::SPLIT * 2; i++) {
+            largest[i % 2] = max(largest[i % 2], exchange.largest[exchange_at(i / 2, i % 2)]);
+        }
+    }
+
+    DEVICE void store_weights(Words4* fragments, const u32 (&own)[S::QUARTERS][4]) const {
+#pragma unroll
+        for (u32 i = 0; i < S::QUARTERS; i++) {
+            store_words(fragments + (first_quarter() + i) * 32, Words4{{own[i][0], own[i][1], own[i][2], own[i][3]}});
+        }
+    }
+
+    static DEVICE Weights load_weights(const Words4* fragments) {
+        Weights weights;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const Words4 words = load_words(fragments + i * 32);
+#pragma unroll
+            for (u32 word = 0; word < 4; word++) weights.of[i][word] = words.word[word];
+        }
+        return weights;
+    }
+
+    // The sum of a row's weights in this span: each quarter's over its lanes, then the quarters in order.
+    DEVICE void sum_up(float (&sums)[2]) {
+#pragma unroll
+        for (u32 i = 0; i < S::QUARTERS * 2; i++) {
+            float& sum = state.sum[i / 2][i % 2];
+            sum = add_rn(sum, shuffle_xor(sum, 1));
+            sum = add_rn(sum, shuffle_xor(sum, 2));
+            if (S::SPLIT > 1 && lane_index() % 4 == 0) exchange.sums[exchange_at(first_quarter() + i / 2, i % 2)] = sum;
+        }
+        if constexpr (S::SPLIT > 1) sync_block();
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            float sum;
+            if constexpr (S::SPLIT > 1) {
+                sum = exchange.sums[exchange_at(i / 2, i % 2)];
+            } else {
+                sum = state.sum[i / 2][i % 2];
+            }
+            sums[i % 2] = i < 2 ? sum : add_rn(sums[i % 2], sum);
+        }
+    }
+
+    // Merges the span into the totals and begins the next. `is_first`: of the item.
+    DEVICE void keep_span(bool is_first) {
+        float sums[2];
+        sum_up(sums);
+        const Factors factors[2] = {merge(totals[0], {state.top[0], sums[0]}), merge(totals[1], {state.top[1], sums[1]})};
+#pragma unroll
+        for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
+            Words4* at = exchange.totals + i * S::THREADS;
+            Words4 words = {{0, 0, 0, 0}};
+            if (!is_first) words = load_words(at);
+#pragma unroll
+            for (u32 word = 0; word < 4; word++) {
+                const float fresh = state.values[i / 2][i % 2][word];
+                words.word[word] = f32_to_bits(merged(bits_to_f32(words.word[word]), fresh, factors[word / 2]));
+            }
+            store_words(at, words);
+        }
+        state.clear();
+    }
+
+    // Leaves the span to whoever merges the tile's, and begins the next.
+    DEVICE void leave_span(u32 states, u32 span) {
+        float sums[2];
+        sum_up(sums);
+#pragma unroll
+        for (u32 which = 0; which < 2; which++) {
+            const u32 row = lane_row(share, which);
+            if (row >= task.rows) continue;
+            float* to = state_at<S>(args, task, states, span - task.span_first, row);
+            if (first_pair() == 0 && lane_index() % 4 == 0) {
+                *reinterpret_cast<FloatPair*>(to) = {state.top[which], sums[which]};
+            }
+            store_state<S>(to, state.values, which, first_pair());
+        }
+        state.clear();
+    }
+
+    // The totals' quotients, to the output.
+    DEVICE void store_out() {
+#pragma unroll
+        for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
+            const Words4 words = load_words(exchange.totals + i * S::THREADS);
+#pragma unroll
+            for (u32 word = 0; word < 4; word++) state.values[i / 2][i % 2][word] = bits_to_f32(words.word[word]);
+        }
+#pragma unroll
+        for (u32 which = 0; which < 2; which++) {
+            const u32 row = lane_row(share, which);
+            if (row >= task.rows) continue;
+            const float scale = args.value_scale / totals[which].sum;
+            bf16* out = args.out + task.head_of(row, args.query_heads) * S::DIM + first_pair() * 16;
+#pragma unroll
+            for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
+                if (S::PAIRS % S::SPLIT != 0 && first_pair() + i / 2 >= S::PAIRS) break;
+                const FloatPair two = values_of<S>(state.values[i / 2], which, i % 2);
+                auto* to = reinterpret_cast<u32*>(out + i / 2 * 16 + dim_of<S>(i % 2));
+                *to = pack_bf16(mul_rn(two.low, scale), mul_rn(two.high, scale));
+            }
+        }
+    }
+};
+
+// Merges what the items of one tile left, span after span, and writes the rows out.
+template <class S> DEVICE void merge_states(const AttendArgs& args, const Task& task, u32 states) {
+    constexpr u32 FOURS = S::DIM / 4;
+    for (u32 i = threadIdx.x; i < task.rows * FOURS; i += S::THREADS) {
+        const u32 row = i / FOURS, dim = i % FOURS * 4;
+        Total total = {NOTHING, 0};
+        float values[4] = {0, 0, 0, 0};
+        const u32 spans = task.span_end - task.span_first;
+#pragma unroll 4
+        for (u32 span = 0; span < spans; span++) {
+            const float* state = state_at<S>(args, task, states, span, row);
+            const Words4 words = load_fresh_words(state + STATE_HEADER + dim);
+            const Factors factors = merge(total, {load_fresh(state), load_fresh(state + 1)});
+#pragma unroll
+            for (u32 word = 0; word < 4; word++) values[word] = merged(values[word], bits_to_f32(words.word[word]), factors);
+        }
+        const float scale = args.value_scale / total.sum;
+        auto* out = reinterpret_cast<u32*>(args.out + task.head_of(row, args.query_heads) * S::DIM + dim);
+        out[0] = pack_bf16(mul_rn(values[0], scale), mul_rn(values[1], scale));
+        out[1] = pack_bf16(mul_rn(values[2], scale), mul_rn(values[3], scale));
+    }
+}
+
+template <class S> DEVICE Pages pages_of(const AttendArgs& args, const Task& task) {
+    const u64 head = (u64(task.kv_head) << args.block_shift) * S::CHUNKS * 16;
+    Pages pages;
+    pages.keys = args.pool + args.key_bytes + head;
+    pages.values = args.pool + args.value_bytes + head;
+    pages.table = args.tables + task.segment.table;
+    pages.block_bytes = u32(args.block_bytes);
+    pages.block_shift = args.block_shift;
+    pages.keys_end = task.position_of(task.rows - 1) + 1;
+    return pages;
+}
+
+template <class S> DEVICE void attend_item(const AttendArgs& args, const AttendItem& item, u32 kv_head, u8* shared) {
+    const Task task = task_of<S>(args, item, kv_head);
+    // The item before may still be read from the slabs that are filled now.
+    sync_block();
+    Ring<S> ring(shared, pages_of<S>(args, task), task.tile_first, task.tile_end);
+    Warp<S> warp(args, task, shared);
+    u32 slab = 0;
+    bool is_first = true;
+    for (u32 tile = task.tile_first; tile < task.tile_end; tile++) {
+        cp_async_wait<S::SLABS - 3>();
+        sync_block();
+        // Two slabs are free: those of the tile before.
+        ring.fill();
+        ring.fill();
+        const u32 values = Ring<S>::after(slab);
+        warp.attend({tile, shared + slab * S::SLAB_BYTES, shared + values * S::SLAB_BYTES});
+        slab = Ring<S>::after(values);
+        if ((tile + 1) % SPAN_TILES != 0 && tile + 1 != task.tile_end) continue;
+        if (item.parts == 1) {
+            warp.keep_span(is_first);
+            is_first = false;
+        } else {
+            warp.leave_span(item.states, tile / SPAN_TILES);
+        }
+    }
+    cp_async_wait<0>();
+    if (item.parts == 1) {
+        warp.store_out();
+    } else if (is_last_block(args.arrivals + item.arrival + kv_head, item.parts)) {
+        merge_states<S>(args, task, item.states);
+    }
+}
+
+template <class S> DEVICE void attend_items(const AttendArgs& args, u8* shared) {
+    const u32 work_end = *args.items_count * args.kv_heads;
+    for (u32 work = blockIdx.x; work < work_end; work += gridDim.x) {
+        attend_item<S>(args, args.items[work / args.kv_heads], work % args.kv_heads, shared);
+    }
+}
+
+}  // namespace attend

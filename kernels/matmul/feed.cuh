@@ -1,0 +1,143 @@
+// Weights and rows on their way to shared memory, stage after stage.
+//
+// Owns: the order in which a block takes tiles and spans, and the copies.
+// Never: waits for a copy; who computes does.
+// Invariant: what lies outside of the matrix or the rows is zero, so it adds nothing.
+#pragma once
+#include "tiling.cuh"
+
+namespace matmul {
+
+// What one launch has to do.
+struct Work {
+    u32 rows;
+    u32 row_tiles;
+    u32 column_tiles;
+    u32 spans;
+    // Stages of a span, and of the whole inner dimension.
+    u32 span_stages;
+    u32 stages;
+    u32 units;
+};
+
+template <class S> DEVICE Work work_of(const MatmulArgs& args) {
+    Work work;
+    work.rows = *args.rows_count;
+    work.row_tiles = divided_up(work.rows, S::ROWS);
+    work.column_tiles = divided_up(args.columns, S::COLUMNS);
+    work.spans = args.spans;
+    work.span_stages = args.span_width / S::DEPTH;
+    work.stages = divided_up(args.width, S::DEPTH);
+    work.units = work.row_tiles * work.column_tiles * (S::CUT == Cut::Spans ? work.spans : 1);
+    return work;
+}
+
+// One unit of work: a tile, whole or one span of it.
+struct Unit {
+    u32 tile;
+    u32 span;
+    u32 first_column;
+    u32 first_row;
+    u32 stage;
+    u32 stage_end;
+};
+
+// Row tiles that are gone through for one column tile before the next: what blocks work on side by side are then
+// tiles that share their weights and their rows.
+constexpr u32 BAND = 16;
+
+template <class S> DEVICE Unit unit_of(const Work& work, u32 index) {
+    Unit unit;
+    unit.tile = index;
+    unit.span = 0;
+    unit.stage = 0;
+    unit.stage_end = work.stages;
+    if constexpr (S::CUT == Cut::Spans) {
+        unit.tile = index / work.spans;
+        unit.span = index % work.spans;
+        unit.stage = unit.span * work.span_stages;
+        unit.stage_end = min(work.stages, unit.stage + work.span_stages);
+    }
+    const u32 band = unit.tile / (BAND * work.column_tiles), in_band = unit.tile % (BAND * work.column_tiles);
+    const u32 band_rows = min(BAND, work.row_tiles - band * BAND);
+    unit.first_column = in_band / band_rows * S::COLUMNS;
+    unit.first_row = (band * BAND + in_band % band_rows) * S::ROWS;
+    return unit;
+}
+
+// A (count, width) matrix of which a stage takes rows `first ..` and chunks from `depth` on.
+struct Source {
+    const u8* from;
+    u32 count;
+    // In chunks.
+    u32 width;
+};
+
+// Asks for ROWS rows of CHUNKS chunks.
+template <u32 ROWS, u32 CHUNKS, u32 THREADS> DEVICE void fill_tile(u8* to, const Source& source, u32 first, u32 depth) {
+    static_assert(THREADS % CHUNKS == 0, "a thread stays in its chunk column");
+    const u32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
+    const u8* from = source.from + (u64(first + row) * source.width + depth + chunk) * 16;
+    const u64 stride = u64(source.width) * (THREADS / CHUNKS * 16);
+    const bool is_deep_enough = depth + chunk < source.width;
+#pragma unroll
+    for (u32 i = 0; i < divided_up(ROWS * CHUNKS, THREADS); i++) {
+        const u32 at = row + i * (THREADS / CHUNKS);
+        if (ROWS * CHUNKS % THREADS != 0 && at >= ROWS) break;
+        cp_async_16(to + tile_offset<CHUNKS>(at, chunk), from + i * stride, is_deep_enough && first + at < source.count);
+    }
+}
+
+// Asks for the scales of the groups that a stage touches: GROUPS_MOST rows of COLUMNS words, unswizzled.
+template <class S> DEVICE void fill_scales(u8* to, const MatmulArgs& args, const Unit& unit) {
+    constexpr u32 CHUNKS = S::COLUMNS / 4;
+    const u32 first = unit.stage * S::DEPTH >> args.group_shift, groups = args.width >> args.group_shift;
+    const u32 row_chunks = divided_up(args.columns, 4);
+    for (u32 i = threadIdx.x; i < S::GROUPS_MOST * CHUNKS; i += S::THREADS) {
+        const u32 group = first + i / CHUNKS, chunk = unit.first_column / 4 + i % CHUNKS;
+        const bool is_there = (i / CHUNKS) << args.group_shift < S::DEPTH && group < groups && chunk < row_chunks;
+        cp_async_16(to + i * 16, args.group_scales + (u64(group) * row_chunks + chunk) * 4, is_there);
+    }
+}
+
+// All stages of all units of this block, one after the other. Every `fill` is one group of copies, even past the
+// end, so that who waits can count.
+template <class S> struct Feed {
+    const MatmulArgs& args;
+    const Work& work;
+    Source weights;
+    Source x;
+    u8* shared;
+    u32 index;
+    Unit unit;
+    u32 slot;
+
+    DEVICE Feed(const MatmulArgs& all, const Work& launch, u8* to)
+        : args(all), work(launch), shared(to), index(blockIdx.x), unit(), slot(0) {
+        weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
+        x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
+        if (index < work.units) unit = unit_of<S>(work, index);
+#pragma unroll
+        for (u32 i = 0; i < S::STAGES - 1; i++) fill();
+    }
+
+    DEVICE void fill() {
+        if (index < work.units) {
+            u8* to = shared + slot * S::STAGE_BYTES;
+            fill_tile<S::COLUMNS, S::WEIGHT_CHUNKS, S::THREADS>(to, weights, unit.first_column, unit.stage * S::WEIGHT_CHUNKS);
+            fill_tile<S::ROWS, S::X_CHUNKS, S::THREADS>(to + S::X_OFFSET, x, unit.first_row, unit.stage * S::X_CHUNKS);
+            if constexpr (S::GROUPS_MOST > 0) fill_scales<S>(to + S::SCALES_OFFSET, args, unit);
+            unit.stage++;
+            if (unit.stage == unit.stage_end) {
+                index += gridDim.x;
+                if (index < work.units) unit = unit_of<S>(work, index);
+            }
+        }
+        cp_async_commit();
+        slot = after(slot);
+    }
+
+    static DEVICE u32 after(u32 slot) { return slot + 1 == S::STAGES ? 0 : slot + 1; }
+};
+
+}  // namespace matmul

@@ -1,0 +1,209 @@
+// The lab of matrix products: every kernel against the plain one, against each other to the bit, and against the
+// ceilings of copies and of mma.sync.
+//
+//     nvcc -std=c++17 -O3 -Ikernels/include -gencode=arch=compute_90a,code=sm_90a -o lab kernels/matmul/lab.cu
+//
+// Owns: the shapes that are timed (Llama 3.1 8B and 1B, one layer's matrices and the head).
+// Never: ships.
+#ifdef __CUDACC__
+#include "lab.cuh"
+
+#include "few.cu"
+#include "many.cu"
+#include "narrow.cu"
+#include "plain.cu"
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+namespace {
+
+using lab::Buffer;
+
+struct Candidate {
+    std::string name;
+    lab::Kernel kernel;
+    u32 columns;
+    u32 rows;
+    bool leaves_sums;
+    // Bits of a weight, and what scales it has.
+    u32 bits;
+    matmul::Scaling scaling;
+};
+
+template <class S> Candidate candidate(const char* name, const void* entry) {
+    return {name, {entry, int(S::THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS, S::CUT == matmul::Cut::Spans,
+            128 / S::Weights::PER_CHUNK, S::Weights::SCALING};
+}
+
+std::vector<Candidate> wide_candidates() {
+    return {candidate<matmul::Few8>("few8_bf16", reinterpret_cast<const void*>(matmul_few8_bf16)),
+            candidate<matmul::Few16>("few16_bf16", reinterpret_cast<const void*>(matmul_few16_bf16)),
+            candidate<matmul::Few32>("few32_bf16", reinterpret_cast<const void*>(matmul_few32_bf16)),
+            candidate<matmul::Few64>("few64_bf16", reinterpret_cast<const void*>(matmul_few64_bf16)),
+            candidate<matmul::Many64>("many64_bf16", reinterpret_cast<const void*>(matmul_many64_bf16)),
+            candidate<matmul::Many128>("many128_bf16", reinterpret_cast<const void*>(matmul_many128_bf16))};
+}
+
+template <class Weights> void add_narrow(std::vector<Candidate>& to, const char* format, std::vector<const void*> entries) {
+    using N = matmul::Narrow<Weights>;
+    const std::string name = format;
+    to.push_back(candidate<typename N::Few8>(("few8_" + name).c_str(), entries[0]));
+    to.push_back(candidate<typename N::Few16>(("few16_" + name).c_str(), entries[1]));
+    to.push_back(candidate<typename N::Few32>(("few32_" + name).c_str(), entries[2]));
+    to.push_back(candidate<typename N::Many64>(("many64_" + name).c_str(), entries[3]));
+}
+
+#define LAB_NARROW(format) \
+    {reinterpret_cast<const void*>(matmul_few8_##format), reinterpret_cast<const void*>(matmul_few16_##format), \
+     reinterpret_cast<const void*>(matmul_few32_##format), reinterpret_cast<const void*>(matmul_many64_##format)}
+
+std::vector<Candidate> narrow_candidates() {
+    std::vector<Candidate> all;
+    add_narrow<matmul::Fp8Weights>(all, "fp8", LAB_NARROW(fp8));
+    add_narrow<matmul::Fp8GroupWeights>(all, "fp8_groups", LAB_NARROW(fp8_groups));
+    add_narrow<matmul::Int8Weights>(all, "int8", LAB_NARROW(int8));
+    add_narrow<matmul::Int4Weights>(all, "int4", LAB_NARROW(int4));
+    return all;
+}
+
+struct Size {
+    const char* name;
+    u32 columns;
+    u32 width;
+};
+
+// One matrix in several copies, and everything around it.
+class Bench {
+public:
+    Bench(const Size& size, u32 bits, u32 rows_most)
+        : size_(size), bytes_(u64(size.columns) * size.width * bits / 8), copies_(int(std::max<u64>(1, (u64(400) << 20) / bytes_))),
+          weights_(bytes_ * copies_), x_(size_t(rows_most) * size.width), out_(size_t(rows_most) * size.columns),
+          sums_(size_t(64) << 20), arrivals_(1 << 16), rows_(1),
+          column_scales_(std::vector<float>(size.columns, 0.01f)),
+          group_scales_(std::vector<u32>(size_t(size.columns + 3) / 4 * 4 * (size.width / 128 + 1), 0x3c000008u)) {
+        if (bits == 16) {
+            lab::fill(reinterpret_cast<bf16*>(weights_.get()), weights_.count() / 2, 1, 0.05f);
+        } else {
+            lab::fill(weights_.get(), weights_.count(), 1);
+        }
+        lab::fill(x_.get(), x_.count(), 2, 1.0f);
+    }
+
+    u64 bytes() const { return bytes_; }
+
+    MatmulArgs args(const Candidate& candidate, int copy) const {
+        const u32 span_width = matmul::span_width_of(size_.columns, size_.width);
+        MatmulArgs args = {};
+        args.weights = weights_.get() + bytes_ * (copy % copies_);
+        args.column_scales = candidate.scaling == matmul::Scaling::Columns ? column_scales_.get() : nullptr;
+        args.group_scales = candidate.scaling == matmul::Scaling::Groups ? group_scales_.get() : nullptr;
+        args.group_shift = 7;
+        args.x = x_.get();
+        args.out = out_.get();
+        args.rows_count = rows_.get();
+        args.sums = sums_.get();
+        args.arrivals = arrivals_.get();
+        args.columns = size_.columns;
+        args.width = size_.width;
+        args.span_width = span_width;
+        args.spans = matmul::divided_up(size_.width, span_width);
+        args.is_out_f32 = 1;
+        return args;
+    }
+
+    void set_rows(u32 rows) const { lab::check(cudaMemcpy(rows_.get(), &rows, sizeof rows, cudaMemcpyHostToDevice), "rows"); }
+
+    std::vector<float> result(const Candidate& candidate) const {
+        candidate.kernel.launch(args(candidate, 0), candidate.kernel.blocks());
+        lab::check(cudaDeviceSynchronize(), candidate.name.c_str());
+        return out_.read();
+    }
+
+    std::vector<float> plain() const {
+        const Buffer<float> out(out_.count());
+        const MatmulPlainArgs args = {weights_.get(), x_.get(), nullptr, out.get(), rows_.get(), size_.columns, size_.width, 1, 0};
+        const lab::Kernel kernel = {reinterpret_cast<const void*>(matmul_plain_bf16), int(matmul::PLAIN_THREADS), 0};
+        kernel.launch(args, lab::multiprocessors() * 2);
+        lab::check(cudaDeviceSynchronize(), "plain");
+        return out.read();
+    }
+
+private:
+    Size size_;
+    u64 bytes_;
+    int copies_;
+    Buffer<u8> weights_;
+    Buffer<bf16> x_;
+    Buffer<float> out_;
+    Buffer<float> sums_;
+    Buffer<u32> arrivals_;
+    Buffer<u32> rows_;
+    Buffer<float> column_scales_;
+    Buffer<u32> group_scales_;
+};
+
+// Whether every kernel of one format gives the same bits, and bf16's are the plain kernel's within rounding.
+bool check_all(const std::vector<Candidate>& candidates) {
+    bool is_fine = true;
+    for (const Size size : {Size{"odd", 1000, 1288}, Size{"spans", 512, 4096}, Size{"one tile", 64, 256}}) {
+        for (const u32 rows : {1u, 5u, 16u, 33u, 130u}) {
+            std::vector<float> first;
+            for (const Candidate& candidate : candidates) {
+                const Size whole = {size.name, size.columns, candidate.bits == 16 ? size.width : size.width / 128 * 128};
+                const Bench bench(whole, candidate.bits, rows);
+                bench.set_rows(rows);
+                const std::vector<float> found = bench.result(candidate);
+                const bool is_first = candidate.name.rfind("few8", 0) == 0;
+                if (is_first) first = found;
+                bool is_same = std::memcmp(first.data(), found.data(), found.size() * sizeof(float)) == 0;
+                double worst = 0;
+                if (is_first && candidate.bits == 16) {
+                    const std::vector<float> plain = bench.plain();
+                    for (size_t i = 0; i < plain.size(); i++) worst = std::fmax(worst, std::fabs(plain[i] - found[i]));
+                    is_same = worst < 1e-4;
+                }
+                if (!is_same) std::printf("WRONG: %s, %s, %u rows (%g)\n", candidate.name.c_str(), size.name, rows, worst);
+                is_fine &= is_same;
+            }
+        }
+    }
+    return is_fine;
+}
+
+void time_all(const std::vector<Candidate>& candidates, double copy, double mma) {
+    const Size sizes[] = {{"8B qkv", 6144, 4096}, {"8B out", 4096, 4096}, {"8B gate up", 28672, 4096}, {"8B down", 4096, 14336},
+                          {"1B qkv", 3072, 2048}, {"1B out", 2048, 2048}, {"1B gate up", 16384, 2048}, {"1B down", 2048, 8192},
+                          {"8B head", 128256, 4096}};
+    for (const Size& size : sizes) {
+        for (const Candidate& candidate : candidates) {
+            const bool is_many = !candidate.leaves_sums;
+            for (const u32 rows : {1u, 8u, 16u, 32u, 64u, 128u, 512u, 2048u, 8192u}) {
+                const bool is_meant = is_many ? rows >= 64 : rows <= candidate.rows && (rows == 1 || rows * 2 > candidate.rows);
+                if (!is_meant || u64(rows) * size.columns > u64(1) << 28) continue;
+                const Bench bench(size, candidate.bits, rows);
+                bench.set_rows(rows);
+                const int blocks = candidate.kernel.blocks();
+                const double seconds = lab::seconds_of(20, [&](int i) { candidate.kernel.launch(bench.args(candidate, i), blocks); });
+                const double bytes = double(bench.bytes()) / seconds, operations = 2.0 * rows * size.columns * size.width / seconds;
+                std::printf("%-10s %-18s rows %5u  %9.2f us  %7.0f GB/s (%4.2f of copy)  %6.1f TFLOP/s (%4.2f of mma.sync)\n", size.name,
+                            candidate.name.c_str(), rows, seconds * 1e6, bytes * 1e-9, bytes / copy, operations * 1e-12, operations / mma);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+int main() {
+    const double copy = lab::copy_ceiling(), mma = lab::mma_ceiling();
+    std::printf("copy %.0f GB/s, mma.sync %.0f TFLOP/s\n", copy * 1e-9, mma * 1e-12);
+    const std::vector<Candidate> wide = wide_candidates(), narrow = narrow_candidates();
+    const bool is_fine = check_all(wide) & check_all(narrow);
+    std::printf("%s\n", is_fine ? "all right, all the same bits" : "NOT RIGHT");
+    time_all(wide, copy, mma);
+    time_all(narrow, copy, mma);
+    return is_fine ? 0 : 1;
+}
+#endif

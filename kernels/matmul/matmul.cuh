@@ -1,0 +1,109 @@
+// Rows times a weight matrix, `out[r] = W · x[r] + bias`: what the host and the kernels agree on.
+//
+// Owns: the arguments, and how the inner dimension is cut.
+// Never: computes.
+// Invariant: an output element is summed in spans of the inner dimension, each from zero in steps of 16 in order,
+// and the spans are added up in order; a column's scale and the bias come last. (Where groups have scales, a span is
+// summed group by group, each from zero.) Where spans begin depends on the matrix's shape only,
+// so a row gives the same bits from every tensor-core kernel here, however many rows there are.
+//
+// What the host does for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
+// - `span_width` is `span_width_of(columns, width)`, the same for every launch with this matrix;
+//   `spans = divided_up(width, span_width)`.
+// - `width` is a multiple of 8 (of what WeightLayout says for other formats), and weights and rows begin at multiples
+//   of 16 bytes. A bf16 matrix of any other width is `matmul_plain_bf16`'s, for any number of rows, so that a
+//   matrix is always multiplied by one or the other.
+// - The kernel is chosen by the bucket's rows, see the entries. Each takes any number of rows and is right; it is
+//   only slower.
+// - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
+//   `arrivals` of one counter per tile, zero before and after, where tiles = divided_up(columns, tile columns) ×
+//   divided_up(rows, tile rows). many* need none.
+// - The grid is any number of blocks; as many as fit the device at once is best: the kernels walk their tiles
+//   with the grid's stride and have the next tile's copies under way while they finish one.
+//
+// WeightLayout, as the host packs it when it loads a matrix. All are (columns, width), rows of the matrix one after
+// the other, and within each 16 elements of a row (32 for int4) ordered so that a lane gets what it multiplies with
+// one load:
+// - fp8 (e4m3) and int8 (two's complement): a byte each; bytes 4c .. 4c + 3 of a 16 are its elements 2c, 2c + 1,
+//   2c + 8, 2c + 9. `width` is a multiple of 16.
+// - int4, without sign: 16 bytes hold 32 elements, four words; of word c, bits 4i .. 4i + 3 are, for i = 0 .. 3,
+//   element 2c + 8i, and for i = 4 .. 7 element 2c + 1 + 8 (i - 4). `width` is a multiple of 32.
+// Scales: `column_scales`, (columns) f32, multiplies a column's sums at the end; or `group_scales`, (groups,
+// columns rounded up to 4) words, for groups of 32, 64 or 128 elements of the inner dimension, of which `width` is a
+// multiple: an f32 that multiplies the group's sum. For int4 its lowest byte is the zero point, 0 to 15, which is
+// subtracted from the elements; the other bits are the scale's, exact for scales that were f16 or bf16.
+#pragma once
+#include "prims.cuh"
+
+struct MatmulArgs {
+    // (columns, width): bf16 as checkpoints store it, or see WeightLayout.
+    const void* weights;
+    // One or none of the two.
+    const float* column_scales;
+    const u32* group_scales;
+    // (rows, width).
+    const bf16* x;
+    // (columns), or null.
+    const float* bias;
+    // (rows, columns), bf16 or f32.
+    void* out;
+    // Rows that there are, on the device; at most what the workspace was made for.
+    const u32* rows_count;
+    float* sums;
+    u32* arrivals;
+    u32 columns;
+    u32 width;
+    // The inner dimension's spans: `span_width` each but the last. A multiple of SPAN_UNIT.
+    u32 span_width;
+    u32 spans;
+    // log2 of a group's elements: 5, 6 or 7, if there are `group_scales`.
+    u32 group_shift;
+    // 1 if `out` is f32, 0 if bf16.
+    u32 is_out_f32;
+};
+
+// Of the plain kernels.
+struct MatmulPlainArgs {
+    // (columns, width) and (rows, width) of T.
+    const void* weights;
+    const void* x;
+    const float* bias;
+    // (rows, columns) of T, or f32.
+    void* out;
+    const u32* rows_count;
+    u32 columns;
+    u32 width;
+    u32 is_out_f32;
+    u32 unused;
+};
+
+namespace matmul {
+
+// Spans begin at multiples of this.
+constexpr u32 SPAN_UNIT = 128;
+// Columns of a tile of the kernels for few rows.
+constexpr u32 FEW_COLUMNS = 64;
+// Blocks that fill an H200: two on each of 132 multiprocessors. Part of the arithmetic, so the same everywhere.
+constexpr u32 BLOCKS_FILLED = 264;
+constexpr u32 SPANS_MOST = 16;
+
+CONSTANT_DEVICE u32 divided_up(u32 a, u32 b) { return (a + b - 1) / b; }
+
+// The width of a span: how few rows are multiplied is decided by how evenly a matrix's bytes are spread over the
+// device, so the number of spans is the one with which the block that has most reads least; more spans only
+// where they save a 25th, since each leaves sums to be merged. At least two units each.
+CONSTANT_DEVICE u32 span_width_of(u32 columns, u32 width) {
+    const u32 units = divided_up(width, SPAN_UNIT), tiles = divided_up(columns, FEW_COLUMNS);
+    u32 best = units, best_cost = divided_up(tiles, BLOCKS_FILLED) * units;
+    for (u32 spans = 2; spans <= SPANS_MOST && spans * 2 <= units; spans++) {
+        const u32 length = divided_up(units, spans);
+        const u32 cost = divided_up(tiles * divided_up(units, length), BLOCKS_FILLED) * length;
+        if (cost * 25 <= best_cost * 24) {
+            best = length;
+            best_cost = cost;
+        }
+    }
+    return best * SPAN_UNIT;
+}
+
+}  // namespace matmul

@@ -1,0 +1,254 @@
+// Tiles of a matrix product on the tensor cores (mma.sync, from sm_80 on).
+//
+// Owns: the sums, the order in which they are made, and what becomes of them.
+// Never: loads from global memory but what other blocks of the launch left.
+// Invariant: of each element, a span is summed from zero in steps of 16 in order (where groups have scales, each
+// group is, and its scaled sum added to the span's); spans are added in order to a total that begins at zero; then
+// come the column's scale and the bias. Weights are the left side, 16 columns a tile, rows the right side, 8 a
+// tile, in every kernel.
+#pragma once
+#include "feed.cuh"
+
+namespace matmul {
+
+// This lane's elements of a warp's tiles: rows `lane % 4 × 2` and the next of columns `lane / 4` (first two) and
+// `lane / 4 + 8`.
+template <class S> struct Sums {
+    float of[S::COLUMN_TILES][S::ROW_TILES][4];
+
+    DEVICE void clear() {
+#pragma unroll
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4] = 0;
+    }
+
+    DEVICE void add(const Sums& other) {
+#pragma unroll
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
+            float& sum = of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4];
+            sum = add_rn(sum, other.of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4]);
+        }
+    }
+};
+
+// Fragments of rows for two steps of 16.
+template <class S> struct RowFragments {
+    u32 of[2][S::ROW_TILES][2];
+
+    // `row` is the warp's first; steps `2 × pair` and the next.
+    DEVICE void load(const u8* x, u32 row, u32 pair) {
+        const u32 lane = lane_index();
+        if constexpr (S::ROW_TILES == 1) {
+            u32 r[4];
+            ldmatrix_x4(r, x + tile_offset<S::X_CHUNKS>(row + lane % 8, pair * 4 + lane / 8));
+            of[0][0][0] = r[0], of[0][0][1] = r[1];
+            of[1][0][0] = r[2], of[1][0][1] = r[3];
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < S::ROW_TILES; i++) {
+                const u32 step = i / (S::ROW_TILES / 2), tile = i % (S::ROW_TILES / 2) * 2;
+                const u32 at = row + tile * 8 + lane / 16 * 8 + lane % 8;
+                u32 r[4];
+                ldmatrix_x4(r, x + tile_offset<S::X_CHUNKS>(at, pair * 4 + step * 2 + lane / 8 % 2));
+                of[step][tile][0] = r[0], of[step][tile][1] = r[1];
+                of[step][tile + 1][0] = r[2], of[step][tile + 1][1] = r[3];
+            }
+        }
+    }
+};
+
+// What a warp sums up: the mma's sums, and where groups have scales, those of the groups before in the span.
+template <class S> struct SpanSums {
+    static constexpr bool HAS_GROUPS = S::Weights::SCALING == Scaling::Groups;
+    Sums<S> sums;
+    Sums<S> groups;
+
+    DEVICE void clear() {
+        sums.clear();
+        if constexpr (HAS_GROUPS) groups.clear();
+    }
+
+    DEVICE const Sums<S>& all() const {
+        if constexpr (HAS_GROUPS) {
+            return groups;
+        } else {
+            return sums;
+        }
+    }
+
+    // `scales` of each column tile.
+    DEVICE void end_group(const GroupScales (&scales)[S::COLUMN_TILES]) {
+#pragma unroll
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
+            const u32 tile = i / 4 / S::ROW_TILES, row_tile = i / 4 % S::ROW_TILES;
+            float& group = groups.of[tile][row_tile][i % 4];
+            group = fma_rn(sums.of[tile][row_tile][i % 4], scales[tile].scale(i % 4 / 2), group);
+        }
+        sums.clear();
+    }
+};
+
+// One warp's corner of one stage.
+template <class S> struct WarpStage {
+    const u8* stage;
+    // First column and row of the warp in the block's tile.
+    u32 column;
+    u32 row;
+    // The stage's first element of the inner dimension, and log2 of the elements of a group.
+    u32 depth;
+    u32 group_shift;
+
+    DEVICE void add_to(SpanSums<S>& span) const {
+        constexpr u32 STEPS = S::Weights::STEPS;
+#pragma unroll
+        for (u32 part = 0; part < S::DEPTH / 16 / STEPS; part++) {
+            GroupScales scales[S::COLUMN_TILES][STEPS / 2];
+            u32 weights[S::COLUMN_TILES][STEPS][4];
+#pragma unroll
+            for (u32 i = 0; i < S::COLUMN_TILES; i++) {
+                if constexpr (SpanSums<S>::HAS_GROUPS) {
+#pragma unroll
+                    for (u32 pair = 0; pair < STEPS / 2; pair++) scales[i][pair] = scales_of(part * (STEPS / 2) + pair, i);
+                }
+                S::Weights::template load<S::WEIGHT_CHUNKS>(weights[i], stage, column + i * 16, part, scales[i]);
+            }
+#pragma unroll
+            for (u32 pair = 0; pair < STEPS / 2; pair++) {
+                const u32 at = part * (STEPS / 2) + pair;
+                RowFragments<S> rows;
+                rows.load(stage + S::X_OFFSET, row, at);
+#pragma unroll
+                for (u32 i = 0; i < 2 * S::COLUMN_TILES * S::ROW_TILES; i++) {
+                    const u32 step = i / (S::COLUMN_TILES * S::ROW_TILES), tile = i / S::ROW_TILES % S::COLUMN_TILES;
+                    const u32 row_tile = i % S::ROW_TILES;
+                    mma_bf16(span.sums.of[tile][row_tile], weights[tile][pair * 2 + step], rows.of[step][row_tile]);
+                }
+                if constexpr (SpanSums<S>::HAS_GROUPS) {
+                    if ((depth + at * 32 + 32) >> group_shift != (depth + at * 32) >> group_shift) end_group(span, scales, pair);
+                }
+            }
+        }
+    }
+
+    // Of the 32 elements number `at` of the stage.
+    DEVICE GroupScales scales_of(u32 at, u32 tile) const {
+        const u32 group = ((depth + at * 32) >> group_shift) - (depth >> group_shift);
+        const auto* words = reinterpret_cast<const u32*>(stage + S::SCALES_OFFSET) + group * S::COLUMNS;
+        const u32 mine = column + tile * 16 + lane_index() / 4;
+        return {{words[mine], words[mine + 8]}};
+    }
+
+    static DEVICE void end_group(SpanSums<S>& span, const GroupScales (&scales)[S::COLUMN_TILES][S::Weights::STEPS / 2], u32 pair) {
+        GroupScales of_pair[S::COLUMN_TILES];
+#pragma unroll
+        for (u32 i = 0; i < S::COLUMN_TILES; i++) of_pair[i] = scales[i][pair];
+        span.end_group(of_pair);
+    }
+};
+
+// Where this thread keeps its sums of one span of a tile: [column tile × row tile][thread].
+template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 tile, u32 span) {
+    return reinterpret_cast<Words4*>(args.sums + (u64(tile) * args.spans + span) * S::TILE_FLOATS) + threadIdx.x;
+}
+
+template <class S> DEVICE void leave_sums(const Sums<S>& sums, Words4* to) {
+#pragma unroll
+    for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+        const float(&of)[4] = sums.of[i / S::ROW_TILES][i % S::ROW_TILES];
+        store_words(to + i * S::THREADS, Words4{{f32_to_bits(of[0]), f32_to_bits(of[1]), f32_to_bits(of[2]), f32_to_bits(of[3])}});
+    }
+}
+
+template <class S> DEVICE void load_sums(Sums<S>& sums, const Words4* from) {
+#pragma unroll
+    for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+        const Words4 words = load_fresh_words(from + i * S::THREADS);
+#pragma unroll
+        for (u32 word = 0; word < 4; word++) sums.of[i / S::ROW_TILES][i % S::ROW_TILES][word] = bits_to_f32(words.word[word]);
+    }
+}
+
+// A warp's corner of the output.
+struct Corner {
+    u32 column;
+    u32 row;
+};
+
+template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& totals, const Corner& corner, u32 rows) {
+    const u32 lane = lane_index();
+#pragma unroll
+    for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
+        const u32 column = corner.column + i * 8 + lane / 4;
+        if (column >= args.columns) continue;
+        const float bias = args.bias == nullptr ? 0.0f : args.bias[column];
+        const float scale = S::Weights::SCALING == Scaling::Columns ? args.column_scales[column] : 1.0f;
+#pragma unroll
+        for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
+            const u32 row = corner.row + j / 2 * 8 + lane % 4 * 2 + j % 2;
+            if (row >= rows) continue;
+            const float sum = add_rn(mul_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], scale), bias);
+            const u64 at = u64(row) * args.columns + column;
+            if (args.is_out_f32 != 0) {
+                static_cast<float*>(args.out)[at] = sum;
+            } else {
+                static_cast<bf16*>(args.out)[at] = to_bf16(sum);
+            }
+        }
+    }
+}
+
+// A tile's spans, of which this block did one, added up by the block that comes last.
+template <class S> DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>& mine, const Unit& unit) {
+    leave_sums<S>(mine, sums_at<S>(args, unit.tile, unit.span));
+    if (!is_last_block(args.arrivals + unit.tile, args.spans)) return false;
+    for (u32 span = 0; span < args.spans; span++) {
+        Sums<S> sums;
+        load_sums<S>(sums, sums_at<S>(args, unit.tile, span));
+        totals.add(sums);
+    }
+    return true;
+}
+
+template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
+    const Work work = work_of<S>(args);
+    const u32 warp = threadIdx.x / 32;
+    const u32 column = warp % S::COLUMN_WARPS * S::WARP_COLUMNS, row = warp / S::COLUMN_WARPS * S::WARP_ROWS;
+    Feed<S> feed(args, work, shared);
+    u32 slot = 0;
+    for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
+        const Unit unit = unit_of<S>(work, index);
+        SpanSums<S> span;
+        Sums<S> totals;
+        totals.clear();
+        span.clear();
+        for (u32 stage = unit.stage; stage < unit.stage_end; stage++) {
+            cp_async_wait<S::STAGES - 2>();
+            sync_block();
+            // The stage that all warps have just left is free.
+            feed.fill();
+            WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, stage * S::DEPTH, args.group_shift}.add_to(span);
+            slot = Feed<S>::after(slot);
+            const bool is_span_over = (stage + 1) % work.span_stages == 0 || stage + 1 == unit.stage_end;
+            if (S::CUT == Cut::Tiles && is_span_over) {
+                totals.add(span.all());
+                span.clear();
+            }
+        }
+        if constexpr (S::CUT == Cut::Spans) {
+            if (work.spans == 1) {
+                totals.add(span.all());
+            } else if (!gather_spans<S>(args, totals, span.all(), unit)) {
+                continue;
+            }
+        }
+        store_out<S>(args, totals, {unit.first_column + column, unit.first_row + row}, work.rows);
+    }
+    cp_async_wait<0>();
+}
+
+}  // namespace matmul
+
+#define MATMUL_ENTRY(name, shape, blocks) \
+    extern "C" KERNEL((shape::THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
+        DYNAMIC_SHARED(u8, shared); \
+        matmul::multiply<shape>(args, shared); \
+    }
