@@ -79,7 +79,12 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `cleave` with these arguments.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut child = cleave(arguments)
+        Self::spawn(cleave(arguments))
+    }
+
+    /// Starts what [`cleave`] prepared.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

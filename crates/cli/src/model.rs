@@ -4,16 +4,17 @@
 //! Never: serves. Invariant: when loading returns, everything a checkpoint could be refused for has
 //! been looked at.
 
-use crate::args::{Device, Dtype, EngineArgs, ModelArgs};
+use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, ModelArgs};
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Products};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
-use cleave_engine::checkpoint::{Checkpoint, StoredType};
-use cleave_engine::ops::{PoolShape, Precision};
+use cleave_engine::checkpoint::{Checkpoint, ModelConfig, StoredType};
+use cleave_engine::ops::{Pack, PoolShape, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Progress, Weights};
 use cleave_planner::Shape;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -26,9 +27,28 @@ const KV_BYTES_FALLBACK: u64 = 1 << 30;
 pub(crate) struct Loaded {
     /// The text side, as the API and routers want it.
     pub(crate) files: ModelFiles,
-    weights: Arc<Weights<CpuPack>>,
+    backend: Backend,
     precision: Precision,
-    isa: Option<Isa>,
+}
+
+/// Weights, and what computes with them.
+enum Backend {
+    Cpu {
+        weights: Arc<Weights<CpuPack>>,
+        isa: Option<Isa>,
+    },
+    Cuda {
+        weights: Arc<Weights<CudaPack>>,
+        device: Arc<cleave_cuda::Device>,
+        products: Products,
+    },
+}
+
+/// What does not depend on where weights are.
+struct Facts<'a> {
+    config: &'a ModelConfig,
+    name: &'a str,
+    context_tokens_max: usize,
 }
 
 /// Opens, checks and loads a model.
@@ -36,13 +56,8 @@ pub(crate) struct Loaded {
 /// # Errors
 /// One that names the file and what is wrong with it.
 pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loaded> {
-    let Device::Cpu = engine.device;
-    let isa = engine
-        .isa
-        .as_deref()
-        .map(str::parse::<Isa>)
-        .transpose()
-        .map_err(anyhow::Error::msg)?;
+    // Before a checkpoint is read: a GPU that is not there is known at once.
+    let place = Place::find(engine)?;
     let folder = match &model.model {
         Some(folder) => folder.clone(),
         None => {
@@ -59,26 +74,71 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     }
     ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
     let precision = precision(model.dtype, &checkpoint);
-    let options = CpuOptions {
-        threads: engine.threads(),
-        isa,
-        ..CpuOptions::new(precision)
-    };
-    let bar = loading_bar();
     let limit = model.max_model_len.map(|tokens| tokens as usize);
-    let weights = Weights::load(
-        &CpuPack::new(&options),
-        &checkpoint,
-        limit,
-        &mut |progress| show(&bar, progress),
-    );
-    bar.finish_and_clear();
+    let backend = match place {
+        Place::Cpu(isa) => {
+            let options = CpuOptions {
+                threads: engine.threads(),
+                isa,
+                ..CpuOptions::new(precision)
+            };
+            let weights = weights(&CpuPack::new(&options), &checkpoint, limit)?;
+            Backend::Cpu { weights, isa }
+        }
+        Place::Cuda(device) => {
+            let weights = weights(&CudaPack::new(&device, precision)?, &checkpoint, limit)?;
+            Backend::Cuda {
+                weights,
+                device,
+                products: match engine.gpu_matmul {
+                    GpuMatmul::Invariant => Products::PathIndependent,
+                    GpuMatmul::Fast => Products::Fast,
+                },
+            }
+        }
+    };
     Ok(Loaded {
         files,
-        weights: Arc::new(weights?),
+        backend,
         precision,
-        isa,
     })
+}
+
+/// Where to compute, found to be there.
+enum Place {
+    Cpu(Option<Isa>),
+    Cuda(Arc<cleave_cuda::Device>),
+}
+
+impl Place {
+    fn find(engine: &EngineArgs) -> anyhow::Result<Self> {
+        match engine.device {
+            Device::Cpu => {
+                let isa = engine.isa.as_deref().map(str::parse::<Isa>);
+                let isa = isa.transpose().map_err(anyhow::Error::msg)?;
+                Ok(Self::Cpu(isa))
+            }
+            Device::Cuda(number) => {
+                let device = cleave_cuda::Device::open(number)
+                    .with_context(|| format!("--device cuda:{number}"))?;
+                Ok(Self::Cuda(device))
+            }
+        }
+    }
+}
+
+/// Weights where the pack brings them, with a progress bar.
+fn weights<P: Pack>(
+    pack: &P,
+    checkpoint: &Checkpoint,
+    limit: Option<usize>,
+) -> anyhow::Result<Arc<Weights<P>>> {
+    let bar = loading_bar();
+    let weights = Weights::load(pack, checkpoint, limit, &mut |progress| {
+        show(&bar, progress)
+    });
+    bar.finish_and_clear();
+    Ok(Arc::new(weights?))
 }
 
 fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {
@@ -89,9 +149,23 @@ fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {
 }
 
 impl Loaded {
+    fn facts(&self) -> Facts<'_> {
+        fn of<P: Pack>(weights: &Weights<P>) -> Facts<'_> {
+            Facts {
+                config: weights.config(),
+                name: weights.name(),
+                context_tokens_max: weights.context_tokens_max(),
+            }
+        }
+        match &self.backend {
+            Backend::Cpu { weights, .. } => of(weights),
+            Backend::Cuda { weights, .. } => of(weights),
+        }
+    }
+
     /// The longest sequence, prompt and output together.
     pub(crate) fn context_tokens_max(&self) -> u32 {
-        self.weights.context_tokens_max() as u32
+        self.facts().context_tokens_max as u32
     }
 
     /// The model for people: architecture, size and number format.
@@ -99,7 +173,7 @@ impl Loaded {
         format!(
             "{} ({}, {})",
             self.files.name,
-            self.weights.name(),
+            self.facts().name,
             self.precision.name()
         )
     }
@@ -114,7 +188,10 @@ impl Loaded {
         count: usize,
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
         let block_bytes = self.block_bytes(args.block_tokens());
-        let bytes = args.kv_cache.unwrap_or_else(|| kv_bytes_default(count));
+        let bytes = match args.kv_cache {
+            Some(bytes) => bytes,
+            None => self.kv_bytes_default(args, count)?,
+        };
         let wanted = u64::from(args.slots_count())
             * u64::from(self.context_tokens_max().div_ceil(args.block_tokens()));
         let most = if args.kv_cache.is_some() {
@@ -173,22 +250,65 @@ impl Loaded {
         limits: EngineLimits,
         threads: usize,
     ) -> anyhow::Result<Box<dyn Engine>> {
-        let options = CpuOptions {
-            threads,
-            isa: self.isa,
-            ..CpuOptions::new(self.precision)
+        Ok(match &self.backend {
+            Backend::Cpu { weights, isa } => {
+                let options = CpuOptions {
+                    threads,
+                    isa: *isa,
+                    ..CpuOptions::new(self.precision)
+                };
+                let ops = CpuOps::new(&options)?;
+                Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
+            }
+            Backend::Cuda {
+                weights,
+                device,
+                products,
+            } => {
+                let options = CudaOptions {
+                    products: *products,
+                    ..CudaOptions::new(self.precision)
+                };
+                let ops = CudaOps::new(device, &options)?;
+                Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
+            }
+        })
+    }
+
+    /// The KV cache of each of so many workers, where nobody said how much.
+    fn kv_bytes_default(&self, args: &EngineArgs, workers_count: usize) -> anyhow::Result<u64> {
+        let Backend::Cuda { device, .. } = &self.backend else {
+            return Ok(kv_bytes_default(workers_count));
         };
-        let ops = CpuOps::new(&options)?;
-        Ok(Box::new(ModelEngine::new(
-            ops,
-            self.weights.clone(),
-            limits,
-        )?))
+        let (free, total) = device.memory()?;
+        let used = (total - free) as f64;
+        let activations = (self.activation_bytes(args) * workers_count as u64) as f64;
+        let left = total as f64 * args.gpu_memory_utilization - used - activations;
+        if left <= 0.0 {
+            bail!(
+                "of the GPU's {total} bytes {free} are free, and the activations of {workers_count} workers take \
+                 {activations}: nothing is left for a KV cache; raise --gpu-memory-utilization, lower \
+                 --max-num-batched-tokens, or use a larger GPU"
+            );
+        }
+        Ok(left as u64 / workers_count.max(1) as u64)
+    }
+
+    /// What an engine holds on a GPU besides weights and KV, generously: rows of every width, logits, and what
+    /// kernels keep on the way.
+    fn activation_bytes(&self, args: &EngineArgs) -> u64 {
+        const BESIDE: u64 = 64 << 20;
+        let config = self.facts().config;
+        let widths =
+            8 * config.hidden_size + 4 * config.heads.qkv_width() + 4 * config.intermediate_size;
+        let rows = u64::from(args.step_tokens_max()) * widths as u64 * 4;
+        let logits = u64::from(args.slots_count().clamp(16, 128)) * config.vocab_size as u64 * 4;
+        rows + 2 * logits + BESIDE
     }
 
     /// The sizes that its cost depends on.
     pub(crate) fn shape(&self) -> Shape {
-        let config = self.weights.config();
+        let config = self.facts().config;
         let count = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
         Shape {
             layers: count(config.layers_count()),
@@ -206,7 +326,7 @@ impl Loaded {
     }
 
     fn block_bytes(&self, block_tokens: u32) -> u64 {
-        let config = self.weights.config();
+        let config = self.facts().config;
         let shape = PoolShape {
             blocks_count: 1,
             layers_count: config.layers_count(),

@@ -10,7 +10,8 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Threads, cores_count};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Ops, Pack, PoolShape, Precision,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, Ops, Pack, PoolShape, Precision,
+    Wanted,
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -48,9 +49,9 @@ fn products(criterion: &mut Criterion) {
     ] {
         let mut group = criterion.benchmark_group("matmul 2048 × 16384 bf16");
         group.throughput(throughput);
-        let mut x = ops.rows(rows, WIDTH).expect("memory");
+        let mut x = ops.rows(rows, WIDTH, Holds::Activations).expect("memory");
         x.values_mut().fill(0.5);
-        let mut out = ops.rows(rows, COLUMNS).expect("memory");
+        let mut out = ops.rows(rows, COLUMNS, Holds::Activations).expect("memory");
         group.bench_function(BenchmarkId::new("rows", rows), |bencher| {
             bencher.iter(|| {
                 turn += 1;
@@ -99,9 +100,13 @@ fn attention(criterion: &mut Criterion) {
         }
         let rows = batch.rows_count();
         let pool = ops.pool(shape).expect("memory");
-        let qkv = ops.rows(rows, HEADS.qkv_width()).expect("memory");
-        let mut out = ops.rows(rows, HEADS.query_width()).expect("memory");
-        ops.begin(&batch).expect("a plan");
+        let qkv = ops
+            .rows(rows, HEADS.qkv_width(), Holds::Activations)
+            .expect("memory");
+        let mut out = ops
+            .rows(rows, HEADS.query_width(), Holds::Activations)
+            .expect("memory");
+        ops.begin(&batch, Wanted::Anything).expect("a plan");
         let keys_bytes = 4 * sequences * (position + tokens) * HEADS.kv_width();
         let mut group = criterion.benchmark_group("attention, 32 over 8 heads of 64, bf16");
         group.throughput(Throughput::Bytes(keys_bytes as u64));

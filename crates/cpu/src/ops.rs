@@ -21,8 +21,8 @@ use crate::threads::Threads;
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, PoolShape, Precision,
-    Residual,
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
+    PoolShape, Precision, Residual, Wanted,
 };
 
 /// One engine's share of the processor.
@@ -289,7 +289,7 @@ impl Ops for CpuOps {
         affinity::device_id(self.threads.count())
     }
 
-    fn rows(&self, rows_max: usize, width: usize) -> Result<CpuRows, EngineError> {
+    fn rows(&self, rows_max: usize, width: usize, _: Holds) -> Result<CpuRows, EngineError> {
         Ok(CpuRows {
             values: Memory::zeroed(rows_max * width)?,
             width,
@@ -307,9 +307,9 @@ impl Ops for CpuOps {
         })
     }
 
-    fn begin(&mut self, _batch: &Batch) -> Result<(), EngineError> {
+    fn begin(&mut self, _: &Batch, _: Wanted<'_>) -> Result<Pass, EngineError> {
         self.plan.forget();
-        Ok(())
+        Ok(Pass::Run)
     }
 
     fn embed(

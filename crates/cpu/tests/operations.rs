@@ -6,8 +6,8 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows, Isa};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, LayerOf, Norm, Ops, Pack, PoolShape,
-    Precision, Residual, RotaryTable,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, LayerOf, Norm, Ops, Pack,
+    PoolShape, Precision, Residual, RotaryTable,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
@@ -48,7 +48,9 @@ fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
 }
 
 fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
-    let mut buffer = ops.rows(rows, values.len() / rows.max(1)).unwrap();
+    let mut buffer = ops
+        .rows(rows, values.len() / rows.max(1), Holds::Activations)
+        .unwrap();
     buffer.values_mut().copy_from_slice(values);
     buffer
 }
@@ -92,7 +94,7 @@ impl Case {
             .unwrap();
         let mut ops = CpuOps::new(options).unwrap();
         let x = filled(&ops, rows, x);
-        let mut out = ops.rows(rows, self.columns).unwrap();
+        let mut out = ops.rows(rows, self.columns, Holds::Activations).unwrap();
         ops.matmul(&matrix, rows, &x, &mut out).unwrap();
         out.values().to_vec()
     }
@@ -162,7 +164,10 @@ fn a_product_of_no_rows_is_empty() {
     let weights = StoredTensor::from_f32("w", (8, 8), &case.weights());
     let matrix = CpuPack::new(&options).matrix(&[weights], None).unwrap();
     let mut ops = CpuOps::new(&options).unwrap();
-    let (x, mut out) = (ops.rows(4, 8).unwrap(), ops.rows(4, 8).unwrap());
+    let (x, mut out) = (
+        ops.rows(4, 8, Holds::Activations).unwrap(),
+        ops.rows(4, 8, Holds::Activations).unwrap(),
+    );
     out.values_mut().fill(5.0);
     ops.matmul(&matrix, 0, &x, &mut out).unwrap();
     assert!(out.values().iter().all(|&v| v == 5.0));
@@ -233,7 +238,7 @@ fn weights_of_every_stored_type_are_packed_alike_where_they_are_exact() {
             ],
         ] {
             let matrix = pack.matrix(&stack, None).unwrap();
-            let mut out = ops.rows(2, 40).unwrap();
+            let mut out = ops.rows(2, 40, Holds::Activations).unwrap();
             ops.matmul(&matrix, 2, &x, &mut out).unwrap();
             results.push(out.values().to_vec());
         }
@@ -258,7 +263,7 @@ fn norms_and_gates_follow_their_formulas() {
                 epsilon: 1e-5,
             };
             let mut residual = filled(&ops, 3, &x);
-            let mut out = ops.rows(3, width).unwrap();
+            let mut out = ops.rows(3, width, Holds::Activations).unwrap();
             let sum = Residual {
                 residual: &mut residual,
                 delta: &filled(&ops, 3, &delta),
@@ -281,12 +286,12 @@ fn norms_and_gates_follow_their_formulas() {
                 })
                 .collect();
             assert_close(out.values(), &expected, 1e-5, "norm");
-            let mut again = ops.rows(3, width).unwrap();
+            let mut again = ops.rows(3, width, Holds::Activations).unwrap();
             ops.rms_norm(&norm, 3, &residual, &mut again).unwrap();
             assert!(same_bits(again.values(), out.values()));
 
             let gate_up: Vec<f32> = numbers(6, 6 * width).iter().map(|v| v * 30.0).collect();
-            let mut out = ops.rows(3, width).unwrap();
+            let mut out = ops.rows(3, width, Holds::Activations).unwrap();
             ops.silu_gate(3, &filled(&ops, 3, &gate_up), &mut out)
                 .unwrap();
             let expected: Vec<f64> = gate_up
@@ -310,7 +315,7 @@ fn the_gate_is_finite_at_the_ends_of_its_range() {
         let mut ops = CpuOps::new(&options(Precision::F32, isa, 1)).unwrap();
         let gate = [-1e30, -100.0, -88.0, -0.0, 0.0, 88.0, 100.0, 1e30];
         let gate_up: Vec<f32> = gate.iter().copied().chain([1.0; 8]).collect();
-        let mut out = ops.rows(1, 8).unwrap();
+        let mut out = ops.rows(1, 8, Holds::Activations).unwrap();
         ops.silu_gate(1, &filled(&ops, 1, &gate_up), &mut out)
             .unwrap();
         let out = out.values();
@@ -387,8 +392,8 @@ impl Sequences {
             let (batch, values) = self.batch(step);
             let rows = batch.rows_count();
             let mut qkv = filled(&ops, rows, &values);
-            let mut out = ops.rows(rows, width).unwrap();
-            ops.begin(&batch).unwrap();
+            let mut out = ops.rows(rows, width, Holds::Activations).unwrap();
+            ops.begin(&batch, Wanted::Anything).unwrap();
             let pool_layer = LayerOf {
                 pool: &mut pool,
                 layer: 1,

@@ -6,10 +6,13 @@
 //! operation does (see [`crate::ops`]) and nothing else is done to rows.
 
 use crate::EngineError;
+use crate::ops;
 use crate::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, Residual,
+    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
+    Residual,
 };
 use crate::weights::{Layer, Weights};
+use cleave_domain::TokenId;
 
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct Buffers<O: Ops> {
@@ -48,28 +51,48 @@ impl<O: Ops> Buffers<O> {
         let (hidden, gate) = (config.hidden_size, config.intermediate_size);
         let query = config.heads.query_width();
         Ok(Self {
-            residual: ops.rows(rows_max, hidden)?,
-            normed: ops.rows(rows_max, hidden)?,
-            qkv: ops.rows(rows_max, config.heads.qkv_width())?,
-            attended: ops.rows(rows_max, query)?,
-            delta: ops.rows(rows_max, hidden)?,
-            gate_up: ops.rows(rows_max, 2 * gate)?,
-            gated: ops.rows(rows_max, gate)?,
-            residual_wanted: ops.rows(rows_max, hidden)?,
-            attended_wanted: ops.rows(rows_max, query)?,
-            head_input: ops.rows(logit_rows_max, hidden)?,
+            residual: ops.rows(rows_max, hidden, Holds::Residual)?,
+            normed: ops.rows(rows_max, hidden, Holds::Activations)?,
+            qkv: ops.rows(rows_max, config.heads.qkv_width(), Holds::Activations)?,
+            attended: ops.rows(rows_max, query, Holds::Activations)?,
+            delta: ops.rows(rows_max, hidden, Holds::Activations)?,
+            gate_up: ops.rows(rows_max, 2 * gate, Holds::Activations)?,
+            gated: ops.rows(rows_max, gate, Holds::Activations)?,
+            residual_wanted: ops.rows(rows_max, hidden, Holds::Residual)?,
+            attended_wanted: ops.rows(rows_max, query, Holds::Activations)?,
+            head_input: ops.rows(logit_rows_max, hidden, Holds::Activations)?,
             indices: Vec::with_capacity(logit_rows_max),
         })
     }
+
+    /// Where `Pass::take_up` left the wanted rows from number `first`.
+    fn head_rows(&self, first: usize) -> &O::Rows {
+        match first {
+            0 => &self.normed,
+            _ => &self.head_input,
+        }
+    }
+}
+
+/// Whether all rows are wanted, in their order, as in a decode step.
+pub(crate) fn is_all(wanted: &[u32], rows: usize) -> bool {
+    (0..rows as u32).eq(wanted.iter().copied())
 }
 
 impl<O: Ops> Pass<'_, O> {
     /// Runs the batch: stores every row's KV, and brings the rows in `wanted` to the last layer's
     /// end, where [`Pass::logits`] takes them up.
-    pub(crate) fn run(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), EngineError> {
+    pub(crate) fn run(
+        &mut self,
+        batch: &Batch,
+        wanted: &[u32],
+        what: ops::Wanted<'_>,
+    ) -> Result<(), EngineError> {
         let rows = batch.rows_count();
         let weights = self.weights;
-        self.ops.begin(batch)?;
+        if self.ops.begin(batch, what)? == ops::Pass::Recorded {
+            return Ok(());
+        }
         self.ops
             .embed(batch, &weights.table, &mut self.buffers.residual)?;
         let last = weights.layers.len() - 1;
@@ -81,7 +104,9 @@ impl<O: Ops> Pass<'_, O> {
                 self.leave(layer, rows)?;
             } else if !wanted.is_empty() {
                 self.attend(batch, index)?;
-                self.narrow(wanted)?;
+                if !is_all(wanted, rows) {
+                    self.narrow(wanted)?;
+                }
                 self.leave(layer, wanted.len())?;
                 self.finish(wanted.len())?;
             }
@@ -92,15 +117,35 @@ impl<O: Ops> Pass<'_, O> {
     /// Logits of the wanted rows from number `first`, as many as `out` `(rows, vocab)` holds.
     pub(crate) fn logits(&mut self, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
         let rows = out.len() / self.weights.config.vocab_size;
+        self.take_up(first, rows)?;
+        let x = self.buffers.head_rows(first);
+        self.ops.logits(&self.weights.head, rows, x, out)
+    }
+
+    /// Tokens after the wanted rows from number `first`, as many as there are rules.
+    pub(crate) fn draw(
+        &mut self,
+        first: usize,
+        rules: &[DrawRule],
+        tokens: &mut Vec<Option<TokenId>>,
+    ) -> Result<(), EngineError> {
+        self.take_up(first, rules.len())?;
+        let x = self.buffers.head_rows(first);
+        self.ops.draw(&self.weights.head, rules, x, tokens)
+    }
+
+    /// Brings wanted rows to where the head takes them: the first are in their place.
+    fn take_up(&mut self, first: usize, rows: usize) -> Result<(), EngineError> {
+        if first == 0 {
+            return Ok(());
+        }
         let buffers = &mut *self.buffers;
         buffers.indices.clear();
         buffers
             .indices
             .extend((first..first + rows).map(|row| row as u32));
         self.ops
-            .gather(&buffers.indices, &buffers.normed, &mut buffers.head_input)?;
-        self.ops
-            .logits(&self.weights.head, rows, &buffers.head_input, out)
+            .gather(&buffers.indices, &buffers.normed, &mut buffers.head_input)
     }
 
     /// The last norm, for the wanted rows, which lie at the front since `narrow`.

@@ -4,15 +4,16 @@
 //! Never: decides what to run.
 //! Invariant: a refused plan changes nothing.
 
-use crate::forward::{Buffers, Pass};
-use crate::ops::{Batch, BatchSegment, Ops, PoolShape};
+use crate::forward::{Buffers, Pass, is_all};
+use crate::ops;
+use crate::ops::{Batch, BatchSegment, DrawRule, Ops, PoolShape};
 use crate::plan::{PlanCheck, out_of_range};
 use crate::sampling::{Sampler, Slot};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
     BlockIndex, Capacity, Fingerprint, LogitsWanted, Sampled, Segment, SlotIndex, StepPlan,
-    StepResult,
+    StepResult, TokenId,
 };
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub struct EngineLimits {
     pub step_tokens_max: u32,
 }
 
-/// Bounds on the rows whose logits are on the host at once. As many as there are slots, so that a
+/// Bounds on the rows whose logits are made at once for the host. As many as there are slots, so that a
 /// decode step reads the head's weights once; not so many that a large vocabulary fills the memory;
 /// and some even for a single slot, whose prompt may be scored.
 const LOGIT_ROWS: std::ops::RangeInclusive<usize> = 16..=128;
@@ -46,13 +47,43 @@ pub struct ModelEngine<O: Ops> {
     sampler: Sampler,
     /// The step's rows, kept for their memory.
     batch: Batch,
-    /// Rows of the batch whose logits are wanted.
-    wanted: Vec<u32>,
-    /// What each of them is wanted for, in the same order.
-    purposes: Vec<Purpose>,
+    /// Rows of the batch whose logits are wanted, and what for; first those that the device draws.
+    wanted: Wanted,
+    /// Of those, the ones whose logits come to the host, before they join the others.
+    on_host: Wanted,
+    /// How many of the wanted rows the device draws.
+    on_device_count: usize,
+    /// What the device drew, kept for its memory.
+    drawn: Vec<Option<TokenId>>,
+    rules: Vec<DrawRule>,
     logit_rows_max: usize,
     /// `(logit_rows_max, vocab)`.
     logits: Vec<f32>,
+}
+
+/// Rows of the batch, and what each is wanted for.
+#[derive(Debug, Default)]
+struct Wanted {
+    rows: Vec<u32>,
+    purposes: Vec<Purpose>,
+}
+
+impl Wanted {
+    fn push(&mut self, row: usize, purpose: Purpose) {
+        self.rows.push(row as u32);
+        self.purposes.push(purpose);
+    }
+
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.purposes.clear();
+    }
+
+    /// Takes what the other has.
+    fn append(&mut self, other: &mut Self) {
+        self.rows.append(&mut other.rows);
+        self.purposes.append(&mut other.purposes);
+    }
 }
 
 /// What a row's logits are for.
@@ -88,9 +119,12 @@ impl<O: Ops> ModelEngine<O> {
         let block_bytes = u32::try_from(shape.block_bytes())
             .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
         let rows_max = step_tokens_max as usize;
-        let logit_rows_max = (slots_count as usize)
-            .clamp(*LOGIT_ROWS.start(), *LOGIT_ROWS.end())
-            .min(rows_max);
+        let logit_rows_max = match ops.draws() {
+            // All at once: they stay where there is room for them.
+            true => (slots_count as usize).max(*LOGIT_ROWS.start()),
+            false => (slots_count as usize).clamp(*LOGIT_ROWS.start(), *LOGIT_ROWS.end()),
+        };
+        let logit_rows_max = logit_rows_max.min(rows_max);
         let description = EngineDescription {
             model: weights.name.clone(),
             device: ops.device(),
@@ -113,10 +147,13 @@ impl<O: Ops> ModelEngine<O> {
             slots: (0..slots_count).map(|_| None).collect(),
             sampler: Sampler::default(),
             batch: Batch::default(),
-            wanted: Vec::new(),
-            purposes: Vec::new(),
+            wanted: Wanted::default(),
+            on_host: Wanted::default(),
+            on_device_count: 0,
+            drawn: Vec::new(),
+            rules: Vec::new(),
             logit_rows_max,
-            logits: vec![0.0; logit_rows_max * vocab_size],
+            logits: vec![0.0; logit_rows_max.min(*LOGIT_ROWS.end()) * vocab_size],
             ops,
             weights,
             description,
@@ -127,17 +164,18 @@ impl<O: Ops> ModelEngine<O> {
         let Self {
             batch,
             wanted,
-            purposes,
+            on_host,
             slots,
             ..
         } = self;
+        let device_draws = self.ops.draws();
         let block_tokens = self.description.capacity.block_tokens as usize;
         batch.tokens.clear();
         batch.positions.clear();
         batch.segments.clear();
         batch.blocks.clear();
         wanted.clear();
-        purposes.clear();
+        on_host.clear();
         for segment in &plan.segments {
             let (first, len) = (batch.tokens.len(), segment.len as usize);
             let (position, table) = (segment.position as usize, batch.blocks.len());
@@ -155,18 +193,67 @@ impl<O: Ops> ModelEngine<O> {
                 blocks: table..batch.blocks.len(),
             });
             for (row, purpose) in purposes_of(segment, history.len()) {
-                wanted.push((first + row) as u32);
-                purposes.push(purpose);
+                let is_sample = matches!(purpose, Purpose::Sample(_));
+                match device_draws && is_sample && slot.is_drawn_by_device() {
+                    true => wanted.push(first + row, purpose),
+                    false => on_host.push(first + row, purpose),
+                }
             }
         }
+        self.on_device_count = wanted.rows.len();
+        self.rules.clear();
+        for purpose in &wanted.purposes {
+            self.rules.push(slot_of(slots, *purpose).1.rule());
+        }
+        wanted.append(on_host);
     }
 
     /// Draws and scores every wanted row.
-    fn take_logits(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
-        let vocab = self.weights.config().vocab_size;
+    fn take_logits(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
+        let mut result = StepResult {
+            step: plan.step,
+            ..StepResult::default()
+        };
+        self.draw_on_device(&mut result)?;
+        self.draw_on_host(&mut result)?;
+        if (1..self.wanted.rows.len()).contains(&self.on_device_count) {
+            let place = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
+            result.sampled.sort_by_cached_key(|(slot, _)| place(*slot));
+        }
+        Ok(result)
+    }
+
+    fn draw_on_device(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
         let mut first = 0;
-        while first < self.wanted.len() {
-            let rows = (self.wanted.len() - first).min(self.logit_rows_max);
+        while first < self.on_device_count {
+            let rows = (self.on_device_count - first).min(self.logit_rows_max);
+            let purposes = &self.wanted.purposes[first..first + rows];
+            let mut pass = Pass {
+                ops: &mut self.ops,
+                weights: &self.weights,
+                pool: &mut self.pool,
+                buffers: &mut self.buffers,
+            };
+            self.drawn.clear();
+            pass.draw(first, &self.rules[first..first + rows], &mut self.drawn)?;
+            for (purpose, token) in purposes.iter().zip(&self.drawn) {
+                let (slot, state) = slot_of(&mut self.slots, *purpose);
+                let token = token.ok_or_else(|| not_finite(slot))?;
+                state.push(token);
+                let scores = None;
+                result.sampled.push((slot, Sampled { token, scores }));
+            }
+            first += rows;
+        }
+        Ok(())
+    }
+
+    fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
+        let vocab = self.weights.config().vocab_size;
+        let mut first = self.on_device_count;
+        while first < self.wanted.rows.len() {
+            let rows = self.wanted.rows.len() - first;
+            let rows = rows.min(self.logits.len() / vocab);
             let mut pass = Pass {
                 ops: &mut self.ops,
                 weights: &self.weights,
@@ -175,7 +262,7 @@ impl<O: Ops> ModelEngine<O> {
             };
             pass.logits(first, &mut self.logits[..rows * vocab])?;
             for row in 0..rows {
-                let purpose = self.purposes[first + row];
+                let purpose = self.wanted.purposes[first + row];
                 self.take_row(purpose, row, result)?;
             }
             first += rows;
@@ -191,11 +278,8 @@ impl<O: Ops> ModelEngine<O> {
     ) -> Result<(), EngineError> {
         let vocab = self.weights.config().vocab_size;
         let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
-        let (Purpose::Score(slot, _) | Purpose::Sample(slot)) = purpose;
-        let state = self.slots[slot.0 as usize]
-            .as_mut()
-            .expect("the plan was checked: every slot is open");
-        let not_finite = |_| EngineError::Device(format!("the logits of {slot} are not finite"));
+        let (slot, state) = slot_of(&mut self.slots, purpose);
+        let not_finite = |_| not_finite(slot);
         match purpose {
             Purpose::Sample(_) => {
                 let (token, scores) = self.sampler.draw(state, logits).map_err(not_finite)?;
@@ -230,6 +314,20 @@ impl<O: Ops> ModelEngine<O> {
             ))),
         }
     }
+}
+
+/// The slot that a row is wanted for.
+fn slot_of(slots: &mut [Option<Slot>], purpose: Purpose) -> (SlotIndex, &mut Slot) {
+    let (Purpose::Score(slot, _) | Purpose::Sample(slot)) = purpose;
+    let state = slots[slot.0 as usize].as_mut();
+    (
+        slot,
+        state.expect("the plan was checked: every slot is open"),
+    )
+}
+
+fn not_finite(slot: SlotIndex) -> EngineError {
+    EngineError::Device(format!("the logits of {slot} are not finite"))
 }
 
 /// The rows of a segment whose logits are wanted, in order, and why.
@@ -281,12 +379,11 @@ impl<O: Ops> Engine for ModelEngine<O> {
         for open in &plan.opens {
             self.slots[open.slot.0 as usize] = Some(Slot::open(open));
         }
-        let mut result = StepResult {
-            step: plan.step,
-            ..StepResult::default()
-        };
         if plan.segments.is_empty() {
-            return Ok(result);
+            return Ok(StepResult {
+                step: plan.step,
+                ..StepResult::default()
+            });
         }
         self.lay_out(plan);
         let mut pass = Pass {
@@ -295,9 +392,14 @@ impl<O: Ops> Engine for ModelEngine<O> {
             pool: &mut self.pool,
             buffers: &mut self.buffers,
         };
-        pass.run(&self.batch, &self.wanted)?;
-        self.take_logits(&mut result)?;
-        Ok(result)
+        let rows = self.batch.rows_count();
+        let all = is_all(&self.wanted.rows, rows) && self.on_device_count == rows;
+        let what = match all && rows <= self.logit_rows_max {
+            true => ops::Wanted::Tokens(&self.rules),
+            false => ops::Wanted::Anything,
+        };
+        pass.run(&self.batch, &self.wanted.rows, what)?;
+        self.take_logits(plan)
     }
 
     fn read_block(

@@ -204,6 +204,110 @@ pub struct Attention {
     pub window: Option<usize>,
 }
 
+/// What activations in a buffer are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// The residual stream: sums of every layer, always f32.
+    Residual,
+    /// What goes into and comes out of one operation; a device may keep it as it keeps weights.
+    Activations,
+}
+
+/// What is about to be loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadPlan {
+    /// Elements of matrices and tables; one tensor that serves as both counts once.
+    pub matrix_elements: u64,
+    /// Elements of vectors, biases and rotary tables.
+    pub vector_elements: u64,
+    /// How many of all these there are.
+    pub tensors_count: usize,
+}
+
+/// How the token after a row is drawn by a device that draws, see [`Ops::draw`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct DrawRule {
+    /// What the draw is made with, below 2^53: of seed and position.
+    pub bits: u64,
+    /// `1 / temperature`; 0 takes the most likely token.
+    pub heat: f32,
+    /// Most likely tokens that are kept; 0 keeps all.
+    pub top_k: u32,
+    /// Share of the weight that the kept tokens reach, in parts of 2^53; that keeps all.
+    pub top_p: u64,
+    /// Least weight relative to the most likely token's; 0 keeps all.
+    pub min_p: f32,
+    /// Changes of logits before anything else, by token, several of one token in the order they apply.
+    pub edits: Vec<Edit>,
+}
+
+/// What a pass is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// KV, and whatever is asked for afterwards.
+    Anything,
+    /// The token after every row, and nothing else, in one [`Ops::draw`] by these rules: a decode step.
+    Tokens(&'a [DrawRule]),
+}
+
+/// Whether the caller runs the operations of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// It does.
+    Run,
+    /// It leaves them out: the device does them from a recording, with [`Ops::draw`], which comes next.
+    Recorded,
+}
+
+/// A change of one token's logit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Edit {
+    /// Whose; beyond the vocabulary it changes nothing.
+    pub token: TokenId,
+    /// Which.
+    pub change: Change,
+}
+
+/// See [`Edit`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// Adds a bias.
+    Add(f32),
+    /// Makes the token impossible.
+    Ban,
+    /// Divides a positive logit by `repetition` and multiplies another with it, then takes off
+    /// `frequency`, then `presence`.
+    Penalize {
+        /// 1 changes nothing.
+        repetition: f32,
+        /// The penalty times how often the token is in the output.
+        frequency: f32,
+        /// 0 for a token that is not in the output.
+        presence: f32,
+    },
+}
+
+impl Change {
+    /// The logit after the change.
+    pub fn of(self, logit: f32) -> f32 {
+        match self {
+            Self::Add(bias) => logit + bias,
+            Self::Ban => f32::NEG_INFINITY,
+            Self::Penalize {
+                repetition,
+                frequency,
+                presence,
+            } => {
+                let scaled = match logit > 0.0 {
+                    true => logit / repetition,
+                    false => logit * repetition,
+                };
+                scaled - frequency - presence
+            }
+        }
+    }
+}
+
 /// Loads weights into the form the device likes. Used before any engine runs, from any thread;
 /// what it makes is shared between engines.
 pub trait Pack: Send + Sync {
@@ -218,6 +322,24 @@ pub trait Pack: Send + Sync {
 
     /// How matrices are stored, and KV with them.
     fn precision(&self) -> Precision;
+
+    /// Comes before everything else: a device may take the memory for all of it at once.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn expect(&self, plan: LoadPlan) -> Result<(), EngineError> {
+        let _ = plan;
+        Ok(())
+    }
+
+    /// Comes last: when it returns, everything is where it belongs. Until then a device may still be
+    /// copying.
+    ///
+    /// # Errors
+    /// `Device` if anything went wrong on the way.
+    fn finish(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix.
     /// `bias`, if given, has one element per row of the stack.
@@ -286,7 +408,7 @@ pub trait Ops: Send {
     ///
     /// # Errors
     /// `Device` if memory is short.
-    fn rows(&self, rows_max: usize, width: usize) -> Result<Self::Rows, EngineError>;
+    fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<Self::Rows, EngineError>;
 
     /// Allocates a KV pool, zeroed.
     ///
@@ -296,7 +418,7 @@ pub trait Ops: Send {
 
     /// A pass begins: everything up to the next `begin` is about this batch. A device with its own
     /// memory copies it there; a processor may plan its work.
-    fn begin(&mut self, batch: &Batch) -> Result<(), EngineError>;
+    fn begin(&mut self, batch: &Batch, wanted: Wanted<'_>) -> Result<Pass, EngineError>;
 
     /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`. Every token is within the table.
     fn embed(
@@ -388,6 +510,27 @@ pub trait Ops: Send {
         x: &Self::Rows,
         out: &mut [f32],
     ) -> Result<(), EngineError>;
+
+    /// Whether the device draws tokens itself, so that logits need not come to the host.
+    fn draws(&self) -> bool {
+        false
+    }
+
+    /// Makes logits as [`Ops::logits`] does and draws the token after each row by its rule, `(rows)`
+    /// each. `None` for a row whose logits are not all finite. The same logits give the same token as
+    /// on the host. Only where [`Ops::draws`].
+    fn draw(
+        &mut self,
+        head: &MatrixOf<Self>,
+        rules: &[DrawRule],
+        x: &Self::Rows,
+        tokens: &mut Vec<Option<TokenId>>,
+    ) -> Result<(), EngineError> {
+        let _ = (head, rules, x, tokens);
+        Err(EngineError::Device(
+            "this device does not draw tokens".to_owned(),
+        ))
+    }
 
     /// Copies `out.len()` bytes of a block out, from byte `offset`. The range is within the block.
     fn read_block(

@@ -7,7 +7,7 @@
 use crate::EngineError;
 use crate::checkpoint::layout::{LAST_NORM, in_layer};
 use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredTensor};
-use crate::ops::{Pack, PoolShape, Precision, RotaryTable};
+use crate::ops::{LoadPlan, Pack, PoolShape, Precision, RotaryTable};
 
 /// How far a long piece of work on a checkpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,7 @@ impl<P: Pack> Weights<P> {
             .unwrap_or(config.context_tokens_max)
             .clamp(1, config.context_tokens_max);
         let values = config.rope.table(config.heads.head_dim, context);
+        pack.expect(load_plan(checkpoint, values.cos.len() + values.sin.len()))?;
         let rotary = pack.rotary(RotaryTable {
             cos: &values.cos,
             sin: &values.sin,
@@ -87,6 +88,7 @@ impl<P: Pack> Weights<P> {
             .collect::<Result<_, _>>()?;
         let norm = loader.vector(LAST_NORM)?;
         let head = loader.stack(&[checkpoint.head().clone()], None)?;
+        pack.finish()?;
         Ok(Self {
             revision: checkpoint.revision(),
             name: format!(
@@ -130,6 +132,24 @@ impl<P: Pack> Weights<P> {
     pub fn context_tokens_max(&self) -> usize {
         self.context_tokens_max
     }
+}
+
+/// Every tensor is loaded once; those of one row are vectors or biases.
+fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
+    let mut plan = LoadPlan {
+        vector_elements: rotary_elements as u64,
+        tensors_count: 2,
+        ..LoadPlan::default()
+    };
+    for tensor in checkpoint.tensors() {
+        let elements = (tensor.rows() * tensor.columns()) as u64;
+        match tensor.rows() {
+            1 => plan.vector_elements += elements,
+            _ => plan.matrix_elements += elements,
+        }
+        plan.tensors_count += 1;
+    }
+    plan
 }
 
 /// 1235814400 as `1.2B`.

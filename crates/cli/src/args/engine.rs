@@ -4,7 +4,9 @@
 
 use crate::values::{parse_bytes, parse_mock_block_bytes};
 use clap::{Args, ValueEnum};
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Which model, and how it is held in memory.
 #[derive(Args, Clone, Debug)]
@@ -26,8 +28,8 @@ pub(crate) struct ModelArgs {
 /// How an engine runs.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EngineArgs {
-    /// Where to compute. `cpu` is the only device of this build.
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    /// Where to compute: `cpu`, `cuda` (the first NVIDIA GPU) or `cuda:N`.
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
     pub(crate) device: Device,
     /// Processor threads, all workers of this process together; more than there are cores are shared.
     /// If absent, the machine's cores for one worker, twice as many for several: who has nothing to do
@@ -40,14 +42,21 @@ pub(crate) struct EngineArgs {
     /// KV cache of each worker, such as `512MiB` or `4GiB`; sized from free memory if absent.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) kv_cache: Option<u64>,
+    /// Who makes a GPU's large matrix products.
+    #[arg(long, value_enum, default_value_t = GpuMatmul::Invariant)]
+    pub(crate) gpu_matmul: GpuMatmul,
+    /// Share of a GPU's memory that weights, activations and KV cache together take.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = parse_share)]
+    pub(crate) gpu_memory_utilization: f64,
     /// Tokens per KV block; 16 if absent, or what a mock engine's profile says.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) block_size: Option<u32>,
-    /// Sequences that one worker runs at once; 64 if absent, or what a mock engine's profile says.
+    /// Sequences that one worker runs at once; 64 if absent (256 on a GPU), or what a mock engine's profile
+    /// says.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) max_num_seqs: Option<u32>,
-    /// Tokens in one step, which bounds the prefill chunk; 512 if absent, or what a mock engine's
-    /// profile says.
+    /// Tokens in one step, which bounds the prefill chunk; 512 if absent (8192 on a GPU), or what a mock
+    /// engine's profile says.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) max_num_batched_tokens: Option<u32>,
     /// Requests a worker queues before it refuses, each leg.
@@ -60,10 +69,10 @@ pub(crate) struct EngineArgs {
 
 /// Tokens of a block, where neither a flag nor a profile says how many.
 const BLOCK_TOKENS: u32 = 16;
-/// Sequences at once, where neither a flag nor a profile says how many.
-const SLOTS_COUNT: u32 = 64;
-/// Tokens in one step, likewise.
-const STEP_TOKENS_MAX: u32 = 512;
+/// Sequences at once, where neither a flag nor a profile says how many; on a GPU.
+const SLOTS_COUNT: (u32, u32) = (64, 256);
+/// Tokens in one step, likewise. A GPU needs thousands of them to compute at its best.
+const STEP_TOKENS_MAX: (u32, u32) = (512, 8192);
 
 impl EngineArgs {
     /// Tokens per KV block.
@@ -73,12 +82,14 @@ impl EngineArgs {
 
     /// Sequences that one worker runs at once.
     pub(crate) fn slots_count(&self) -> u32 {
-        self.max_num_seqs.unwrap_or(SLOTS_COUNT)
+        self.max_num_seqs
+            .unwrap_or_else(|| self.device.pick(SLOTS_COUNT))
     }
 
     /// Tokens in one step.
     pub(crate) fn step_tokens_max(&self) -> u32 {
-        self.max_num_batched_tokens.unwrap_or(STEP_TOKENS_MAX)
+        self.max_num_batched_tokens
+            .unwrap_or_else(|| self.device.pick(STEP_TOKENS_MAX))
     }
 
     /// Threads of one that computes alone.
@@ -129,10 +140,62 @@ pub(crate) enum Dtype {
     Bf16,
 }
 
-/// See [`EngineArgs::device`].
+/// See [`EngineArgs::gpu_matmul`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GpuMatmul {
+    /// Cleave's kernels: the same answer whatever else is in the step.
+    Invariant,
+    /// NVIDIA's cublasLt, which must be installed: the last bits may depend on what else is in the step.
+    Fast,
+}
+
+/// See [`EngineArgs::device`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
     Cpu,
+    /// By its number among those that the process may see.
+    Cuda(u32),
+}
+
+impl Device {
+    /// One of two values: for the processor, or for a GPU.
+    fn pick<T>(self, (cpu, gpu): (T, T)) -> T {
+        match self {
+            Self::Cpu => cpu,
+            Self::Cuda(_) => gpu,
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = match text {
+            "cpu" => return Ok(Self::Cpu),
+            "cuda" => return Ok(Self::Cuda(0)),
+            _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()),
+        };
+        let wrong = || format!("no device `{text}`: give cpu, cuda or cuda:N, such as cuda:1");
+        number.map(Self::Cuda).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => out.write_str("cpu"),
+            Self::Cuda(number) => write!(out, "cuda:{number}"),
+        }
+    }
+}
+
+/// A share above 0 and at most 1.
+fn parse_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("a share above 0, at most 1".to_owned()),
+    }
 }
 
 #[cfg(test)]

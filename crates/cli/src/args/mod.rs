@@ -13,7 +13,7 @@ mod serve;
 mod sim;
 
 pub(crate) use bench::{BenchArgs, BenchCommand};
-pub(crate) use engine::{Device, Dtype, EngineArgs, EngineKind, MockArgs, ModelArgs};
+pub(crate) use engine::{Device, Dtype, EngineArgs, EngineKind, GpuMatmul, MockArgs, ModelArgs};
 pub(crate) use generate::{GenerateArgs, SynthArgs};
 pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
 pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};

@@ -112,6 +112,11 @@ impl Checkpoint {
         self.generation.bos.or(self.config.bos)
     }
 
+    /// Every tensor of the model, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = &StoredTensor> {
+        self.tensors.values()
+    }
+
     /// Number of weights; a tied head counts once.
     pub fn parameters_count(&self) -> u64 {
         self.tensors

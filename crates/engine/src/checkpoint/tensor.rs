@@ -28,6 +28,19 @@ impl StoredType {
             Self::F16 | Self::Bf16 => 2,
         }
     }
+
+    /// One stored element, widened exactly.
+    ///
+    /// # Panics
+    /// If `element` is not [`StoredType::element_bytes`] long.
+    pub fn widen(self, element: &[u8]) -> f32 {
+        const LENGTH: &str = "an element of this type";
+        match self {
+            Self::F32 => f32::from_le_bytes(element.try_into().expect(LENGTH)),
+            Self::F16 => f16::from_le_bytes(element.try_into().expect(LENGTH)).to_f32(),
+            Self::Bf16 => bf16::from_le_bytes(element.try_into().expect(LENGTH)).to_f32(),
+        }
+    }
 }
 
 /// A two-dimensional tensor `(rows, columns)`, row-major; a vector is one row. Cheap to clone: the

@@ -4,10 +4,12 @@
 //! Never: knows how an engine is built: the caller hands in a [`Build`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
+mod draws;
 mod goldens;
 mod paths;
 mod sequence;
 
+pub use draws::{SetRows, draws};
 pub use goldens::goldens;
 pub use paths::path_independence;
 

@@ -1,7 +1,7 @@
 //! Philox4x32-10, a counter-based random function (Salmon et al., "Parallel Random Numbers: As
 //! Easy as 1, 2, 3", SC 2011).
 //!
-//! Owns: the function and the uniform number made of it.
+//! Owns: the function and the number that a draw is made with.
 //! Never: holds a state: the draw for a position needs no draw before it.
 //! Invariant: the same key and counter give the same bits everywhere.
 
@@ -29,14 +29,13 @@ fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// A number in `[0, 1)` for a seed and a position in the sequence.
-pub(super) fn uniform(seed: u64, position: u64) -> f64 {
+/// A number below 2^53, each as likely as any other, for a seed and a position in the sequence.
+pub(super) fn draw_bits(seed: u64, position: u64) -> u64 {
     let words = philox4x32(
         [position as u32, (position >> 32) as u32, 0, 0],
         [seed as u32, (seed >> 32) as u32],
     );
-    let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
-    bits as f64 / (1u64 << 53) as f64
+    (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11
 }
 
 #[cfg(test)]
@@ -69,10 +68,11 @@ mod tests {
     }
 
     #[test]
-    fn uniform_numbers_fill_the_unit_interval() {
-        let draws: Vec<f64> = (0..4096).map(|position| uniform(7, position)).collect();
-        assert!(draws.iter().all(|u| (0.0..1.0).contains(u)));
-        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+    fn draws_fill_their_range() {
+        let draws: Vec<u64> = (0..4096).map(|position| draw_bits(7, position)).collect();
+        assert!(draws.iter().all(|bits| *bits < 1 << 53));
+        let shares = draws.iter().map(|bits| *bits as f64 / (1u64 << 53) as f64);
+        let mean = shares.sum::<f64>() / draws.len() as f64;
         assert!((mean - 0.5).abs() < 0.02, "mean {mean}");
     }
 }

@@ -4,6 +4,9 @@
 //! Never: draws.
 //! Invariant: a slot that grew token by token equals one opened with the whole history.
 
+use super::draw::share_of;
+use super::philox::draw_bits;
+use crate::ops::{Change, DrawRule, Edit};
 use cleave_domain::{OpenSlot, Sampling, TokenId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,34 +66,62 @@ impl Slot {
     /// change, first change first.
     pub(super) fn adjust(&self, logits: &mut [f32], undo: &mut Vec<(TokenId, f32)>) {
         undo.clear();
-        let mut change = |token: TokenId, to: &dyn Fn(f32) -> f32| {
+        for Edit { token, change } in self.edits() {
             if let Some(logit) = logits.get_mut(token as usize) {
                 undo.push((token, *logit));
-                *logit = to(*logit);
-            }
-        };
-        for (token, bias) in &self.sampling.logit_bias {
-            change(*token, &|logit| logit + bias);
-        }
-        if self.history.len() - self.prompt_count < self.min_tokens {
-            for token in self.stop_tokens.iter() {
-                change(*token, &|_| f32::NEG_INFINITY);
+                *logit = change.of(*logit);
             }
         }
-        let repetition = self.sampling.repetition_penalty;
-        for (token, count) in self.counts.iter().flatten() {
-            let presence = match count {
-                0 => 0.0,
-                _ => self.sampling.presence_penalty,
-            };
-            let frequency = self.sampling.frequency_penalty * *count as f32;
-            change(*token, &|logit| {
-                let logit = match logit > 0.0 {
-                    true => logit / repetition,
-                    false => logit * repetition,
-                };
-                logit - frequency - presence
-            });
+    }
+
+    /// Bias, then bans, then penalties.
+    fn edits(&self) -> impl Iterator<Item = Edit> {
+        let sampling = &*self.sampling;
+        let biases = sampling.logit_bias.iter().map(|(token, bias)| Edit {
+            token: *token,
+            change: Change::Add(*bias),
+        });
+        let is_short = self.history.len() - self.prompt_count < self.min_tokens;
+        let banned = self.stop_tokens.iter().filter(move |_| is_short);
+        let bans = banned.map(|token| Edit {
+            token: *token,
+            change: Change::Ban,
+        });
+        let counts = self.counts.iter().flatten();
+        let penalties = counts.map(|(token, count)| Edit {
+            token: *token,
+            change: Change::Penalize {
+                repetition: sampling.repetition_penalty,
+                frequency: sampling.frequency_penalty * *count as f32,
+                presence: match count {
+                    0 => 0.0,
+                    _ => sampling.presence_penalty,
+                },
+            },
+        });
+        biases.chain(bans).chain(penalties)
+    }
+
+    /// Whether a device can draw the next token: nobody asked what the model thinks of others.
+    pub(crate) fn is_drawn_by_device(&self) -> bool {
+        self.sampling.logprobs.is_none()
+    }
+
+    /// How a device draws the next token.
+    pub(crate) fn rule(&self) -> DrawRule {
+        let sampling = &*self.sampling;
+        let mut edits: Vec<Edit> = self.edits().collect();
+        edits.sort_by_key(|edit| edit.token);
+        DrawRule {
+            bits: draw_bits(sampling.seed, self.history.len() as u64),
+            heat: match self.is_greedy() {
+                true => 0.0,
+                false => 1.0 / sampling.temperature,
+            },
+            top_k: sampling.top_k,
+            top_p: share_of(sampling.top_p).unwrap_or(1 << 53),
+            min_p: sampling.min_p,
+            edits,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Drawing against a naive reference in double precision.
 
-use super::philox::uniform;
+use super::philox::draw_bits;
 use super::{Sampler, Slot};
 use cleave_domain::{OpenSlot, Sampling, SlotIndex, TokenId};
 use proptest::prelude::*;
@@ -16,6 +16,11 @@ fn open(sampling: Sampling, prompt: &[TokenId], output: &[TokenId]) -> OpenSlot 
         stop_tokens: Arc::from([]),
         min_tokens: 0,
     }
+}
+
+/// The number that is drawn at this share of the range.
+fn bits_at(share: f64) -> u64 {
+    (share * (1u64 << 53) as f64) as u64
 }
 
 fn seeded(temperature: f32) -> Sampling {
@@ -148,8 +153,8 @@ proptest! {
         const SWEEP: usize = 4000;
         let mut counts: BTreeMap<TokenId, usize> = BTreeMap::new();
         for step in 0..SWEEP {
-            let u = (step as f64 + 0.5) / SWEEP as f64;
-            *counts.entry(sampler.pick(&open.sampling, &values, u)).or_default() += 1;
+            let bits = bits_at((step as f64 + 0.5) / SWEEP as f64);
+            *counts.entry(sampler.pick(&open.sampling, &values, bits)).or_default() += 1;
         }
         for (token, count) in &counts {
             let share = wanted.get(token).copied();
@@ -180,7 +185,7 @@ proptest! {
         let mut slot = Slot::open(&open);
         let (again, _) = sampler.draw(&mut slot, &mut logits.clone()).unwrap();
         prop_assert_eq!(token, again);
-        let expected = sampler.pick(&open.sampling, &logits, uniform(seed, len as u64));
+        let expected = sampler.pick(&open.sampling, &logits, draw_bits(seed, len as u64));
         prop_assert_eq!(token, expected);
     }
 
@@ -269,7 +274,7 @@ fn a_wide_nucleus_is_found() {
         ..seeded(1.0)
     };
     let mut sampler = Sampler::default();
-    let last = sampler.pick(&sampling, &logits, 1.0 - 1e-12);
+    let last = sampler.pick(&sampling, &logits, bits_at(1.0 - 1e-12));
     let values: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
     let (support, _) = probabilities(&sampling, &values);
     assert!(support.contains_key(&last) && support.len() > 4000);
@@ -281,7 +286,7 @@ fn the_pick_from_a_flat_vocabulary_is_the_token_at_that_share() {
     let logits = vec![1.5f32; 4096];
     let mut sampler = Sampler::default();
     for token in 0..4096u32 {
-        let uniform = (f64::from(token) + 0.5) / 4096.0;
-        assert_eq!(sampler.pick(&seeded(1.0), &logits, uniform), token);
+        let bits = bits_at((f64::from(token) + 0.5) / 4096.0);
+        assert_eq!(sampler.pick(&seeded(1.0), &logits, bits), token);
     }
 }

@@ -1,0 +1,273 @@
+//! Streams, events and graphs: the order in which a device works.
+//!
+//! Owns: what is queued. Never: waits unless the name says so.
+//! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
+
+use super::{Device, DeviceMemory, PinnedMemory, STREAM_NON_BLOCKING, call};
+use crate::error::CudaError;
+use cudarc::driver::sys;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A queue of work for the device.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    device: Arc<Device>,
+    handle: sys::CUstream,
+}
+
+// SAFETY: the driver locks for itself; order between threads is the callers' affair.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// Makes a stream that waits for no other.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        device.bind()?;
+        let mut handle = std::ptr::null_mut();
+        call!(cuStreamCreate(&raw mut handle, STREAM_NON_BLOCKING))?;
+        Ok(Self {
+            device: Arc::clone(device),
+            handle,
+        })
+    }
+
+    /// The device it is on.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    /// Makes the calling thread one that may queue here.
+    ///
+    /// # Errors
+    /// If the context has failed.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        self.device.bind()
+    }
+
+    /// Queues a copy of `from` to the device. `from` must keep its bytes until the copy is done.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub(crate) fn copy_in(
+        &self,
+        from: (&PinnedMemory, Range<usize>),
+        to: (&DeviceMemory, usize),
+    ) -> Result<(), CudaError> {
+        let (source, range) = from;
+        let bytes = &source.as_slice()[range];
+        let target = span(to, bytes.len());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        call!(cuMemcpyHtoDAsync_v2(
+            target,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            self.handle
+        ))
+    }
+
+    /// Queues a copy to the host. Nobody may look at `to` until the copy is done.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub(crate) fn copy_out(
+        &self,
+        from: (&DeviceMemory, usize),
+        to: (&mut PinnedMemory, Range<usize>),
+    ) -> Result<(), CudaError> {
+        let (target, range) = to;
+        let bytes = &mut target.as_mut_slice()[range];
+        let source = span(from, bytes.len());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        call!(cuMemcpyDtoHAsync_v2(
+            bytes.as_mut_ptr().cast(),
+            source,
+            bytes.len(),
+            self.handle
+        ))
+    }
+
+    /// Queues a copy within the device.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub(crate) fn copy_within(
+        &self,
+        from: (&DeviceMemory, usize),
+        to: (&DeviceMemory, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (source, target) = (span(from, bytes), span(to, bytes));
+        call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle))
+    }
+
+    /// Queues zeros.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If the range is outside the memory.
+    pub(crate) fn zero(&self, memory: &DeviceMemory, range: Range<usize>) -> Result<(), CudaError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let at = span((memory, range.start), range.len());
+        call!(cuMemsetD8Async(at, 0, range.len(), self.handle))
+    }
+
+    /// Waits until everything queued is done.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        call!(cuStreamSynchronize(self.handle))
+    }
+
+    /// From now on what is queued here is recorded instead of run, until [`Stream::end_recording`].
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn begin_recording(&self) -> Result<(), CudaError> {
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        call!(cuStreamBeginCapture_v2(self.handle, mode))
+    }
+
+    /// What was queued since [`Stream::begin_recording`].
+    ///
+    /// # Errors
+    /// If something that cannot be recorded was among it; nothing is recorded then.
+    pub(crate) fn end_recording(&self) -> Result<Graph, CudaError> {
+        let mut graph = std::ptr::null_mut();
+        let ended = call!(cuStreamEndCapture(self.handle, &raw mut graph));
+        let mut executable = std::ptr::null_mut();
+        let made =
+            ended.and_then(|()| call!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0)));
+        if !graph.is_null() {
+            let _ = call!(cuGraphDestroy(graph));
+        }
+        made.map(|()| Graph {
+            device: Arc::clone(&self.device),
+            handle: executable,
+        })
+    }
+
+    /// Queues everything that a graph recorded.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        call!(cuGraphLaunch(graph.handle, self.handle))
+    }
+}
+
+/// Address of `bytes` bytes from an offset on.
+fn span((memory, offset): (&DeviceMemory, usize), bytes: usize) -> u64 {
+    let end = offset.checked_add(bytes).expect("a range on the device");
+    assert!(
+        end <= memory.bytes(),
+        "bytes {offset}..{end} of {} on the device",
+        memory.bytes()
+    );
+    memory.at(offset)
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        // What was queued may still touch memory that is freed next.
+        let _ = call!(cuStreamSynchronize(self.handle));
+        let _ = call!(cuStreamDestroy_v2(self.handle));
+    }
+}
+
+/// A point in a stream's work.
+#[derive(Debug)]
+pub(crate) struct Event {
+    device: Arc<Device>,
+    handle: sys::CUevent,
+}
+
+// SAFETY: as for `Stream`.
+unsafe impl Send for Event {}
+// SAFETY: as for `Stream`.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that counts as reached until it is recorded.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        device.bind()?;
+        // Only order: without a time an event is cheaper.
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        let mut handle = std::ptr::null_mut();
+        call!(cuEventCreate(&raw mut handle, flags))?;
+        Ok(Self {
+            device: Arc::clone(device),
+            handle,
+        })
+    }
+
+    /// Stands for everything that was queued in the stream so far.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        call!(cuEventRecord(self.handle, stream.handle))
+    }
+
+    /// Waits until it is reached.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        call!(cuEventSynchronize(self.handle))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = call!(cuEventDestroy_v2(self.handle));
+    }
+}
+
+/// Recorded work that is queued at once.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    device: Arc<Device>,
+    handle: sys::CUgraphExec,
+}
+
+// SAFETY: as for `Stream`.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = call!(cuGraphExecDestroy(self.handle));
+    }
+}

@@ -1,0 +1,33 @@
+//! How a GPU is to be used.
+
+use cleave_engine::ops::Precision;
+
+/// How one engine uses a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// How weights and KV are stored and multiplied.
+    pub precision: Precision,
+    /// Who makes large matrix products.
+    pub products: Products,
+}
+
+/// Who makes large matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    /// Cleave's kernels, which add in the same order whatever else is in the step: answers do not depend on the
+    /// path.
+    PathIndependent,
+    /// cublasLt, which chooses by the number of rows: faster, and the last bits of an answer may depend on what
+    /// else was in its steps.
+    Fast,
+}
+
+impl CudaOptions {
+    /// Answers that do not depend on the path.
+    pub fn new(precision: Precision) -> Self {
+        Self {
+            precision,
+            products: Products::PathIndependent,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The whole engine on a GPU: reference goldens, path independence, and tokens drawn on the device against those
+//! that the host draws from the same logits.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
+
+mod harness;
+
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
+use cleave_engine::checkpoint::Checkpoint;
+use cleave_engine::ops::Precision;
+use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights, conformance};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn folders() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("goldens.json").exists())
+        .collect();
+    folders.sort();
+    assert!(!folders.is_empty(), "testdata has goldens");
+    folders
+}
+
+fn build(
+    dir: &Path,
+    limits: EngineLimits,
+    precision: Precision,
+) -> Result<Box<dyn Engine>, String> {
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let device = harness::device().expect("asked for only where there is one");
+    let checkpoint = Checkpoint::open(dir).map_err(|error| told(&error))?;
+    let pack = CudaPack::new(&device, precision).map_err(|error| told(&error))?;
+    let weights =
+        Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| told(&error))?;
+    let ops = CudaOps::new(&device, &CudaOptions::new(precision)).map_err(|error| told(&error))?;
+    let engine = ModelEngine::new(ops, Arc::new(weights), limits).map_err(|error| told(&error))?;
+    Ok(Box::new(engine))
+}
+
+#[test]
+fn f32_agrees_with_the_reference() {
+    if harness::device().is_none() {
+        return;
+    }
+    for folder in folders() {
+        conformance::goldens(&folder, &|dir, limits| build(dir, limits, Precision::F32)).unwrap();
+    }
+}
+
+#[test]
+fn answers_do_not_depend_on_the_path() {
+    if harness::device().is_none() {
+        return;
+    }
+    for folder in folders() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            conformance::path_independence(&folder, &|dir, limits| build(dir, limits, precision))
+                .unwrap();
+        }
+    }
+}

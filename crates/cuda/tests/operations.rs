@@ -1,0 +1,503 @@
+//! Each operation against the processor's, on the same numbers: odd sizes, one row, partial blocks, windows,
+//! groups of every kind; in f32, and in bf16 from numbers that bf16 can hold.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
+
+mod harness;
+
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack, CudaRows};
+use cleave_domain::BlockIndex;
+use cleave_engine::checkpoint::StoredTensor;
+use cleave_engine::conformance;
+use cleave_engine::ops::{
+    Attention, AttentionIo, Batch, BatchSegment, HeadNorms, HeadShape, Holds, LayerOf, LoadPlan,
+    Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
+};
+use half::bf16;
+
+/// How a test reaches into a device's buffers.
+trait Reach: Ops {
+    fn set(&self, rows: &mut Self::Rows, values: &[f32]);
+    fn get(&self, rows: &Self::Rows) -> Vec<f32>;
+}
+
+impl Reach for CpuOps {
+    fn set(&self, rows: &mut CpuRows, values: &[f32]) {
+        rows.values_mut()[..values.len()].copy_from_slice(values);
+    }
+    fn get(&self, rows: &CpuRows) -> Vec<f32> {
+        rows.values().to_vec()
+    }
+}
+
+impl Reach for CudaOps {
+    fn set(&self, rows: &mut CudaRows, values: &[f32]) {
+        self.set_values(rows, values).unwrap();
+    }
+    fn get(&self, rows: &CudaRows) -> Vec<f32> {
+        self.values(rows).unwrap()
+    }
+}
+
+/// One of the two sides, and numbers of its precision.
+struct Side<O: Ops> {
+    ops: O,
+    pack: O::Pack,
+    precision: Precision,
+    pool: Precision,
+}
+
+/// Numbers in −1..1 that bf16 holds, the same for the same seed.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0).to_f32()
+        })
+        .collect()
+}
+
+fn cpu() -> Side<CpuOps> {
+    let options = CpuOptions {
+        threads: 1,
+        ..CpuOptions::new(Precision::F32)
+    };
+    Side {
+        ops: CpuOps::new(&options).unwrap(),
+        pack: CpuPack::new(&options),
+        precision: Precision::F32,
+        pool: Precision::F32,
+    }
+}
+
+fn cuda(precision: Precision) -> Option<Side<CudaOps>> {
+    let device = harness::device()?;
+    let pack = CudaPack::new(&device, precision).unwrap();
+    pack.expect(LoadPlan {
+        matrix_elements: 8 << 20,
+        vector_elements: 1 << 20,
+        tensors_count: 256,
+    })
+    .unwrap();
+    Some(Side {
+        ops: CudaOps::new(&device, &CudaOptions::new(precision)).unwrap(),
+        pack,
+        precision,
+        pool: precision,
+    })
+}
+
+/// What two numbers may differ by, as a share of the largest there is: rounding once to bf16 costs 2^-9.
+fn tolerance(precision: Precision) -> f32 {
+    match precision {
+        Precision::F32 => 2e-6,
+        Precision::Bf16 => 6e-3,
+    }
+}
+
+#[track_caller]
+fn same(what: &str, precision: Precision, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let scale = want.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (got - want).abs() / scale;
+        assert!(
+            error <= tolerance(precision),
+            "{what}, {}: element {at} is {got}, not {want}",
+            precision.name()
+        );
+    }
+}
+
+impl<O: Reach> Side<O> {
+    fn rows(&self, values: &[f32], width: usize, holds: Holds) -> O::Rows {
+        let count = values.len() / width;
+        let mut rows = self.ops.rows(count, width, holds).unwrap();
+        self.ops.set(&mut rows, values);
+        rows
+    }
+
+    fn tensor(name: &str, shape: (usize, usize), seed: u64) -> StoredTensor {
+        StoredTensor::from_f32(name, shape, &numbers(seed, shape.0 * shape.1))
+    }
+
+    fn embed(&mut self, (rows, width): (usize, usize)) -> Vec<f32> {
+        let table = self
+            .pack
+            .table(&Self::tensor("table", (50, width), 1))
+            .unwrap();
+        self.pack.finish().unwrap();
+        let batch = Batch {
+            tokens: (0..rows as u32).map(|row| row * 7 % 50).collect(),
+            ..Batch::default()
+        };
+        let mut out = self.ops.rows(rows, width, Holds::Residual).unwrap();
+        self.ops.begin(&batch, Wanted::Anything).unwrap();
+        self.ops.embed(&batch, &table, &mut out).unwrap();
+        self.ops.get(&out)
+    }
+
+    fn norms(&mut self, (rows, width): (usize, usize)) -> [Vec<f32>; 3] {
+        let weight = self.pack.vector(&numbers(2, width)).unwrap();
+        self.pack.finish().unwrap();
+        let norm = Norm {
+            weight: &weight,
+            epsilon: 1e-5,
+        };
+        let mut residual = self.rows(&numbers(3, rows * width), width, Holds::Residual);
+        let delta = self.rows(&numbers(4, rows * width), width, Holds::Activations);
+        let mut out = self.rows(&vec![0.0; rows * width], width, Holds::Activations);
+        self.ops.rms_norm(&norm, rows, &residual, &mut out).unwrap();
+        let plain = self.ops.get(&out);
+        let sum = Residual {
+            residual: &mut residual,
+            delta: &delta,
+        };
+        self.ops.add_rms_norm(&norm, rows, sum, &mut out).unwrap();
+        [plain, self.ops.get(&residual), self.ops.get(&out)]
+    }
+
+    fn matmul(&mut self, (rows, width, columns): (usize, usize, usize), bias: bool) -> Vec<f32> {
+        let parts = [columns / 3, columns - columns / 3];
+        let stack: Vec<StoredTensor> = parts
+            .iter()
+            .filter(|part| **part > 0)
+            .map(|part| Self::tensor("part", (*part, width), *part as u64))
+            .collect();
+        let bias = bias.then(|| numbers(9, columns));
+        let matrix = self.pack.matrix(&stack, bias.as_deref()).unwrap();
+        self.pack.finish().unwrap();
+        let x = self.rows(&numbers(5, rows * width), width, Holds::Activations);
+        let mut out = self.ops.rows(rows, columns, Holds::Activations).unwrap();
+        self.ops.matmul(&matrix, rows, &x, &mut out).unwrap();
+        let mut logits = vec![0.0; rows * columns];
+        self.ops.logits(&matrix, rows, &x, &mut logits).unwrap();
+        let mut both = self.ops.get(&out);
+        both.extend(logits);
+        both
+    }
+
+    fn gate_and_gather(&mut self, (rows, width): (usize, usize)) -> [Vec<f32>; 2] {
+        let gate_up: Vec<f32> = numbers(6, rows * 2 * width)
+            .iter()
+            .map(|x| x * 8.0)
+            .collect();
+        let gate_up = self.rows(&gate_up, 2 * width, Holds::Activations);
+        let mut out = self.rows(&vec![0.0; rows * width], width, Holds::Activations);
+        self.ops.silu_gate(rows, &gate_up, &mut out).unwrap();
+        let gated = self.ops.get(&out);
+        let indices: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
+        let mut picked = self.ops.rows(rows, width, Holds::Activations).unwrap();
+        self.ops.gather(&indices, &out, &mut picked).unwrap();
+        [
+            gated,
+            self.ops.get(&picked)[..indices.len() * width].to_vec(),
+        ]
+    }
+
+    /// Queries, keys and values of several sequences through norm, rotation, pool and attention: first
+    /// everything before each segment in chunks, then the segments; then a block read back.
+    fn attention(&mut self, case: &Case) -> [Vec<f32>; 2] {
+        let Case {
+            heads,
+            block_tokens,
+            segments,
+            window,
+        } = case;
+        let width = heads.qkv_width();
+        let tables = case.tables();
+        let shape = PoolShape {
+            blocks_count: tables.iter().map(Vec::len).sum::<usize>() + 1,
+            layers_count: 2,
+            heads: *heads,
+            block_tokens: *block_tokens,
+            precision: self.pool,
+        };
+        let mut pool = self.ops.pool(shape).unwrap();
+        let longest = segments
+            .iter()
+            .map(|(position, rows)| position + rows)
+            .max()
+            .unwrap();
+        let half = heads.head_dim / 2;
+        let angles: Vec<f32> = (0..longest * half)
+            .map(|at| (at % 97) as f32 * 0.07)
+            .collect();
+        let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+        let rotary = self
+            .pack
+            .rotary(RotaryTable {
+                cos: &cos,
+                sin: &sin,
+                half,
+            })
+            .unwrap();
+        let query = self.pack.vector(&numbers(12, heads.head_dim)).unwrap();
+        let key = self.pack.vector(&numbers(13, heads.head_dim)).unwrap();
+        self.pack.finish().unwrap();
+        let before: Vec<(usize, usize)> = segments
+            .iter()
+            .map(|(position, _)| (0, *position))
+            .collect();
+        let mut last = Vec::new();
+        for (turn, parts) in [before, segments.clone()].iter().enumerate() {
+            let batch = case.batch(parts, &tables);
+            let rows = batch.rows_count();
+            if rows == 0 {
+                continue;
+            }
+            let mut qkv = self.rows(
+                &numbers(20 + turn as u64, rows * width),
+                width,
+                Holds::Activations,
+            );
+            let mut out = self
+                .ops
+                .rows(rows, heads.query_width(), Holds::Activations)
+                .unwrap();
+            self.ops.begin(&batch, Wanted::Anything).unwrap();
+            let norms = HeadNorms {
+                query: &query,
+                key: &key,
+                epsilon: 1e-6,
+            };
+            self.ops.head_norm(&norms, *heads, rows, &mut qkv).unwrap();
+            for layer in [1, 0] {
+                let target = LayerOf {
+                    pool: &mut pool,
+                    layer,
+                };
+                // The second layer's queries are rotated twice, on both sides.
+                self.ops
+                    .rotate_store(&batch, &rotary, &mut qkv, target)
+                    .unwrap();
+                let attention = Attention {
+                    layer,
+                    scale: 1.0 / (heads.head_dim as f32).sqrt(),
+                    window: *window,
+                };
+                let io = AttentionIo {
+                    qkv: &qkv,
+                    pool: &pool,
+                    out: &mut out,
+                };
+                self.ops.attend(&batch, &attention, io).unwrap();
+                last.extend(self.ops.get(&out));
+            }
+        }
+        let mut bytes = vec![0; shape.block_bytes()];
+        let place = tables[0][0];
+        self.ops.read_block(&pool, place, 0, &mut bytes).unwrap();
+        let spare = BlockIndex(shape.blocks_count as u32 - 1);
+        self.ops.copy_block(&mut pool, place, spare).unwrap();
+        let mut copied = vec![0; shape.block_bytes()];
+        self.ops.read_block(&pool, spare, 0, &mut copied).unwrap();
+        assert_eq!(copied, bytes, "a copied block");
+        let (head, tail) = bytes.split_at(bytes.len() / 3);
+        let changed: Vec<u8> = tail.iter().map(|byte| byte ^ 0x55).collect();
+        self.ops
+            .write_block(&mut pool, spare, head.len(), &changed)
+            .unwrap();
+        let mut again = vec![0; tail.len()];
+        self.ops
+            .read_block(&pool, spare, head.len(), &mut again)
+            .unwrap();
+        assert_eq!(again, changed, "a written block");
+        [last, self.elements(&bytes)]
+    }
+
+    /// A block's bytes as numbers.
+    fn elements(&self, bytes: &[u8]) -> Vec<f32> {
+        match self.pool {
+            Precision::F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            Precision::Bf16 => bytes
+                .chunks_exact(2)
+                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+        }
+    }
+}
+
+/// Sequences that attend together: `(position, rows)` each.
+struct Case {
+    heads: HeadShape,
+    block_tokens: usize,
+    segments: Vec<(usize, usize)>,
+    window: Option<usize>,
+}
+
+impl Case {
+    /// Block tables of all sequences, their blocks in no order.
+    fn tables(&self) -> Vec<Vec<BlockIndex>> {
+        let needed =
+            |(position, rows): &(usize, usize)| (position + rows).div_ceil(self.block_tokens);
+        let count: usize = self.segments.iter().map(needed).sum();
+        let stride = (1..=count)
+            .rev()
+            .find(|step| gcd(*step, count) == 1 && *step <= count * 2 / 3 + 1);
+        let mut blocks = (0..count).map(|at| BlockIndex((at * stride.unwrap() % count) as u32));
+        let table = |segment| blocks.by_ref().take(needed(segment)).collect();
+        self.segments.iter().map(table).collect()
+    }
+
+    fn batch(&self, parts: &[(usize, usize)], tables: &[Vec<BlockIndex>]) -> Batch {
+        let mut batch = Batch::default();
+        for ((position, rows), table) in parts.iter().zip(tables) {
+            if *rows == 0 {
+                continue;
+            }
+            let (first, block) = (batch.tokens.len(), batch.blocks.len());
+            batch.tokens.extend((0..*rows).map(|_| 0));
+            batch
+                .positions
+                .extend((*position..position + rows).map(|p| p as u32));
+            batch
+                .blocks
+                .extend(&table[..(position + rows).div_ceil(self.block_tokens)]);
+            batch.segments.push(BatchSegment {
+                rows: first..first + rows,
+                position: *position,
+                blocks: block..batch.blocks.len(),
+            });
+        }
+        batch
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    match b {
+        0 => a,
+        _ => gcd(b, a % b),
+    }
+}
+
+const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
+
+#[test]
+fn rows_go_through_embedding_norms_gate_and_gather_as_on_the_processor() {
+    for precision in PRECISIONS {
+        let Some(mut gpu) = cuda(precision) else {
+            return;
+        };
+        let mut cpu = cpu();
+        for shape in [(1, 8), (3, 40), (17, 96), (2, 130), (5, 1), (4, 2056)] {
+            same(
+                "embed",
+                Precision::F32,
+                &gpu.embed(shape),
+                &cpu.embed(shape),
+            );
+            let (got, want) = (gpu.norms(shape), cpu.norms(shape));
+            same("norm", precision, &got[0], &want[0]);
+            same("residual", Precision::F32, &got[1], &want[1]);
+            same("norm of a sum", precision, &got[2], &want[2]);
+            let (got, want) = (gpu.gate_and_gather(shape), cpu.gate_and_gather(shape));
+            same("gate", precision, &got[0], &want[0]);
+            same("gather", precision, &got[1], &want[1]);
+        }
+    }
+}
+
+#[test]
+fn products_are_those_of_the_processor() {
+    for precision in PRECISIONS {
+        let Some(mut gpu) = cuda(precision) else {
+            return;
+        };
+        let mut cpu = cpu();
+        let mut shapes = vec![
+            (1, 8, 1),
+            (1, 64, 64),
+            (2, 40, 3),
+            (5, 130, 65),
+            (8, 1024, 70),
+            (9, 200, 129),
+        ];
+        shapes.extend([
+            (33, 256, 130),
+            (65, 72, 200),
+            (130, 136, 257),
+            (600, 16, 20),
+        ]);
+        for shape in shapes {
+            for bias in [false, true] {
+                let what = format!("{shape:?}, bias {bias}");
+                same(
+                    &what,
+                    precision,
+                    &gpu.matmul(shape, bias),
+                    &cpu.matmul(shape, bias),
+                );
+            }
+        }
+    }
+}
+
+fn heads(query_heads: usize, kv_heads: usize, head_dim: usize) -> HeadShape {
+    HeadShape {
+        query_heads,
+        kv_heads,
+        head_dim,
+    }
+}
+
+#[test]
+fn attention_is_that_of_the_processor() {
+    let case = |heads, block_tokens, segments: &[(usize, usize)], window| Case {
+        heads,
+        block_tokens,
+        segments: segments.to_vec(),
+        window,
+    };
+    let cases = [
+        case(heads(1, 1, 64), 16, &[(0, 1)], None),
+        case(
+            heads(4, 1, 64),
+            16,
+            &[(0, 5), (17, 1), (64, 1), (63, 3)],
+            None,
+        ),
+        case(heads(6, 2, 128), 16, &[(33, 1), (0, 40), (15, 2)], None),
+        case(heads(8, 8, 80), 8, &[(9, 1), (3, 20)], Some(7)),
+        case(heads(8, 1, 96), 32, &[(70, 1), (0, 3)], Some(33)),
+        case(heads(2, 1, 256), 16, &[(20, 1), (0, 18)], None),
+        case(heads(4, 2, 64), 64, &[(1100, 1), (530, 9)], None),
+        case(heads(4, 2, 64), 16, &[(1100, 1), (500, 30)], Some(600)),
+        // Shapes that tensor cores do not take.
+        case(heads(3, 3, 24), 16, &[(18, 2), (0, 1)], None),
+        case(heads(4, 2, 64), 12, &[(30, 3), (0, 13)], Some(9)),
+    ];
+    for precision in PRECISIONS {
+        for (number, case) in cases.iter().enumerate() {
+            let Some(mut gpu) = cuda(precision) else {
+                return;
+            };
+            let (got, want) = (gpu.attention(case), cpu().attention(case));
+            same(&format!("case {number}"), precision, &got[0], &want[0]);
+            same(
+                &format!("block of case {number}"),
+                precision,
+                &got[1],
+                &want[1],
+            );
+        }
+    }
+}
+
+#[test]
+fn tokens_drawn_are_those_of_the_host() {
+    let Some(mut gpu) = cuda(Precision::F32) else {
+        return;
+    };
+    let set = |ops: &CudaOps, rows: &mut CudaRows, values: &[f32]| {
+        ops.set_values(rows, values)
+            .map_err(|error| error.to_string())
+    };
+    conformance::draws(&mut gpu.ops, &gpu.pack, &set).unwrap();
+}

@@ -1,0 +1,58 @@
+// Rotary embedding fused with the write into paged KV.
+//
+// Queries are rotated where they are; keys are rotated into the pool, values copied there. Pairs are
+// (i, i + head_dim / 2). A warp has one head of one row. Bandwidth-bound, and in a decode step by latency.
+// A row whose slot is NO_SLOT is padding: nothing of it is stored, or it would overwrite somebody's KV.
+#include "stored.cuh"
+
+struct RotateArgs {
+    void* qkv;              // (rows, q | k | v), T
+    const float* cos;       // (positions, head_dim / 2)
+    const float* sin;       // the same
+    const u32* positions;   // (rows)
+    const u32* row_slots;   // (rows), block * block_tokens + token in the block, or NO_SLOT
+    void* pool;             // [block][layer][K|V][kv_head][token][dim], T
+    u64 block_elements;     // of one block
+    u64 key_offset;         // in a block, of this layer's K
+    u64 value_offset;       // in a block, of this layer's V
+    u32 query_heads;
+    u32 kv_heads;
+    u32 head_dim;
+    u32 block_tokens;
+};
+
+constexpr u32 WARPS = 4;
+constexpr u32 NO_SLOT = 0xffffffffu;
+
+template <class T> DEVICE void rotate(const RotateArgs& args) {
+    u32 row = blockIdx.x;
+    u32 head = blockIdx.y * WARPS + threadIdx.x / 32;
+    u32 slot = args.row_slots[row];
+    u32 heads = args.query_heads + 2 * args.kv_heads;
+    if (slot == NO_SLOT || head >= heads) return;
+    u32 half = args.head_dim / 2;
+    T* from = static_cast<T*>(args.qkv) + (u64(row) * heads + head) * args.head_dim;
+    T* to = from;
+    bool is_value = head >= args.query_heads + args.kv_heads;
+    if (head >= args.query_heads) {
+        u32 kv_head = (head - args.query_heads) % args.kv_heads;
+        u64 block = slot / args.block_tokens, token = slot % args.block_tokens;
+        to = static_cast<T*>(args.pool) + block * args.block_elements + (is_value ? args.value_offset : args.key_offset) +
+             (u64(kv_head) * args.block_tokens + token) * args.head_dim;
+    }
+    if (is_value) {
+        for (u32 i = lane_index(); i < args.head_dim; i += 32) to[i] = from[i];
+        return;
+    }
+    u64 angle = u64(args.positions[row]) * half;
+    for (u32 i = lane_index(); i < half; i += 32) {
+        float cos = args.cos[angle + i], sin = args.sin[angle + i];
+        float low = to_f32(from[i]), high = to_f32(from[i + half]);
+        store(to + i, low * cos - high * sin);
+        store(to + i + half, high * cos + low * sin);
+    }
+}
+
+// Grid: (rows, (query_heads + 2 * kv_heads) / 4 rounded up).
+extern "C" KERNEL(WARPS * 32, 1) rotate_f32(GRID_CONSTANT const RotateArgs args) { rotate<float>(args); }
+extern "C" KERNEL(WARPS * 32, 1) rotate_bf16(GRID_CONSTANT const RotateArgs args) { rotate<bf16>(args); }

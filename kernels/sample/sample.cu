@@ -1,0 +1,393 @@
+// From logits to a token, one row at a time: bias, bans and penalties, temperature, top-k, top-p, min-p, and
+// the draw with a number that the host made of seed and position.
+//
+// The rules are those of crates/engine/src/sampling, to the bit: the exponential is the same sequence of
+// rounded operations, and weights are added as whole numbers of 2^-44, so that sums do not depend on how many
+// threads make them. Equal logits give equal tokens on every device.
+//
+// `sample_prepare` checks and edits the logits and finds the most likely token, many blocks a row.
+// `sample_draw` does the rest, one block a row; nothing is sorted. A cut by likelihood is a bar: a logit, and
+// among tokens of that logit the largest id that stays. It is found by radix selection over the logits'
+// bits, by count for top-k and by weight for top-p, among the few tokens that can be near it.
+#include "prims.cuh"
+
+// How a row is drawn.
+struct DrawRule {
+    u64 bits;          // below 2^53
+    u64 top_p;         // parts of 2^53; that keeps all
+    float heat;        // 1 / temperature; 0 takes the most likely token
+    float min_p;       // 0 keeps all
+    u32 top_k;         // 0 keeps all
+    u32 edits_first;   // in edits; sorted by token, several of one token in the order they apply
+    u32 edits_count;
+    u32 reserved;
+};
+
+enum EditKind : u32 { EDIT_ADD = 0, EDIT_BAN = 1, EDIT_PENALIZE = 2 };
+
+struct Edit {
+    u32 token;
+    u32 kind;
+    float value;       // what is added; or the repetition penalty
+    float frequency;   // taken off
+    float presence;    // taken off after it
+};
+
+struct SampleArgs {
+    float* logits;           // (rows, vocab), changed
+    const DrawRule* rules;   // (rows)
+    const Edit* edits;
+    u64* best;               // (rows), zero before and after: see key_of_token
+    u32* tokens;             // (rows), what was drawn, or NO_TOKEN where logits were not finite
+    u32 vocab;
+    u32 reserved;
+};
+
+constexpr u32 NO_TOKEN = 0xffffffffu;
+constexpr u64 NOT_FINITE = ~u64(0);
+
+constexpr u32 PREPARE_THREADS = 256;
+constexpr u32 THREADS = 512;
+constexpr u32 WARPS = THREADS / 32;
+constexpr u32 DIGIT_BITS = 11;
+constexpr u32 BINS = 1 << DIGIT_BITS;
+constexpr u32 BINS_EACH = BINS / THREADS;
+constexpr u32 SEGMENTS_MAX = 1024;
+
+// Larger logits have larger keys; both zeros have one.
+DEVICE u32 key_of(float logit) {
+    u32 bits = f32_to_bits(add_rn(logit, 0.0f));
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+DEVICE float logit_of(u32 key) { return bits_to_f32(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+// Larger for a larger logit, then for a smaller id; never 0 for a finite logit.
+DEVICE u64 key_of_token(float logit, u32 token) { return u64(key_of(logit)) << 32 | u64(~token); }
+DEVICE bool is_finite(float x) { return (f32_to_bits(x) & 0x7f800000u) != 0x7f800000u; }
+
+DEVICE u64 larger(u64 a, u64 b) { return a > b ? a : b; }
+
+// exp(x) for x <= 0; 0 below -87. Every operation is rounded as written.
+DEVICE float exp_exact(float x) {
+    constexpr float ROUND = 12582912.0f;
+    constexpr float TERMS[5] = {1.3981999e-3f, 8.333452e-3f, 4.1665796e-2f, 1.6666665e-1f, 0.5f};
+    float clamped = x > -87.0f ? x : -87.0f;
+    float rounded = add_rn(mul_rn(clamped, 1.4426950408889634f), ROUND);
+    float whole = add_rn(rounded, -ROUND);
+    float r = add_rn(clamped, -mul_rn(whole, 0.6933594f));
+    r = add_rn(r, -mul_rn(whole, -2.1219444e-4f));
+    float p = 1.9875691e-4f;
+#pragma unroll
+    for (u32 i = 0; i < 5; i++) p = add_rn(mul_rn(p, r), TERMS[i]);
+    float value = add_rn(add_rn(mul_rn(mul_rn(p, r), r), r), 1.0f);
+    u32 exponent = f32_to_bits(rounded) - f32_to_bits(ROUND);
+    float scale = bits_to_f32((exponent + 127) << 23);
+    return x > -87.0f ? mul_rn(value, scale) : 0.0f;
+}
+
+// A weight as a whole number of 2^-44. The product with a power of two is exact.
+DEVICE u64 units(float weight) { return u64(weight * 17592186044416.0f); }
+// whole * share / 2^53, rounded down.
+DEVICE u64 part(u64 whole, u64 share) { return mul_high(whole, share << 11); }
+
+DEVICE void apply(float& logit, const Edit& edit) {
+    switch (edit.kind) {
+        case EDIT_ADD: logit = add_rn(logit, edit.value); break;
+        case EDIT_BAN: logit = NEGATIVE_INFINITY; break;
+        default:
+            logit = logit > 0.0f ? logit / edit.value : mul_rn(logit, edit.value);
+            logit = add_rn(add_rn(logit, -edit.frequency), -edit.presence);
+    }
+}
+
+// The best key of a span of a row, over this thread's tokens.
+DEVICE u64 best_of(const float* logits, u32 first, u32 end) {
+    u64 best = 0;
+    for (u32 token = first + threadIdx.x; token < end; token += PREPARE_THREADS)
+        best = larger(best, is_finite(logits[token]) ? key_of_token(logits[token], token) : NOT_FINITE);
+    return best;
+}
+
+// Grid: (rows, any number of blocks that share a row).
+extern "C" KERNEL(PREPARE_THREADS, 1) sample_prepare(GRID_CONSTANT const SampleArgs args) {
+    u32 row = blockIdx.x;
+    u32 each = (args.vocab + gridDim.y - 1) / gridDim.y;
+    u32 first = blockIdx.y * each;
+    u32 end = first + each < args.vocab ? first + each : args.vocab;
+    float* logits = args.logits + u64(row) * args.vocab;
+    DrawRule rule = args.rules[row];
+    u64 best = best_of(logits, first, end);
+    if (rule.edits_count > 0) {
+        __shared__ u32 is_broken;
+        if (threadIdx.x == 0) is_broken = 0;
+        sync_block();
+        if (best == NOT_FINITE) is_broken = 1;
+        sync_block();
+        const Edit* edits = args.edits + rule.edits_first;
+        for (u32 i = threadIdx.x; i < rule.edits_count; i += PREPARE_THREADS) {
+            u32 token = edits[i].token;
+            bool is_mine = token >= first && token < end && (i == 0 || edits[i - 1].token != token);
+            for (u32 j = i; is_mine && j < rule.edits_count && edits[j].token == token; j++) apply(logits[token], edits[j]);
+        }
+        sync_block();
+        // Bans are infinite by intention.
+        best = 0;
+        for (u32 token = first + threadIdx.x; token < end; token += PREPARE_THREADS)
+            best = larger(best, key_of_token(logits[token], token));
+        if (is_broken) best = NOT_FINITE;
+    }
+    for (u32 mask = 16; mask > 0; mask /= 2) best = larger(best, shuffle_xor(best, mask));
+    if (lane_index() == 0 && best != 0) atomic_max(&args.best[row], best);
+}
+
+// What one block knows of its row.
+struct Row {
+    const float* logits;
+    u32 vocab;
+    float most;
+    float heat;
+    float min_p;
+    // The least likely token that stays: its logit's key, and its id.
+    u32 bar_key;
+    u32 bar_id;
+};
+
+struct Shared {
+    u64 bins[BINS];
+    u64 segments[SEGMENTS_MAX];
+    u64 warps[WARPS];
+    u32 keys[THREADS];
+    // An answer of one thread for all.
+    u64 found[3];
+};
+
+DEVICE bool is_kept(const Row& row, u32 key, u32 token) {
+    return key > row.bar_key || (key == row.bar_key && token <= row.bar_id);
+}
+DEVICE float weight_of(const Row& row, float logit) { return exp_exact(mul_rn(add_rn(logit, -row.most), row.heat)); }
+
+DEVICE u64 warp_sum(u64 x) {
+    for (u32 mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+
+DEVICE u64 block_sum(u64 x, Shared& shared) {
+    x = warp_sum(x);
+    sync_block();
+    if (lane_index() == 0) shared.warps[threadIdx.x / 32] = x;
+    sync_block();
+    u64 total = 0;
+    for (u32 warp = 0; warp < WARPS; warp++) total += shared.warps[warp];
+    return total;
+}
+
+// The sum over the threads before this one.
+DEVICE u64 sum_before(u64 x, Shared& shared) {
+    u64 upto = x;
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        u64 other = shuffle_up(upto, distance);
+        if (lane_index() >= distance) upto += other;
+    }
+    sync_block();
+    if (lane_index() == 31) shared.warps[threadIdx.x / 32] = upto;
+    sync_block();
+    u64 before = upto - x;
+    for (u32 warp = 0; warp < threadIdx.x / 32; warp++) before += shared.warps[warp];
+    return before;
+}
+
+// The bin in which the running sum from the highest bin down reaches `wanted`, which lies within the sum
+// of all: in found its number, what is still wanted of it, and what it has.
+DEVICE void find_bin(u64 wanted, Shared& shared) {
+    u32 top = BINS - 1 - threadIdx.x * BINS_EACH;
+    u64 mine = 0;
+    for (u32 i = 0; i < BINS_EACH; i++) mine += shared.bins[top - i];
+    u64 before = sum_before(mine, shared);
+    if (before < wanted && wanted <= before + mine) {
+        u32 bin = top;
+        while (before + shared.bins[bin] < wanted) before += shared.bins[bin--];
+        shared.found[0] = bin;
+        shared.found[1] = wanted - before;
+        shared.found[2] = shared.bins[bin];
+    }
+    sync_block();
+}
+
+// By what a cut is measured.
+struct ByCount {
+    u32 least_key;
+    DEVICE u64 measure(const Row&, float, u32 key) const { return key >= least_key ? 1 : 0; }
+};
+struct ByWeight {
+    u64 least;
+    DEVICE u64 measure(const Row& row, float logit, u32) const {
+        u64 unit = units(weight_of(row, logit));
+        return unit >= least ? unit : 0;
+    }
+};
+
+// Moves the bar to where the measures of kept tokens, most likely first, reach `wanted`.
+template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& shared) {
+    u32 prefix = 0;
+    for (u32 shift = 32; shift > 0;) {
+        u32 digits = shift >= DIGIT_BITS ? DIGIT_BITS : shift;
+        u32 known = shift;
+        shift -= digits;
+        sync_block();
+        for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) shared.bins[bin] = 0;
+        sync_block();
+        for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
+            float logit = row.logits[token];
+            u32 key = key_of(logit);
+            bool is_here = known == 32 || key >> known == prefix;
+            if (!is_here || !is_kept(row, key, token)) continue;
+            u64 measure = by.measure(row, logit, key);
+            if (measure > 0) atomic_add(&shared.bins[(key >> shift) & ((1u << digits) - 1)], measure);
+        }
+        sync_block();
+        find_bin(wanted, shared);
+        prefix = prefix << digits | u32(shared.found[0]);
+        wanted = shared.found[1];
+    }
+    u64 equals = shared.found[2];
+    // All tokens of one logit measure the same.
+    u64 each = by.measure(row, logit_of(prefix), prefix);
+    u64 staying = (wanted + each - 1) / each;
+    u32 bar_id = prefix == row.bar_key ? row.bar_id : ~0u;
+    if (staying * each < equals) {
+        // The smallest ids stay: each thread counts in a span of its own.
+        u32 span = (row.vocab + THREADS - 1) / THREADS;
+        u32 first = threadIdx.x * span;
+        u32 end = first + span < row.vocab ? first + span : row.vocab;
+        u64 count = 0;
+        for (u32 token = first; token < end; token++) count += key_of(row.logits[token]) == prefix;
+        u64 before = sum_before(count, shared);
+        if (before < staying && staying <= before + count) {
+            u32 token = first;
+            for (u64 left = staying - before; left > 0; token++) left -= key_of(row.logits[token]) == prefix;
+            shared.found[0] = token - 1;
+        }
+        sync_block();
+        bar_id = u32(shared.found[0]);
+    }
+    row.bar_key = prefix;
+    row.bar_id = bar_id;
+}
+
+// A logit's key that at least `count` tokens reach, so that tokens below it need not be looked at: of the
+// threads' largest the one of that rank. 0, which all reach, where there are not so many threads.
+DEVICE u32 key_reached_by(const Row& row, u32 count, Shared& shared) {
+    if (count > THREADS || count > row.vocab) return 0;
+    u32 mine = 0;
+    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
+        u32 key = key_of(row.logits[token]);
+        mine = key > mine ? key : mine;
+    }
+    shared.keys[threadIdx.x] = mine;
+    sync_block();
+    u32 rank = 0;
+    for (u32 other = 0; other < THREADS; other++) {
+        u32 key = shared.keys[other];
+        rank += key > mine || (key == mine && other < threadIdx.x);
+    }
+    if (rank == count - 1) shared.found[0] = mine;
+    sync_block();
+    return u32(shared.found[0]);
+}
+
+DEVICE u64 kept_units(const Row& row, u32 token) {
+    float logit = row.logits[token];
+    if (!is_kept(row, key_of(logit), token)) return 0;
+    float weight = weight_of(row, logit);
+    return weight >= row.min_p ? units(weight) : 0;
+}
+
+// The first token at which the running sum of kept weights passes `bits` / 2^53 of all of them.
+DEVICE u32 draw(const Row& row, u64 bits, Shared& shared) {
+    u32 spans = (row.vocab + SEGMENTS_MAX * 32 - 1) / (SEGMENTS_MAX * 32);
+    u32 segment_tokens = spans * 32;
+    u32 segments = (row.vocab + segment_tokens - 1) / segment_tokens;
+    u64 mine = 0;
+    for (u32 segment = threadIdx.x / 32; segment < segments; segment += WARPS) {
+        u64 sum = 0;
+        for (u32 i = lane_index(); i < segment_tokens; i += 32) {
+            u32 token = segment * segment_tokens + i;
+            if (token < row.vocab) sum += kept_units(row, token);
+        }
+        sum = warp_sum(sum);
+        if (lane_index() == 0) {
+            shared.segments[segment] = sum;
+            mine += sum;
+        }
+    }
+    u64 goal = part(block_sum(mine, shared), bits);
+    // Each thread has two neighbouring segments; in one thread's the sum passes the goal.
+    static_assert(SEGMENTS_MAX == 2 * THREADS, "segments of a thread");
+    u64 pair[2];
+    for (u32 i = 0; i < 2; i++) {
+        u32 segment = threadIdx.x * 2 + i;
+        pair[i] = segment < segments ? shared.segments[segment] : 0;
+    }
+    u64 before = sum_before(pair[0] + pair[1], shared);
+    if (before <= goal && goal < before + pair[0] + pair[1]) {
+        bool is_second = goal >= before + pair[0];
+        shared.found[0] = threadIdx.x * 2 + is_second;
+        shared.found[1] = goal - before - (is_second ? pair[0] : 0);
+    }
+    sync_block();
+    // The first warp walks that segment; the others are done.
+    if (threadIdx.x >= 32) return 0;
+    u32 first = u32(shared.found[0]) * segment_tokens;
+    u64 left = shared.found[1];
+    u32 drawn = 0;
+    for (u32 i = 0; i < segment_tokens; i += 32) {
+        u32 token = first + i + lane_index();
+        u64 weight = token < row.vocab ? kept_units(row, token) : 0;
+        u64 upto = weight;
+        for (u32 distance = 1; distance < 32; distance *= 2) {
+            u64 other = shuffle_up(upto, distance);
+            if (lane_index() >= distance) upto += other;
+        }
+        u32 passing = ballot(upto > left);
+        if (passing != 0) {
+            drawn = first + i + (31 - leading_zeros(passing & (0u - passing)));
+            break;
+        }
+        left -= shuffle(upto, 31);
+    }
+    return drawn;
+}
+
+// Grid: (rows).
+extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
+    __shared__ Shared shared;
+    DrawRule rule = args.rules[blockIdx.x];
+    u64 best = args.best[blockIdx.x];
+    sync_block();
+    if (threadIdx.x == 0) args.best[blockIdx.x] = 0;
+    float most = logit_of(u32(best >> 32));
+    bool is_decided = best == NOT_FINITE || rule.heat == 0.0f || most == NEGATIVE_INFINITY;
+    if (is_decided) {
+        u32 token = most == NEGATIVE_INFINITY ? 0 : ~u32(best);
+        if (threadIdx.x == 0) args.tokens[blockIdx.x] = best == NOT_FINITE ? NO_TOKEN : token;
+        return;
+    }
+    Row row{args.logits + u64(blockIdx.x) * args.vocab, args.vocab, most, rule.heat, rule.min_p, 0, ~0u};
+    if (rule.top_k > 0 && rule.top_k < args.vocab) {
+        ByCount by{key_reached_by(row, rule.top_k, shared)};
+        cut(row, by, rule.top_k, shared);
+    }
+    if (rule.top_p < u64(1) << 53) {
+        u64 mine = 0;
+        for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
+            float logit = row.logits[token];
+            if (is_kept(row, key_of(logit), token)) mine += units(weight_of(row, logit));
+        }
+        u64 total = block_sum(mine, shared);
+        u64 wanted = larger(part(total, rule.top_p), 1);
+        // Tokens lighter than this together weigh less than what the set leaves out.
+        ByWeight by{(total - wanted) / args.vocab};
+        cut(row, by, wanted, shared);
+    }
+    u32 token = draw(row, rule.bits, shared);
+    if (threadIdx.x == 0) args.tokens[blockIdx.x] = token;
+}
