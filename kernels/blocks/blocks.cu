@@ -88,6 +88,7 @@ extern "C" KERNEL(SUM_THREADS, 1) blocks_checksum(GRID_CONSTANT const BlocksArgs
     u64 blocks = (piece.bytes - 1) / BLOCK_BYTES;
     constexpr u64 BEGIN[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
     u64 sum = 0;
+#pragma unroll
     for (u32 i = 0; i < LANES; i++) sum = lane == i ? BEGIN[i] : sum;
     constexpr u32 GROUPS = SUM_THREADS / LANES;
     for (u64 first = 0; first < blocks; first += GROUPS) {

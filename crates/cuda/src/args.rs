@@ -123,17 +123,19 @@ args! {
     /// `kernels/matmul`: the tensor-core kernels.
     MatmulArgs {
         weights: Address,
+        column_scales: Address,
+        group_scales: Address,
         x: Address,
         bias: Address,
         out: Address,
         rows_count: Address,
         sums: Address,
         arrivals: Address,
-        rows: u32,
         columns: u32,
         width: u32,
         span_width: u32,
         spans: u32,
+        group_shift: u32,
         is_out_f32: u32,
     }
     /// `kernels/matmul`: the plain kernels.

@@ -29,8 +29,8 @@ const ALIGNED_ELEMENTS: usize = 8;
 const BLOCKS_EACH: usize = 2;
 /// Rows from which cublasLt is asked, where it may be: below, bandwidth decides, and it has no more of it.
 const LIBRARY_ROWS: usize = 65;
-/// Threads of a block of the plain kernels, one for each column.
-const PLAIN_COLUMNS: usize = 128;
+/// Columns and rows of a tile of the plain kernels.
+const PLAIN_TILE: usize = 64;
 
 /// A product to be made.
 #[derive(Debug)]
@@ -77,12 +77,12 @@ pub(crate) struct Multiplying {
 
 /// Kernels with the rows they are for, the tile, and whether they merge spans.
 const TILED: [(&str, usize, (usize, usize), bool); 6] = [
-    ("matmul_few8", 8, (FEW_COLUMNS, 8), true),
-    ("matmul_few16", 16, (FEW_COLUMNS, 16), true),
-    ("matmul_few32", 32, (FEW_COLUMNS, 32), true),
-    ("matmul_few64", 64, (FEW_COLUMNS, 64), true),
-    ("matmul_many64", 512, (128, 64), false),
-    ("matmul_many128", usize::MAX, (128, 128), false),
+    ("matmul_few8_bf16", 8, (FEW_COLUMNS, 8), true),
+    ("matmul_few16_bf16", 16, (FEW_COLUMNS, 16), true),
+    ("matmul_few32_bf16", 32, (FEW_COLUMNS, 32), true),
+    ("matmul_few64_bf16", 64, (FEW_COLUMNS, 64), true),
+    ("matmul_many64_bf16", 512, (128, 64), false),
+    ("matmul_many128_bf16", usize::MAX, (128, 128), false),
 ];
 
 impl Multiplying {
@@ -173,11 +173,8 @@ impl Multiplying {
                 is_out_f32: u32::from(target.stored == Precision::F32),
                 padding: 0,
             };
-            let grid = [
-                matrix.columns.div_ceil(PLAIN_COLUMNS) as u32,
-                rows as u32,
-                1,
-            ];
+            let tiles = matrix.columns.div_ceil(PLAIN_TILE) * rows.div_ceil(PLAIN_TILE);
+            let grid = [tiles.min(self.blocks_count * 4) as u32, 1, 1];
             // SAFETY: rows were checked here, the target by the caller.
             return unsafe { self.plain.launch(stream, grid, args) };
         };
@@ -200,17 +197,19 @@ impl Multiplying {
         }
         let args = MatmulArgs {
             weights: matrix.weight.address(),
+            column_scales: 0,
+            group_scales: 0,
             x: x.address(),
             bias: matrix.bias.as_ref().map_or(0, |bias| bias.address()),
             out: target.address,
             rows_count,
             sums,
             arrivals,
-            rows: rows as u32,
             columns: matrix.columns as u32,
             width: matrix.width as u32,
             span_width: span_width as u32,
             spans: spans as u32,
+            group_shift: 0,
             is_out_f32: u32::from(target.stored == Precision::F32),
         };
         let blocks = items.min(self.blocks_count);
