@@ -127,7 +127,8 @@ const FLAGS: [&str; 14] = [
     "-Werror=return-type",
 ];
 
-const OWN_FLAGS: [&str; 2] = ["-O3", "-g1"];
+/// The switch between stacks pushes where compilers may keep things otherwise.
+const OWN_FLAGS: [&str; 3] = ["-O3", "-g1", "-mno-red-zone"];
 
 impl Variant {
     fn name(self) -> &'static str {
@@ -235,10 +236,10 @@ impl Compiler {
         library: Beside,
     ) -> Result<PathBuf, CompileError> {
         let _alone = self.lock()?;
-        let headers = contents(&sources.cpp, "h")?;
         let (source, soname) = library.names();
         let source = sources.cpp.join("beside").join(source);
-        let units = [self.unit(source, flags(&OWN_FLAGS), &headers)?];
+        let included = included(&source, &read(&source)?, &[])?;
+        let units = [self.unit(source, flags(&OWN_FLAGS), &included)?];
         self.compile(&units)?;
         self.link(&units, Variant::Plain, soname)
     }
@@ -253,19 +254,25 @@ impl Compiler {
     }
 
     fn own_units(&self, sources: &Sources, variant: Variant) -> Result<Vec<Unit>, CompileError> {
-        let mut headers = contents(&sources.cpp, "h")?;
-        headers.extend(contents(&sources.cpp.join("driver"), "h")?);
         let mut units = Vec::new();
-        // Where it makes no difference the variants share an object.
-        let flags_of = |text: &str| match variant.define() {
-            Some(name) if text.contains(name) => {
-                flags(&[&OWN_FLAGS[..], &[&format!("-D{name}")]].concat())
-            }
-            _ => flags(&OWN_FLAGS),
-        };
         for folder in [sources.cpp.clone(), sources.cpp.join("driver")] {
-            for (source, text) in contents(&folder, "cpp")? {
-                units.push(self.unit(source, flags_of(&text), &headers)?);
+            for source in files_of(&folder)? {
+                let text = read(&source)?;
+                let included = included(&source, &text, &[])?;
+                // Where it makes no difference the variants share an object.
+                let asks = |name: &str| {
+                    included
+                        .values()
+                        .chain([&text])
+                        .any(|text| text.contains(name))
+                };
+                let flags = match variant.define() {
+                    Some(name) if asks(name) => {
+                        flags(&[&OWN_FLAGS[..], &[&format!("-D{name}")]].concat())
+                    }
+                    _ => flags(&OWN_FLAGS),
+                };
+                units.push(self.unit(source, flags, &included)?);
             }
         }
         Ok(units)
@@ -275,9 +282,6 @@ impl Compiler {
     fn kernel_units(&self, sources: &Sources, variant: Variant) -> Result<Vec<Unit>, CompileError> {
         let table = sources.kernels.join("table.txt");
         let kernels = table::parse(&read(&table)?).map_err(CompileError::Table)?;
-        let mut headers = contents(&sources.cpp, "h")?;
-        headers.extend(headers_below(&sources.kernels)?);
-        headers.extend(headers_below(&sources.include)?);
         let mut by_file: BTreeMap<&str, Vec<&Kernel>> = BTreeMap::new();
         for kernel in &kernels {
             by_file.entry(&kernel.file).or_default().push(kernel);
@@ -289,12 +293,11 @@ impl Compiler {
         let mut units = Vec::new();
         for (file, listed) in by_file {
             let source = sources.kernels.join(file);
-            let mut of_this = headers.clone();
-            of_this.insert(source.clone(), read(&source)?);
             let text = listing(&source, &listed);
             let written = self.out.join(format!("{}.cpp", name_of(file, &text)));
             write(&written, text.as_bytes())?;
-            units.push(self.unit(written, flags.clone(), &of_this)?);
+            let included = included(&written, &text, &[&sources.include, &sources.cpp])?;
+            units.push(self.unit(written, flags.clone(), &included)?);
         }
         Ok(units)
     }
@@ -464,28 +467,53 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), CompileError> {
     fs::write(path, bytes).map_err(|error| CompileError::File(path.to_path_buf(), error))
 }
 
-/// The files of one folder with that extension, and what is in them.
-fn contents(folder: &Path, extension: &str) -> Result<BTreeMap<PathBuf, String>, CompileError> {
+/// The C++ sources in one folder.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CompileError> {
     let wrong = |error| CompileError::File(folder.to_path_buf(), error);
-    let mut found = BTreeMap::new();
+    let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(wrong)? {
         let path = entry.map_err(wrong)?.path();
-        if path.extension().is_some_and(|is| is == extension) {
-            let text = read(&path)?;
-            found.insert(path, text);
+        if path.extension().is_some_and(|is| is == "cpp") {
+            found.push(path);
         }
     }
+    found.sort();
     Ok(found)
 }
 
-/// What kernels may include, in a folder and the folders in it.
-fn headers_below(folder: &Path) -> Result<BTreeMap<PathBuf, String>, CompileError> {
-    let wrong = |error| CompileError::File(folder.to_path_buf(), error);
-    let mut found = contents(folder, "cuh")?;
-    for entry in fs::read_dir(folder).map_err(wrong)? {
-        let path = entry.map_err(wrong)?.path();
-        if path.is_dir() {
-            found.extend(headers_below(&path)?);
+/// Everything that a source includes by a name in quotes, and what that includes in turn.
+fn included(
+    source: &Path,
+    text: &str,
+    folders: &[&Path],
+) -> Result<BTreeMap<PathBuf, String>, CompileError> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![(source.to_path_buf(), text.to_owned())];
+    while let Some((from, text)) = left.pop() {
+        for line in text.lines() {
+            let Some(name) = line
+                .trim()
+                .strip_prefix("#include \"")
+                .and_then(|rest| rest.strip_suffix('"'))
+            else {
+                continue;
+            };
+            let beside = from.parent().into_iter().chain(folders.iter().copied());
+            // One that is nowhere is the compiler's to complain about.
+            let Some(path) = beside
+                .map(|folder| folder.join(name))
+                .find(|path| path.exists())
+            else {
+                continue;
+            };
+            let path = path
+                .canonicalize()
+                .map_err(|error| CompileError::File(path.clone(), error))?;
+            if !found.contains_key(&path) {
+                let text = read(&path)?;
+                left.push((path.clone(), text.clone()));
+                found.insert(path, text);
+            }
         }
     }
     Ok(found)

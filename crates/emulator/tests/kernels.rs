@@ -64,7 +64,7 @@ fn lanes_exchange_what_they_should() {
         assert_eq!(
             got[3],
             (0..32)
-                .filter(|lane| lane % 3 == 0)
+                .filter(|lane| lane % 6 == 3)
                 .map(|lane| 1 << lane)
                 .sum::<u32>()
         );
