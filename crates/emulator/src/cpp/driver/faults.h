@@ -1,0 +1,29 @@
+// Faults on demand.
+//
+// Owns: the list of faults to come. The grammar, in CLEAVE_STANDIN_FAULTS or `cleave_standin_faults`:
+//
+//   faults = fault *("," fault)      kind[:name]@n
+//   kind   = alloc        the n-th allocation of device memory from now fails: OUT_OF_MEMORY
+//          | host_alloc   the same for pinned memory
+//          | launch       the n-th kernel to run (of that name, if one is given) fails: LAUNCH_FAILED, which
+//                         stays with the context as on a real device, and is told by whoever waits
+//          | copy         the n-th copy to run fails: ILLEGAL_ADDRESS, which stays too
+//          | event_late   the next n queries of events that are complete say NOT_READY
+//          | module       the n-th module to be loaded fails: NO_BINARY_FOR_GPU
+//          | ipc_open     the n-th handle of another process to be opened fails: MAP_FAILED
+//
+// Never: fails anything that was not asked for.
+// Invariant: each fault strikes once (event_late: n times).
+#pragma once
+#include <stdint.h>
+
+#pragma GCC visibility push(hidden)
+namespace standin {
+
+enum class Fault { Alloc, HostAlloc, Launch, Copy, EventLate, Module, IpcOpen };
+
+// Whether this one is to fail. Under the lock; `name` is a kernel's, or null.
+bool strikes(Fault fault, const char* name = nullptr);
+
+}  // namespace standin
+#pragma GCC visibility pop

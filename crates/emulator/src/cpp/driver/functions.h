@@ -1,0 +1,33 @@
+// Kernels as the driver sees them: functions of a module, and their launches.
+//
+// Owns: what a launch must satisfy before it is accepted, and its argument's bytes.
+// Never: reads an argument after the call that brought it.
+// Invariant: a launch that is accepted has as many threads and as much shared memory as its function allows.
+#pragma once
+#include "state.h"
+
+#pragma GCC visibility push(hidden)
+namespace standin {
+
+struct LaunchShape {
+    emulator::Index grid, block;
+    uint32_t shared_bytes;
+};
+
+struct KernelWork : Work {
+    // Which may be gone with its module by the time this runs: the kernel stays.
+    Function* function;
+    const emulator::Kernel* kernel;
+    LaunchShape shape;
+    std::vector<uint8_t> args;
+
+    CUgraphNodeType type() const override { return NODE_TYPE_KERNEL; }
+    CUresult begin(Context& context) const override;
+    CUresult run(uint64_t seed) const override;
+};
+
+// Checks the shape, and copies the argument out of `params`.
+CUresult make_launch(CUfunction function, const LaunchShape& shape, void** params, std::shared_ptr<KernelWork>* made);
+
+}  // namespace standin
+#pragma GCC visibility pop

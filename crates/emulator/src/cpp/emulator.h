@@ -1,0 +1,189 @@
+// The twin of kernels/include/prims.cuh for a host compiler: the same names with the same meaning.
+//
+// Owns: the emulated primitives. What needs other threads of the block is in the scheduler, which is never
+// compiled with -fsanitize=thread; every access to the kernel's memory is here, so that sanitizers see it.
+// Never: fuses a multiplication with an addition (compiled with -ffp-contract=off).
+// Invariant: what the device leaves undefined is an error or a NaN here, not a plausible number: memory that
+// was not written, a copy not waited for, lanes that meet from different lines.
+#pragma once
+#include <math.h>
+
+#include "machine.h"
+#include "numbers.h"
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define KERNEL(threads, blocks) void
+#define GRID_CONSTANT
+#define DEVICE inline __attribute__((always_inline))
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulator::dynamic_shared.first)
+#define NEGATIVE_INFINITY (-__builtin_inff())
+
+// A thread's, so that the scheduler finds them all in one place and can poison them before each block;
+// except under the address sanitizer, which puts its fences around ordinary variables only.
+#ifdef __SANITIZE_ADDRESS__
+#define __shared__ static
+#else
+#define __shared__ static thread_local
+#endif
+
+#define threadIdx (*emulator::thread_index)
+#define blockIdx emulator::block_index
+#define blockDim emulator::block_size
+#define gridDim emulator::grid_size
+
+// Where the call stands that has this as its argument's default.
+#define CALL_SITE emulator::Site site = {__builtin_FILE(), __builtin_LINE()}
+
+struct bf16 {
+    u16 bits;
+};
+struct fp8 {
+    u8 bits;
+};
+struct alignas(16) Words4 {
+    u32 word[4];
+};
+
+// CUDA's own names without a header, as nvcc and NVRTC have them.
+#define EMULATOR_ORDER(type) \
+    DEVICE type min(type a, type b) { return b < a ? b : a; } \
+    DEVICE type max(type a, type b) { return a < b ? b : a; }
+EMULATOR_ORDER(i32)
+EMULATOR_ORDER(u32)
+EMULATOR_ORDER(i64)
+EMULATOR_ORDER(u64)
+DEVICE float min(float a, float b) { return fminf(a, b); }
+DEVICE float max(float a, float b) { return fmaxf(a, b); }
+
+DEVICE float bits_to_f32(u32 bits) { return numbers::from_bits(bits); }
+DEVICE u32 f32_to_bits(float x) { return numbers::bits(x); }
+DEVICE float to_f32(bf16 x) { return numbers::from_bf16(x.bits); }
+DEVICE float to_f32(float x) { return x; }
+DEVICE bf16 to_bf16(float x) { return bf16{numbers::to_bf16(x)}; }
+DEVICE u32 pack_bf16(float low, float high) { return u32(numbers::to_bf16(high)) << 16 | numbers::to_bf16(low); }
+DEVICE float low_bf16(u32 word) { return bits_to_f32(word << 16); }
+DEVICE float high_bf16(u32 word) { return bits_to_f32(word & 0xffff0000u); }
+DEVICE float fp8_to_f32(fp8 x) { return numbers::from_e4m3(x.bits); }
+
+DEVICE float mul_rn(float a, float b) { return a * b; }
+DEVICE float add_rn(float a, float b) { return a + b; }
+// Numbers below the least normal one are zeros, as the device's instruction takes and gives them.
+DEVICE float exp2_fast(float x) {
+    float y = exp2f(fabsf(x) < 0x1p-126f ? 0.0f : x);
+    return y < 0x1p-126f ? 0.0f : y;
+}
+DEVICE float rsqrt_exact(float x) { return 1.0f / sqrtf(x); }
+DEVICE u64 mul_high(u64 a, u64 b) { return u64((static_cast<unsigned __int128>(a) * b) >> 64); }
+DEVICE u32 mul_high(u32 a, u32 b) { return u32((u64(a) * b) >> 32); }
+DEVICE u32 count_ones(u32 x) { return u32(__builtin_popcount(x)); }
+DEVICE u32 leading_zeros(u32 x) { return x == 0 ? 32 : u32(__builtin_clz(x)); }
+
+DEVICE u32 lane_index() { return threadIdx.x & 31; }
+DEVICE void sync_warp(CALL_SITE) { emulator::sync_warp(site); }
+DEVICE void sync_block(CALL_SITE) { emulator::sync_block(site); }
+
+template <class T> DEVICE T emulator_shuffle(T value, u32 from_lane, emulator::Site site) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a shuffle carries one or two registers");
+    uint64_t carried = 0;
+    __builtin_memcpy(&carried, &value, sizeof value);
+    carried = emulator::shuffle(carried, from_lane & 31, site);
+    __builtin_memcpy(&value, &carried, sizeof value);
+    return value;
+}
+template <class T> DEVICE T shuffle_xor(T value, u32 mask, CALL_SITE) {
+    return emulator_shuffle(value, lane_index() ^ mask, site);
+}
+template <class T> DEVICE T shuffle(T value, u32 lane, CALL_SITE) { return emulator_shuffle(value, lane, site); }
+template <class T> DEVICE T shuffle_up(T value, u32 distance, CALL_SITE) {
+    u32 lane = lane_index();
+    return emulator_shuffle(value, lane < distance ? lane : lane - distance, site);
+}
+DEVICE u32 ballot(bool is_true, CALL_SITE) { return emulator::ballot(is_true, site); }
+
+// Relaxed, as on the device: an atomic alone orders nothing else.
+DEVICE u32 atomic_add(u32* at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
+DEVICE u64 atomic_add(u64* at, u64 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
+DEVICE u32 atomic_max(u32* at, u32 value) {
+    u32 before = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (before < value && !__atomic_compare_exchange_n(at, &before, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return before;
+}
+DEVICE u32 arrive(u32* counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
+
+DEVICE void emulator_check_aligned(const void* at, const char* what, emulator::Site site) {
+    if ((reinterpret_cast<uintptr_t>(at) & 15) != 0) emulator::fail(emulator::Outcome::Misaligned, what, site);
+}
+DEVICE void emulator_check_global(const void* at, const char* what, emulator::Site site) {
+    if (emulator::dynamic_shared.has(at) || emulator::static_shared.has(at)) {
+        emulator::fail(emulator::Outcome::IllegalAddress, what, site);
+    }
+}
+DEVICE void emulator_check_shared(const void* at, const char* what, emulator::Site site) {
+    bool is_known = emulator::static_shared.bytes != 0;
+    if (is_known && !emulator::dynamic_shared.has(at) && !emulator::static_shared.has(at)) {
+        emulator::fail(emulator::Outcome::IllegalAddress, what, site);
+    }
+}
+
+DEVICE Words4 load_words(const void* from, CALL_SITE) {
+    emulator_check_aligned(from, "load_words of an address that is no multiple of 16", site);
+    return *static_cast<const Words4*>(from);
+}
+DEVICE void store_words(void* to, Words4 words, CALL_SITE) {
+    emulator_check_aligned(to, "store_words to an address that is no multiple of 16", site);
+    *static_cast<Words4*>(to) = words;
+}
+DEVICE Words4 load_once(const void* from, CALL_SITE) {
+    emulator_check_aligned(from, "load_once of an address that is no multiple of 16", site);
+    emulator_check_global(from, "load_once of shared memory", site);
+    return *static_cast<const Words4*>(from);
+}
+DEVICE float load_fresh(const float* from) { return *from; }
+
+DEVICE u32 shared_address(const void* at) { return u32(reinterpret_cast<uintptr_t>(at) - emulator::dynamic_shared.first); }
+
+DEVICE void cp_async_16(void* to, const void* from, bool is_there, CALL_SITE) {
+    emulator_check_aligned(to, "cp_async_16 to an address that is no multiple of 16", site);
+    emulator_check_shared(to, "cp_async_16 to memory that is not shared", site);
+    if (is_there) {
+        emulator_check_aligned(from, "cp_async_16 of an address that is no multiple of 16", site);
+        emulator_check_global(from, "cp_async_16 of shared memory", site);
+    }
+    // Whoever reads it before it was waited for reads NaNs.
+    constexpr u32 poison = numbers::POISON;
+    *static_cast<Words4*>(to) = Words4{{poison, poison, poison, poison}};
+    emulator::copy_begin({to, is_there ? from : nullptr});
+}
+DEVICE void cp_async_commit() { emulator::copy_commit(); }
+template <int N> DEVICE void cp_async_wait() {
+    u32 count;
+    const emulator::Copy* due = emulator::copies_due(N, &count);
+    for (u32 index = 0; index < count; index++) {
+        const auto* from = static_cast<const Words4*>(due[index].from);
+        *static_cast<Words4*>(due[index].to) = from == nullptr ? Words4{{0, 0, 0, 0}} : *from;
+    }
+}
+
+// Each lane reads the one row that it names, so a sanitizer sees who reads what.
+DEVICE void emulator_ldmatrix(u32 (&r)[4], const void* row, emulator::Layout layout, emulator::Site site) {
+    emulator_check_aligned(row, "ldmatrix of a row at no multiple of 16", site);
+    emulator_check_shared(row, "ldmatrix of memory that is not shared", site);
+    Words4 words = *static_cast<const Words4*>(row);
+    emulator::ldmatrix(r, emulator::Row{{words.word[0], words.word[1], words.word[2], words.word[3]}}, layout, site);
+}
+DEVICE void ldmatrix_x4(u32 (&r)[4], const void* row, CALL_SITE) {
+    emulator_ldmatrix(r, row, emulator::Layout::AsStored, site);
+}
+DEVICE void ldmatrix_x4_transposed(u32 (&r)[4], const void* row, CALL_SITE) {
+    emulator_ldmatrix(r, row, emulator::Layout::Transposed, site);
+}
+DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], CALL_SITE) {
+    emulator::mma_bf16(d, a, b, site);
+}

@@ -1,0 +1,67 @@
+// What a kernel that runs on the host may ask of the machine that runs it.
+//
+// Owns: the declarations shared by emulator.h, which kernels include, and by the scheduler.
+// Never: includes a C++ library header; each kernel's file is compiled with this in front of it.
+// Invariant: everything here is called from a kernel's fiber, one fiber at a time.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(hidden)
+namespace emulator {
+
+struct Index {
+    uint32_t x, y, z;
+};
+
+// Where in the source a call stands: threads that meet must have come from one place.
+struct Site {
+    const char* file;
+    uint32_t line;
+};
+
+struct Range {
+    uintptr_t first;
+    size_t bytes;
+    bool has(const void* at) const { return reinterpret_cast<uintptr_t>(at) - first < bytes; }
+};
+
+// Sixteen bytes: one row of a matrix tile, or what one copy carries.
+struct alignas(16) Row {
+    uint32_t word[4];
+};
+
+// An asynchronous copy of sixteen bytes; zeros if there is no source.
+struct Copy {
+    void* to;
+    const void* from;
+};
+
+enum class Layout { AsStored, Transposed };
+enum class Outcome { Done, Failed, IllegalAddress, Misaligned };
+
+// Of the fiber that runs now.
+extern const Index* thread_index;
+extern Index block_index, block_size, grid_size;
+// Exactly the bytes of the launch, and where blocks' static arrays are (empty if that is not known).
+extern Range dynamic_shared, static_shared;
+
+void sync_block(Site site);
+void sync_warp(Site site);
+uint64_t shuffle(uint64_t value, uint32_t from_lane, Site site);
+uint32_t ballot(bool is_true, Site site);
+// `row` is this lane's; `to` gets its part of all lanes' rows.
+void ldmatrix(uint32_t* to, const Row& row, Layout layout, Site site);
+void mma_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site);
+
+void copy_begin(Copy copy);
+void copy_commit();
+// Copies of all groups but the last `groups_left`, in order, now the caller's to carry out. They stay
+// where they are until the next `copy_begin`.
+const Copy* copies_due(uint32_t groups_left, uint32_t* count);
+
+// Ends the launch: the driver reports it as the device would.
+[[noreturn]] void fail(Outcome outcome, const char* what, Site site);
+
+}  // namespace emulator
+#pragma GCC visibility pop

@@ -1,0 +1,208 @@
+//! CUDA kernels and their driver on the host's processor, for tests on machines without a GPU.
+//!
+//! Owns: an emulator that runs each thread of a block as a fiber (`cpp/scheduler.cpp`), so that the kernels of
+//! `kernels/` run as they are; a stand-in for the driver's library over it (`cpp/driver/`), with queues for streams,
+//! captures, faults and memory shared between processes; a stand-in for cublasLt; and the way to get them.
+//! Never: part of what ships. It proves what a program and its kernels compute, not how fast.
+//! Invariant: what the device leaves undefined is an error here, or changes with the seed.
+//!
+//! A test loads the library before anything asks for a driver; whoever opens `libcuda.so.1` in this process
+//! afterwards gets this one, since it goes by that name:
+//!
+//! ```no_run
+//! use cleave_emulator::{StandIn, Variant};
+//! let Some(stand_in) = StandIn::load(Variant::Plain) else { return };
+//! stand_in.seed(7);
+//! stand_in.faults("alloc@3");
+//! ```
+//!
+//! A sanitizer's library needs its runtime in the process from the beginning: the test starts itself again with
+//! [`command`], and loads the variant there. Everything that can be set is in `cpp/driver/state.h` and
+//! `cpp/driver/faults.h`. Kernels of a folder of one's own, with its own table, come by [`library_of`].
+#![allow(unsafe_code)]
+// Libraries are loaded, and called by functions that only we know the types of.
+
+#[allow(dead_code)] // The build script calls the rest of it.
+mod compile;
+pub mod table;
+
+pub use compile::Variant;
+
+use compile::{Compiler, Sources};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What a sanitizer's finding makes a program end with.
+pub const FOUND_EXIT: i32 = 66;
+
+/// `libcuda.so.1` with the kernels of `kernels/table.txt`; none without a g++, or not on x86-64 Linux.
+///
+/// # Panics
+/// If it does not compile; the compiler's words are in the message.
+pub fn library(variant: Variant) -> Option<&'static Path> {
+    match variant {
+        Variant::Plain => built(option_env!("CLEAVE_STANDIN_CUDA")),
+        Variant::Address | Variant::Thread => {
+            library_of(&manifest().join("../../kernels"), variant)
+        }
+    }
+}
+
+/// The same with the kernels of another folder, which has a `table.txt` too; compiled on first use.
+///
+/// # Panics
+/// If it does not compile; the compiler's words are in the message.
+pub fn library_of(kernels: &Path, variant: Variant) -> Option<&'static Path> {
+    static MADE: Mutex<BTreeMap<(PathBuf, Variant), &'static Path>> = Mutex::new(BTreeMap::new());
+    built(option_env!("CLEAVE_STANDIN_CUDA"))?;
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (kernels.to_path_buf(), variant);
+    if let Some(path) = made.get(&key) {
+        return Some(path);
+    }
+    let sources = Sources::of(manifest(), kernels);
+    if !sources.cpp.exists() {
+        return None;
+    }
+    let path = match compiler()?.stand_in(&sources, variant) {
+        Ok(path) => Box::leak(path.into_boxed_path()),
+        Err(error) => panic!("{error}"),
+    };
+    made.insert(key, path);
+    Some(path)
+}
+
+/// `libcublasLt.so.13`; it works with any variant of the driver that is loaded before its first call.
+pub fn cublas_lt() -> Option<&'static Path> {
+    built(option_env!("CLEAVE_STANDIN_CUBLAS_LT"))
+}
+
+/// Starts a program such that a variant's library can be loaded in it. What a sanitizer finds is on its stderr,
+/// and it ends with [`FOUND_EXIT`].
+pub fn command(variant: Variant, program: &OsStr) -> Option<Command> {
+    let Some(runtime) = variant.runtime() else {
+        return Some(Command::new(program));
+    };
+    let runtime = compiler()?.library(runtime)?;
+    // The thread sanitizer wants addresses where it expects them, hence setarch; the variables are not for that one.
+    // It must not judge this program by its calls alone, as it does not see what orders them.
+    let mut command = Command::new("setarch");
+    command.arg("-R").arg("env");
+    command.arg(format!("LD_PRELOAD={}", runtime.display()));
+    command.arg(format!("ASAN_OPTIONS=detect_leaks=0:exitcode={FOUND_EXIT}"));
+    command.arg(format!(
+        "UBSAN_OPTIONS=print_stacktrace=1:exitcode={FOUND_EXIT}"
+    ));
+    command.arg(format!(
+        "TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode={FOUND_EXIT}"
+    ));
+    command.arg(program);
+    Some(command)
+}
+
+/// A stand-in driver that is loaded for good.
+#[derive(Clone, Copy, Debug)]
+pub struct StandIn {
+    library: &'static Library,
+}
+
+impl StandIn {
+    /// Loads the variant with the kernels that ship.
+    ///
+    /// # Panics
+    /// If it is there and cannot be loaded.
+    pub fn load(variant: Variant) -> Option<StandIn> {
+        library(variant).map(StandIn::open)
+    }
+
+    /// Loads a library that [`library`] or [`library_of`] named.
+    ///
+    /// # Panics
+    /// If it cannot be loaded.
+    pub fn open(path: &Path) -> StandIn {
+        // SAFETY: the library's initialisers list kernels and touch nothing else.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        StandIn {
+            library: Box::leak(Box::new(library)),
+        }
+    }
+
+    /// Any function of the library.
+    ///
+    /// # Safety
+    /// `F` is the type that the function of that name has.
+    pub unsafe fn function<F>(&self, name: &str) -> Option<Symbol<F>> {
+        // SAFETY: the caller vouches for the type.
+        unsafe { self.library.get(name) }.ok()
+    }
+
+    /// Plans faults in the place of those planned before, in the words of `faults.h`; "" takes all back.
+    ///
+    /// # Panics
+    /// If that is no list of faults.
+    pub fn faults(&self, list: &str) {
+        let text = CString::new(list).expect("a list of faults has no zero byte");
+        // SAFETY: `int cleave_standin_faults(const char*)`, which reads the text during the call only.
+        let count = unsafe {
+            let plan = self
+                .function::<unsafe extern "C" fn(*const c_char) -> c_int>("cleave_standin_faults");
+            plan.expect("our own library")(text.as_ptr())
+        };
+        assert!(count >= 0, "`{list}` is no list of faults");
+    }
+
+    /// Draws the order of work from here on. 0: the order of submission.
+    pub fn seed(&self, seed: u64) {
+        // SAFETY: `void cleave_standin_seed(uint64_t)`.
+        unsafe {
+            let set = self.function::<unsafe extern "C" fn(u64)>("cleave_standin_seed");
+            set.expect("our own library")(seed);
+        }
+    }
+
+    /// How often something was done since the library was loaded; `state.cpp` has the names.
+    pub fn count(&self, what: &str) -> u64 {
+        let text = CString::new(what).expect("a name has no zero byte");
+        // SAFETY: `uint64_t cleave_standin_count(const char*)`, which reads the text during the call only.
+        unsafe {
+            let count =
+                self.function::<unsafe extern "C" fn(*const c_char) -> u64>("cleave_standin_count");
+            count.expect("our own library")(text.as_ptr())
+        }
+    }
+
+    /// The last line that emulator or driver had to say, such as why a launch failed.
+    pub fn message(&self) -> String {
+        let mut bytes = vec![0_u8; 512];
+        // SAFETY: `size_t cleave_standin_message(char*, size_t)` writes at most that many bytes, with a zero at the end.
+        unsafe {
+            let message = self.function::<unsafe extern "C" fn(*mut u8, usize) -> usize>(
+                "cleave_standin_message",
+            );
+            message.expect("our own library")(bytes.as_mut_ptr(), bytes.len());
+        }
+        bytes.truncate(bytes.iter().position(|&byte| byte == 0).unwrap_or(0));
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+fn manifest() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn compiler() -> Option<&'static Compiler> {
+    static FOUND: OnceLock<Option<Compiler>> = OnceLock::new();
+    FOUND
+        .get_or_init(|| Compiler::find(Path::new(env!("OUT_DIR"))))
+        .as_ref()
+}
+
+/// What the build script made, if it could, and if it is still there.
+fn built(path: Option<&'static str>) -> Option<&'static Path> {
+    path.map(Path::new).filter(|path| path.exists())
+}

@@ -1,0 +1,553 @@
+//! The driver's calls as tests use them: results as `Result`, handles as numbers, one test at a time.
+//!
+//! Owns: the types of the functions, and the lock that keeps the tests of one process apart, since seed and faults
+//! are the process's.
+#![allow(unsafe_code, non_snake_case, dead_code)]
+// Each test file uses a part of it.
+
+use cleave_emulator::{StandIn, Variant, library_of};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub(crate) const INVALID_VALUE: i32 = 1;
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+pub(crate) const INVALID_CONTEXT: i32 = 201;
+pub(crate) const NO_BINARY_FOR_GPU: i32 = 209;
+pub(crate) const NOT_FOUND: i32 = 500;
+pub(crate) const NOT_READY: i32 = 600;
+pub(crate) const ILLEGAL_ADDRESS: i32 = 700;
+pub(crate) const LAUNCH_OUT_OF_RESOURCES: i32 = 701;
+pub(crate) const MISALIGNED_ADDRESS: i32 = 716;
+pub(crate) const LAUNCH_FAILED: i32 = 719;
+pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
+pub(crate) const CAPTURE_INVALIDATED: i32 = 901;
+pub(crate) const CAPTURE_UNJOINED: i32 = 904;
+pub(crate) const CAPTURE_ISOLATION: i32 = 905;
+pub(crate) const UPDATE_FAILURE: i32 = 910;
+
+pub(crate) type Handle = *mut c_void;
+pub(crate) type Outcome<T> = Result<T, i32>;
+
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*);)*) => {
+        struct Functions { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
+        impl Functions {
+            fn of(library: StandIn) -> Functions {
+                // SAFETY: the types are those of the driver's interface.
+                unsafe { Functions { $($name: *library.function(stringify!($name)).expect(stringify!($name)),)* } }
+            }
+        }
+    };
+}
+
+functions! {
+    cuInit(c_uint);
+    cuDevicePrimaryCtxRetain(*mut Handle, c_int);
+    cuDevicePrimaryCtxReset_v2(c_int);
+    cuCtxSetCurrent(Handle);
+    cuCtxSynchronize();
+    cuDeviceGetAttribute(*mut c_int, c_int, c_int);
+    cuMemAlloc_v2(*mut u64, usize);
+    cuMemFree_v2(u64);
+    cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+    cuMemFreeHost(*mut c_void);
+    cuMemGetInfo_v2(*mut usize, *mut usize);
+    cuMemcpyHtoD_v2(u64, *const c_void, usize);
+    cuMemcpyDtoH_v2(*mut c_void, u64, usize);
+    cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle);
+    cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle);
+    cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle);
+    cuMemsetD32Async(u64, c_uint, usize, Handle);
+    cuModuleLoadData(*mut Handle, *const c_void);
+    cuModuleGetFunction(*mut Handle, Handle, *const c_char);
+    cuFuncGetParamInfo(Handle, usize, *mut usize, *mut usize);
+    cuFuncSetAttribute(Handle, c_int, c_int);
+    cuLaunchKernel(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
+    cuStreamCreateWithPriority(*mut Handle, c_uint, c_int);
+    cuStreamDestroy_v2(Handle);
+    cuStreamSynchronize(Handle);
+    cuStreamQuery(Handle);
+    cuStreamWaitEvent(Handle, Handle, c_uint);
+    cuEventCreate(*mut Handle, c_uint);
+    cuEventRecord(Handle, Handle);
+    cuEventQuery(Handle);
+    cuEventSynchronize(Handle);
+    cuEventElapsedTime_v2(*mut f32, Handle, Handle);
+    cuStreamBeginCapture_v2(Handle, c_int);
+    cuStreamEndCapture(Handle, *mut Handle);
+    cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+    cuGraphLaunch(Handle, Handle);
+    cuGraphGetNodes(Handle, *mut Handle, *mut usize);
+    cuGraphExecKernelNodeSetParams_v2(Handle, Handle, *const NodeParams);
+    cuGraphKernelNodeGetParams_v2(Handle, *mut NodeParams);
+    cuGraphExecUpdate_v2(Handle, Handle, *mut UpdateInfo);
+    cuIpcGetMemHandle(*mut IpcHandle, u64);
+    cuIpcOpenMemHandle_v2(*mut u64, IpcHandle, c_uint);
+    cuIpcCloseMemHandle(u64);
+    cuIpcGetEventHandle(*mut IpcHandle, Handle);
+    cuIpcOpenEventHandle(*mut Handle, IpcHandle);
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct IpcHandle {
+    pub(crate) bytes: [u8; 64],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct NodeParams {
+    pub(crate) function: Handle,
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) params: *mut *mut c_void,
+    pub(crate) extra: *mut *mut c_void,
+    pub(crate) kernel: Handle,
+    pub(crate) context: Handle,
+}
+
+#[repr(C)]
+pub(crate) struct UpdateInfo {
+    pub(crate) result: c_int,
+    pub(crate) nodes: [Handle; 2],
+}
+
+/// Where and how wide a kernel is launched.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+}
+
+pub(crate) fn blocks(count: u32, threads: u32) -> Shape {
+    Shape {
+        grid: [count, 1, 1],
+        threads,
+        shared_bytes: 0,
+    }
+}
+
+/// The folder of the tests' own kernels.
+pub(crate) fn kernels() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels")
+}
+
+pub(crate) struct Device {
+    functions: Functions,
+    pub(crate) stand_in: StandIn,
+    module: Handle,
+    context: Handle,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Of arguments that are plain words, as the kernels' are.
+pub(crate) trait Args: Copy {}
+
+macro_rules! call {
+    ($device:expr, $name:ident($($argument:expr),*)) => {{
+        // SAFETY: pointers are to locals, buffers that the caller keeps, or device memory, which the driver checks.
+        let code = unsafe { ($device.functions.$name)($($argument),*) };
+        if code == 0 { Ok(()) } else { Err(code) }
+    }};
+}
+
+impl Device {
+    /// None where the emulator cannot be built.
+    pub(crate) fn open() -> Option<Device> {
+        Device::open_variant(Variant::Plain)
+    }
+
+    pub(crate) fn open_variant(variant: Variant) -> Option<Device> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(path) = library_of(&kernels(), variant) else {
+            eprintln!("left out: no emulator on this machine");
+            return None;
+        };
+        let stand_in = StandIn::open(path);
+        let mut device = Device {
+            functions: Functions::of(stand_in),
+            stand_in,
+            module: ptr::null_mut(),
+            context: ptr::null_mut(),
+            _alone: alone,
+        };
+        device.begin().expect("a fresh context");
+        Some(device)
+    }
+
+    fn begin(&mut self) -> Outcome<()> {
+        self.stand_in.faults("");
+        self.stand_in.seed(1);
+        call!(self, cuInit(0))?;
+        call!(self, cuDevicePrimaryCtxRetain(&raw mut self.context, 0))?;
+        call!(self, cuDevicePrimaryCtxReset_v2(0))?;
+        self.make_current();
+        let image = [0_u8; 8];
+        call!(
+            self,
+            cuModuleLoadData(&raw mut self.module, image.as_ptr().cast())
+        )
+    }
+
+    /// In a thread that did not open the device.
+    pub(crate) fn make_current(&self) {
+        call!(self, cuCtxSetCurrent(self.context)).expect("a context");
+    }
+
+    pub(crate) fn load_module(&self) -> Outcome<()> {
+        let (image, mut module) = ([0_u8; 8], ptr::null_mut());
+        call!(
+            self,
+            cuModuleLoadData(&raw mut module, image.as_ptr().cast())
+        )
+    }
+
+    pub(crate) fn attribute(&self, attribute: i32) -> i32 {
+        let mut value = 0;
+        call!(self, cuDeviceGetAttribute(&raw mut value, attribute, 0)).expect("an attribute");
+        value
+    }
+
+    pub(crate) fn synchronize(&self) -> Outcome<()> {
+        call!(self, cuCtxSynchronize())
+    }
+
+    // === memory ===
+
+    pub(crate) fn alloc(&self, bytes: usize) -> Outcome<u64> {
+        let mut at = 0;
+        call!(self, cuMemAlloc_v2(&raw mut at, bytes)).map(|()| at)
+    }
+
+    pub(crate) fn free(&self, at: u64) -> Outcome<()> {
+        call!(self, cuMemFree_v2(at))
+    }
+
+    pub(crate) fn memory(&self) -> (usize, usize) {
+        let (mut free, mut total) = (0, 0);
+        call!(self, cuMemGetInfo_v2(&raw mut free, &raw mut total)).expect("memory's size");
+        (free, total)
+    }
+
+    pub(crate) fn upload<T: Copy>(&self, data: &[T]) -> u64 {
+        let at = self.alloc(size_of_val(data)).expect("memory");
+        self.write(at, data).expect("a copy");
+        at
+    }
+
+    pub(crate) fn write<T: Copy>(&self, at: u64, data: &[T]) -> Outcome<()> {
+        call!(
+            self,
+            cuMemcpyHtoD_v2(at, data.as_ptr().cast(), size_of_val(data))
+        )
+    }
+
+    pub(crate) fn read<T: Copy + Default>(&self, at: u64, count: usize) -> Outcome<Vec<T>> {
+        let mut data = vec![T::default(); count];
+        call!(
+            self,
+            cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), at, count * size_of::<T>())
+        )?;
+        Ok(data)
+    }
+
+    /// Pinned memory, of words.
+    pub(crate) fn pinned(&self, count: usize) -> Outcome<&'static mut [u32]> {
+        let mut at = ptr::null_mut();
+        call!(self, cuMemHostAlloc(&raw mut at, count * 4, 0))?;
+        // SAFETY: the driver gave that many bytes, and they are not freed before the process ends.
+        Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), count) })
+    }
+
+    /// From memory that must stay as it is until the stream has come to it.
+    pub(crate) fn write_async(&self, at: u64, data: &[u32], stream: Handle) -> Outcome<()> {
+        call!(
+            self,
+            cuMemcpyHtoDAsync_v2(at, data.as_ptr().cast(), size_of_val(data), stream)
+        )
+    }
+
+    pub(crate) fn read_async(&self, data: &mut [u32], at: u64, stream: Handle) -> Outcome<()> {
+        call!(
+            self,
+            cuMemcpyDtoHAsync_v2(data.as_mut_ptr().cast(), at, size_of_val(data), stream)
+        )
+    }
+
+    pub(crate) fn copy_async(
+        &self,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> Outcome<()> {
+        call!(self, cuMemcpyDtoDAsync_v2(to, from, bytes, stream))
+    }
+
+    pub(crate) fn fill_async(
+        &self,
+        at: u64,
+        value: u32,
+        count: usize,
+        stream: Handle,
+    ) -> Outcome<()> {
+        call!(self, cuMemsetD32Async(at, value, count, stream))
+    }
+
+    // === kernels ===
+
+    pub(crate) fn function(&self, name: &str) -> Outcome<Handle> {
+        let (mut function, name) = (ptr::null_mut(), CString::new(name).expect("a name"));
+        call!(
+            self,
+            cuModuleGetFunction(&raw mut function, self.module, name.as_ptr())
+        )
+        .map(|()| function)
+    }
+
+    pub(crate) fn args_bytes(&self, function: Handle) -> usize {
+        let (mut offset, mut bytes) = (0, 0);
+        call!(
+            self,
+            cuFuncGetParamInfo(function, 0, &raw mut offset, &raw mut bytes)
+        )
+        .expect("one parameter");
+        bytes
+    }
+
+    pub(crate) fn allow_shared(&self, function: Handle, bytes: i32) -> Outcome<()> {
+        const DYNAMIC_SHARED_MAX: i32 = 8;
+        call!(
+            self,
+            cuFuncSetAttribute(function, DYNAMIC_SHARED_MAX, bytes)
+        )
+    }
+
+    pub(crate) fn launch<A: Args>(
+        &self,
+        name: &str,
+        shape: Shape,
+        args: A,
+        stream: Handle,
+    ) -> Outcome<()> {
+        let function = self.function(name)?;
+        assert_eq!(
+            self.args_bytes(function),
+            size_of::<A>(),
+            "the arguments of {name}"
+        );
+        let mut args = args;
+        let mut params = [(&raw mut args).cast::<c_void>()];
+        let Shape {
+            grid: [x, y, z],
+            threads,
+            shared_bytes,
+        } = shape;
+        call!(
+            self,
+            cuLaunchKernel(
+                function,
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                stream,
+                params.as_mut_ptr(),
+                ptr::null_mut()
+            )
+        )
+    }
+
+    /// In the legacy stream, and waited for.
+    pub(crate) fn run<A: Args>(&self, name: &str, shape: Shape, args: A) -> Outcome<()> {
+        self.launch(name, shape, args, ptr::null_mut())?;
+        self.synchronize()
+    }
+
+    // === streams and events ===
+
+    pub(crate) fn stream(&self) -> Handle {
+        const NON_BLOCKING: u32 = 1;
+        self.stream_of(NON_BLOCKING)
+    }
+
+    pub(crate) fn blocking_stream(&self) -> Handle {
+        self.stream_of(0)
+    }
+
+    fn stream_of(&self, flags: u32) -> Handle {
+        let mut stream = ptr::null_mut();
+        call!(self, cuStreamCreateWithPriority(&raw mut stream, flags, 0)).expect("a stream");
+        stream
+    }
+
+    pub(crate) fn destroy_stream(&self, stream: Handle) -> Outcome<()> {
+        call!(self, cuStreamDestroy_v2(stream))
+    }
+
+    pub(crate) fn synchronize_stream(&self, stream: Handle) -> Outcome<()> {
+        call!(self, cuStreamSynchronize(stream))
+    }
+
+    pub(crate) fn query_stream(&self, stream: Handle) -> Outcome<()> {
+        call!(self, cuStreamQuery(stream))
+    }
+
+    pub(crate) fn event(&self) -> Handle {
+        self.event_of(0)
+    }
+
+    /// For other processes too.
+    pub(crate) fn shared_event(&self) -> Handle {
+        const INTERPROCESS_WITHOUT_TIMES: u32 = 6;
+        self.event_of(INTERPROCESS_WITHOUT_TIMES)
+    }
+
+    fn event_of(&self, flags: u32) -> Handle {
+        let mut event = ptr::null_mut();
+        call!(self, cuEventCreate(&raw mut event, flags)).expect("an event");
+        event
+    }
+
+    pub(crate) fn record(&self, event: Handle, stream: Handle) -> Outcome<()> {
+        call!(self, cuEventRecord(event, stream))
+    }
+
+    pub(crate) fn wait(&self, stream: Handle, event: Handle) -> Outcome<()> {
+        call!(self, cuStreamWaitEvent(stream, event, 0))
+    }
+
+    pub(crate) fn query(&self, event: Handle) -> Outcome<()> {
+        call!(self, cuEventQuery(event))
+    }
+
+    pub(crate) fn synchronize_event(&self, event: Handle) -> Outcome<()> {
+        call!(self, cuEventSynchronize(event))
+    }
+
+    pub(crate) fn elapsed(&self, from: Handle, to: Handle) -> Outcome<f32> {
+        let mut milliseconds = 0.0;
+        call!(self, cuEventElapsedTime_v2(&raw mut milliseconds, from, to)).map(|()| milliseconds)
+    }
+
+    // === graphs ===
+
+    pub(crate) fn begin_capture(&self, stream: Handle) -> Outcome<()> {
+        const GLOBAL: i32 = 0;
+        call!(self, cuStreamBeginCapture_v2(stream, GLOBAL))
+    }
+
+    pub(crate) fn end_capture(&self, stream: Handle) -> Outcome<Handle> {
+        let mut graph = ptr::null_mut();
+        call!(self, cuStreamEndCapture(stream, &raw mut graph)).map(|()| graph)
+    }
+
+    pub(crate) fn instantiate(&self, graph: Handle) -> Outcome<Handle> {
+        let mut exec = ptr::null_mut();
+        call!(self, cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)).map(|()| exec)
+    }
+
+    pub(crate) fn launch_graph(&self, exec: Handle, stream: Handle) -> Outcome<()> {
+        call!(self, cuGraphLaunch(exec, stream))
+    }
+
+    pub(crate) fn nodes(&self, graph: Handle) -> Vec<Handle> {
+        let mut count = 0;
+        call!(
+            self,
+            cuGraphGetNodes(graph, ptr::null_mut(), &raw mut count)
+        )
+        .expect("a count");
+        let mut nodes = vec![ptr::null_mut(); count];
+        call!(
+            self,
+            cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count)
+        )
+        .expect("nodes");
+        nodes
+    }
+
+    /// Gives a kernel's node other arguments, in launches from now on.
+    pub(crate) fn set_args<A: Args>(&self, exec: Handle, node: Handle, args: A) -> Outcome<()> {
+        let mut params = NodeParams {
+            function: ptr::null_mut(),
+            grid: [0; 3],
+            block: [0; 3],
+            shared_bytes: 0,
+            params: ptr::null_mut(),
+            extra: ptr::null_mut(),
+            kernel: ptr::null_mut(),
+            context: ptr::null_mut(),
+        };
+        call!(self, cuGraphKernelNodeGetParams_v2(node, &raw mut params))?;
+        let mut args = args;
+        let mut pointers = [(&raw mut args).cast::<c_void>()];
+        params.params = pointers.as_mut_ptr();
+        call!(
+            self,
+            cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params)
+        )
+    }
+
+    pub(crate) fn update(&self, exec: Handle, graph: Handle) -> Outcome<()> {
+        let mut info = UpdateInfo {
+            result: 0,
+            nodes: [ptr::null_mut(); 2],
+        };
+        call!(self, cuGraphExecUpdate_v2(exec, graph, &raw mut info))
+    }
+
+    // === between processes ===
+
+    pub(crate) fn memory_handle(&self, at: u64) -> Outcome<IpcHandle> {
+        let mut handle = IpcHandle { bytes: [0; 64] };
+        call!(self, cuIpcGetMemHandle(&raw mut handle, at)).map(|()| handle)
+    }
+
+    pub(crate) fn open_memory(&self, handle: IpcHandle) -> Outcome<u64> {
+        let mut at = 0;
+        call!(self, cuIpcOpenMemHandle_v2(&raw mut at, handle, 1)).map(|()| at)
+    }
+
+    pub(crate) fn close_memory(&self, at: u64) -> Outcome<()> {
+        call!(self, cuIpcCloseMemHandle(at))
+    }
+
+    pub(crate) fn event_handle(&self, event: Handle) -> Outcome<IpcHandle> {
+        let mut handle = IpcHandle { bytes: [0; 64] };
+        call!(self, cuIpcGetEventHandle(&raw mut handle, event)).map(|()| handle)
+    }
+
+    pub(crate) fn open_event(&self, handle: IpcHandle) -> Outcome<Handle> {
+        let mut event = ptr::null_mut();
+        call!(self, cuIpcOpenEventHandle(&raw mut event, handle)).map(|()| event)
+    }
+}
+
+/// `add`'s.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Add {
+    pub(crate) numbers: u64,
+    pub(crate) count: u32,
+    pub(crate) value: u32,
+}
+impl Args for Add {}
+
+/// Of each kernel in mistakes.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Mistake {
+    pub(crate) results: u64,
+    pub(crate) numbers: u64,
+    pub(crate) choice: u64,
+}
+impl Args for Mistake {}

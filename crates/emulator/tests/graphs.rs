@@ -1,0 +1,202 @@
+//! Captures and graphs: what they do, and what may not be done meanwhile.
+#![allow(unsafe_code)]
+
+mod device;
+
+use device::{
+    Add, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNJOINED, CAPTURE_UNSUPPORTED, Device,
+    Handle, UPDATE_FAILURE, blocks,
+};
+
+const COUNT: usize = 200;
+
+fn add(device: &Device, numbers: u64, value: u32, stream: Handle) {
+    let args = Add {
+        numbers,
+        count: COUNT as u32,
+        value,
+    };
+    device
+        .launch("add", blocks(2, 128), args, stream)
+        .expect("a launch");
+}
+
+fn first(device: &Device, numbers: u64) -> u32 {
+    let all: Vec<u32> = device.read(numbers, COUNT).expect("numbers");
+    assert!(all.iter().all(|&number| number == all[0]));
+    all[0]
+}
+
+struct Work<'a> {
+    device: &'a Device,
+    numbers: u64,
+    copied: u64,
+    main: Handle,
+    side: Handle,
+}
+
+impl Work<'_> {
+    /// numbers = 7; on a second stream copied = numbers; then numbers += 5 and, after both, copied += 1.
+    fn submit(&self) {
+        let Work {
+            device,
+            numbers,
+            copied,
+            main,
+            side,
+        } = *self;
+        let (forked, joined) = (device.event(), device.event());
+        device.fill_async(numbers, 7, COUNT, main).expect("a fill");
+        device.record(forked, main).expect("a record");
+        device.wait(side, forked).expect("a wait");
+        device
+            .copy_async(copied, numbers, COUNT * 4, side)
+            .expect("a copy");
+        device.record(joined, side).expect("a record");
+        device.wait(main, joined).expect("a wait");
+        add(device, numbers, 5, main);
+        add(device, copied, 1, main);
+    }
+
+    fn result(&self) -> (u32, u32) {
+        self.device.synchronize().expect("no error");
+        (
+            first(self.device, self.numbers),
+            first(self.device, self.copied),
+        )
+    }
+}
+
+#[test]
+fn a_graph_does_what_its_work_does_alone() {
+    let Some(device) = Device::open() else { return };
+    let fresh = || device.upload(&[0_u32; COUNT]);
+    let work = Work {
+        device: &device,
+        numbers: fresh(),
+        copied: fresh(),
+        main: device.stream(),
+        side: device.stream(),
+    };
+    device.begin_capture(work.main).expect("a capture");
+    work.submit();
+    let graph = device.end_capture(work.main).expect("a graph");
+    assert_eq!(device.nodes(graph).len(), 4);
+    assert_eq!(work.result(), (0, 0), "a capture runs nothing");
+    let exec = device.instantiate(graph).expect("an executable graph");
+    for seed in 0..12 {
+        device.stand_in.seed(seed);
+        work.submit();
+        assert_eq!(work.result(), (12, 8), "seed {seed}");
+        device.launch_graph(exec, work.main).expect("a launch");
+        assert_eq!(work.result(), (12, 8), "a graph, seed {seed}");
+    }
+}
+
+#[test]
+fn launches_of_one_graph_follow_each_other() {
+    let Some(device) = Device::open() else { return };
+    let (main, side) = (device.stream(), device.stream());
+    let numbers = device.upload(&[0_u32; COUNT]);
+    device.begin_capture(main).expect("a capture");
+    add(&device, numbers, 1, main);
+    add(&device, numbers, 2, main);
+    let graph = device.end_capture(main).expect("a graph");
+    let exec = device.instantiate(graph).expect("an executable graph");
+    for stream in [main, side, main] {
+        device.launch_graph(exec, stream).expect("a launch");
+    }
+    device.synchronize().expect("no error");
+    assert_eq!(first(&device, numbers), 9);
+}
+
+#[test]
+fn arguments_change_for_later_launches_only() {
+    let Some(device) = Device::open() else { return };
+    let stream = device.stream();
+    let numbers = device.upload(&[0_u32; COUNT]);
+    let capture = |value| {
+        device.begin_capture(stream).expect("a capture");
+        add(&device, numbers, value, stream);
+        device.end_capture(stream).expect("a graph")
+    };
+    let graph = capture(1);
+    let exec = device.instantiate(graph).expect("an executable graph");
+    device.launch_graph(exec, stream).expect("a launch");
+    let args = Add {
+        numbers,
+        count: COUNT as u32,
+        value: 10,
+    };
+    device
+        .set_args(exec, device.nodes(graph)[0], args)
+        .expect("an update");
+    device.launch_graph(exec, stream).expect("a launch");
+    device.update(exec, capture(100)).expect("an update");
+    device.launch_graph(exec, stream).expect("a launch");
+    device.synchronize().expect("no error");
+    assert_eq!(first(&device, numbers), 111);
+    device.begin_capture(stream).expect("a capture");
+    add(&device, numbers, 1, stream);
+    add(&device, numbers, 1, stream);
+    let longer = device.end_capture(stream).expect("a graph");
+    assert_eq!(device.update(exec, longer), Err(UPDATE_FAILURE));
+}
+
+/// What it is, and doing it.
+type Forbidden<'a> = (&'a str, &'a dyn Fn() -> Result<(), i32>);
+
+#[test]
+fn a_capture_waited_allocated_or_copied_at_once() {
+    let Some(device) = Device::open() else { return };
+    let (stream, other) = (device.stream(), device.stream());
+    let numbers = device.upload(&[0_u32; COUNT]);
+    let event = device.event();
+    device.record(event, other).expect("a record");
+    let forbidden: [Forbidden<'_>; 7] = [
+        ("synchronize its stream", &|| {
+            device.synchronize_stream(stream)
+        }),
+        ("synchronize another", &|| device.synchronize_stream(other)),
+        ("synchronize all", &|| device.synchronize()),
+        ("ask an event", &|| device.query(event)),
+        ("allocate", &|| device.alloc(4).map(drop)),
+        ("free", &|| device.free(numbers)),
+        ("copy at once", &|| device.write(numbers, &[1_u32])),
+    ];
+    for (what, forbidden) in forbidden {
+        device.begin_capture(stream).expect("a capture");
+        add(&device, numbers, 1, stream);
+        assert_eq!(forbidden(), Err(CAPTURE_UNSUPPORTED), "{what}");
+        assert_eq!(
+            device.end_capture(stream),
+            Err(CAPTURE_INVALIDATED),
+            "{what}"
+        );
+    }
+    device.begin_capture(stream).expect("a capture");
+    add(&device, numbers, 1, other);
+    device
+        .end_capture(stream)
+        .expect("what another stream does meanwhile is no matter");
+    device.synchronize().expect("no error");
+    assert_eq!(first(&device, numbers), 1);
+}
+
+#[test]
+fn a_capture_left_a_stream_behind_or_looked_outside() {
+    let Some(device) = Device::open() else { return };
+    let (main, side, event) = (device.stream(), device.stream(), device.event());
+    let numbers = device.upload(&[0_u32; COUNT]);
+    device.begin_capture(main).expect("a capture");
+    add(&device, numbers, 1, main);
+    device.record(event, main).expect("a record");
+    device.wait(side, event).expect("a wait");
+    add(&device, numbers, 1, side);
+    assert_eq!(device.end_capture(main), Err(CAPTURE_UNJOINED));
+    let outside = device.event();
+    device.record(outside, side).expect("a record");
+    device.begin_capture(main).expect("a capture");
+    assert_eq!(device.wait(main, outside), Err(CAPTURE_ISOLATION));
+    assert_eq!(device.end_capture(main), Err(CAPTURE_INVALIDATED));
+}

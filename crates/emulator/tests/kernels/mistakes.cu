@@ -1,0 +1,104 @@
+// Mistakes that must be found, one in each kernel, and the same without it where an argument says so.
+#include "prims.cuh"
+
+struct MistakeArgs {
+    float* results;
+    const float* numbers;
+    // What the kernel does with it is beside it.
+    u32 choice;
+};
+
+// Choice 1 waits for the copy.
+extern "C" KERNEL(32, 1) without_wait(GRID_CONSTANT const MistakeArgs args) {
+    DYNAMIC_SHARED(float, copied);
+    cp_async_16(copied + threadIdx.x * 4, args.numbers + threadIdx.x * 4, true);
+    cp_async_commit();
+    if (args.choice == 1) cp_async_wait<0>();
+    sync_block();
+    args.results[threadIdx.x] = copied[(threadIdx.x ^ 1) * 4];
+    cp_async_wait<0>();
+}
+
+extern "C" KERNEL(64, 1) divergent_barrier(GRID_CONSTANT const MistakeArgs args) {
+    if (threadIdx.x < 32) {
+        sync_block();
+    } else {
+        sync_block();
+    }
+    args.results[threadIdx.x] = 1.0f;
+}
+
+extern "C" KERNEL(64, 1) unreached_barrier(GRID_CONSTANT const MistakeArgs args) {
+    if (threadIdx.x >= 40) return;
+    sync_block();
+    args.results[threadIdx.x] = 1.0f;
+}
+
+extern "C" KERNEL(32, 1) half_a_shuffle(GRID_CONSTANT const MistakeArgs args) {
+    float x = args.numbers[threadIdx.x];
+    if (threadIdx.x < 16) x = shuffle_xor(x, 1);
+    args.results[threadIdx.x] = x;
+}
+
+extern "C" KERNEL(32, 1) two_shuffles(GRID_CONSTANT const MistakeArgs args) {
+    float x = args.numbers[threadIdx.x];
+    if (threadIdx.x < 16) {
+        x = shuffle_xor(x, 1);
+    } else {
+        x = shuffle_xor(x, 2);
+    }
+    args.results[threadIdx.x] = x;
+}
+
+extern "C" KERNEL(32, 1) copy_left_behind(GRID_CONSTANT const MistakeArgs args) {
+    DYNAMIC_SHARED(float, copied);
+    cp_async_16(copied + threadIdx.x * 4, args.numbers + threadIdx.x * 4, true);
+    cp_async_commit();
+}
+
+// Writes the float of index `choice`.
+extern "C" KERNEL(32, 1) write_shared(GRID_CONSTANT const MistakeArgs args) {
+    DYNAMIC_SHARED(float, numbers);
+    if (threadIdx.x == 0) numbers[args.choice] = 1.0f;
+    sync_block();
+    args.results[threadIdx.x] = numbers[0];
+}
+
+extern "C" KERNEL(32, 1) write_static_shared(GRID_CONSTANT const MistakeArgs args) {
+    __shared__ float numbers[32];
+    // Through a pointer, so that the array's length is not known where it is written.
+    float* to = numbers;
+    asm volatile("" : "+r"(to));
+    to[threadIdx.x + args.choice] = 1.0f;
+    sync_block();
+    args.results[threadIdx.x] = to[31 - threadIdx.x];
+}
+
+extern "C" KERNEL(32, 1) write_global(GRID_CONSTANT const MistakeArgs args) {
+    if (threadIdx.x == 0) args.results[args.choice] = 1.0f;
+}
+
+// Two warps exchange numbers through shared memory; choice 1 does so with a barrier between.
+extern "C" KERNEL(64, 1) swap_halves(GRID_CONSTANT const MistakeArgs args) {
+    DYNAMIC_SHARED(float, numbers);
+    numbers[threadIdx.x] = float(threadIdx.x);
+    if (args.choice == 1) sync_block();
+    args.results[threadIdx.x] = numbers[threadIdx.x ^ 32];
+}
+
+extern "C" KERNEL(32, 1) misaligned(GRID_CONSTANT const MistakeArgs args) {
+    Words4 words = load_words(args.numbers + threadIdx.x);
+    args.results[threadIdx.x] = bits_to_f32(words.word[0]);
+}
+
+// Calls itself; what comes after the call keeps it from becoming a loop.
+float descend(float x, u32 depth) {
+    volatile float here[256];
+    here[depth % 256] = x;
+    if (depth == 0) return x;
+    return descend(x + 1.0f, depth - 1) + here[depth % 256];
+}
+
+extern "C" KERNEL(32, 1) overflow_stack(GRID_CONSTANT const MistakeArgs args) {
+    args.results[threadIdx.x] = descend(1.0f, args.choice);
+}

@@ -1,0 +1,123 @@
+//! Memory and events that two processes share.
+#![allow(unsafe_code)]
+
+mod device;
+
+use device::{Add, Device, INVALID_CONTEXT, IpcHandle, blocks};
+use std::env;
+use std::process::Command;
+
+const COUNT: usize = 5000;
+const HANDLES: &str = "CLEAVE_TEST_HANDLES";
+
+fn text(handle: IpcHandle) -> String {
+    handle
+        .bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn handle(text: &str) -> IpcHandle {
+    let mut bytes = [0; 64];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).expect("two digits");
+    }
+    IpcHandle { bytes }
+}
+
+/// What the other process does: it waits for the first one's work, takes the numbers, and leaves others.
+#[test]
+fn the_other_process() {
+    let Ok(handles) = env::var(HANDLES) else {
+        return;
+    };
+    let device = Device::open().expect("whoever started us has an emulator");
+    let (memory, event) = handles.split_once(' ').expect("two handles");
+    let numbers = device.open_memory(handle(memory)).expect("its memory");
+    assert_eq!(
+        device.open_memory(handle(memory)),
+        Ok(numbers),
+        "the same memory twice"
+    );
+    let ready = device.open_event(handle(event)).expect("its event");
+    let stream = device.stream();
+    let mine = device.alloc(COUNT * 4).expect("memory");
+    device.wait(stream, ready).expect("a wait");
+    device
+        .copy_async(mine, numbers, COUNT * 4, stream)
+        .expect("a copy");
+    device.synchronize_stream(stream).expect("no error");
+    assert!(
+        device
+            .read::<u32>(mine, COUNT)
+            .expect("numbers")
+            .iter()
+            .all(|&number| number == 42)
+    );
+    device
+        .run(
+            "add",
+            blocks(40, 128),
+            Add {
+                numbers,
+                count: COUNT as u32,
+                value: 1000,
+            },
+        )
+        .expect("a launch");
+    device.close_memory(numbers).expect("one of two");
+    device.close_memory(numbers).expect("the other");
+    assert!(device.close_memory(numbers).is_err(), "there were two");
+}
+
+#[test]
+fn two_processes_see_one_memory() {
+    let Some(device) = Device::open() else { return };
+    let numbers = device.upload(&[40_u32; COUNT]);
+    let (stream, ready) = (device.stream(), device.shared_event());
+    for _ in 0..2 {
+        device
+            .launch(
+                "add",
+                blocks(40, 128),
+                Add {
+                    numbers,
+                    count: COUNT as u32,
+                    value: 1,
+                },
+                stream,
+            )
+            .expect("a launch");
+    }
+    device.record(ready, stream).expect("a record");
+    // Nobody here waits for that work: the other process does.
+    let handles = format!(
+        "{} {}",
+        text(device.memory_handle(numbers).expect("a handle")),
+        text(device.event_handle(ready).expect("a handle"))
+    );
+    assert_eq!(
+        device.open_memory(device.memory_handle(numbers).expect("a handle")),
+        Err(INVALID_CONTEXT),
+        "one's own"
+    );
+    let mut other = Command::new(env::current_exe().expect("this program"));
+    other
+        .args(["--exact", "the_other_process", "--nocapture"])
+        .env(HANDLES, handles);
+    let said = other.output().expect("it starts");
+    assert!(
+        said.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&said.stdout),
+        String::from_utf8_lossy(&said.stderr)
+    );
+    assert!(
+        device
+            .read::<u32>(numbers, COUNT)
+            .expect("numbers")
+            .iter()
+            .all(|&number| number == 1042)
+    );
+}
