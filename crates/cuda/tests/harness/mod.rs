@@ -22,7 +22,7 @@ pub fn device() -> Option<Arc<Device>> {
 pub fn stand_in() -> Option<StandIn> {
     static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
     *LOADED.get_or_init(|| {
-        cleave_emulator::load_compiler()?;
+        cleave_emulator::load_run_time_compiler()?;
         StandIn::load(variant())
     })
 }
