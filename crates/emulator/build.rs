@@ -1,4 +1,4 @@
-//! Compiles the stand-in driver with all kernels in it, and the stand-in cublasLt.
+//! Compiles the stand-in driver with all kernels in it, and the stand-in cublasLt and NVRTC.
 //!
 //! Without a g++, or for a machine that the emulator does not run on, it says so and leaves them out.
 
@@ -9,7 +9,7 @@ mod compile;
 #[allow(dead_code, unreachable_pub)]
 mod table;
 
-use compile::{Compiler, Sources, Variant};
+use compile::{Beside, Compiler, Sources, Variant};
 use std::env;
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,14 @@ fn main() {
         "CLEAVE_STANDIN_CUDA",
         compiler.stand_in(&sources, Variant::Plain),
     );
-    say("CLEAVE_STANDIN_CUBLAS_LT", compiler.cublas_lt(&sources));
+    say(
+        "CLEAVE_STANDIN_CUBLAS_LT",
+        compiler.beside(&sources, Beside::CublasLt),
+    );
+    say(
+        "CLEAVE_STANDIN_NVRTC",
+        compiler.beside(&sources, Beside::Nvrtc),
+    );
     for warning in compiler.warnings() {
         println!("cargo:warning={warning}");
     }

@@ -29,6 +29,25 @@ pub enum Variant {
     Thread,
 }
 
+/// What programs load besides the driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beside {
+    /// Matrix products.
+    CublasLt,
+    /// The compiler at run time.
+    Nvrtc,
+}
+
+impl Beside {
+    /// Its source, and the name that it is loaded by.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Beside::CublasLt => ("cublaslt.cpp", "libcublasLt.so.13"),
+            Beside::Nvrtc => ("nvrtc.cpp", "libnvrtc.so.13"),
+        }
+    }
+}
+
 /// Why there is no library.
 #[derive(Debug)]
 pub(crate) enum CompileError {
@@ -209,14 +228,19 @@ impl Compiler {
         self.link(&units, variant, "libcuda.so.1")
     }
 
-    /// `libcublasLt.so.13`, which serves every variant of the driver.
-    pub(crate) fn cublas_lt(&self, sources: &Sources) -> Result<PathBuf, CompileError> {
+    /// A library beside the driver's, which serves every variant of it.
+    pub(crate) fn beside(
+        &self,
+        sources: &Sources,
+        library: Beside,
+    ) -> Result<PathBuf, CompileError> {
         let _alone = self.lock()?;
         let headers = contents(&sources.cpp, "h")?;
-        let source = sources.cpp.join("cublaslt.cpp");
+        let (source, soname) = library.names();
+        let source = sources.cpp.join("beside").join(source);
         let units = [self.unit(source, flags(&OWN_FLAGS), &headers)?];
         self.compile(&units)?;
-        self.link(&units, Variant::Plain, "libcublasLt.so.13")
+        self.link(&units, Variant::Plain, soname)
     }
 
     /// One process at a time: tests run in parallel, and begin together.
@@ -241,9 +265,7 @@ impl Compiler {
         };
         for folder in [sources.cpp.clone(), sources.cpp.join("driver")] {
             for (source, text) in contents(&folder, "cpp")? {
-                if !source.ends_with("cublaslt.cpp") {
-                    units.push(self.unit(source, flags_of(&text), &headers)?);
-                }
+                units.push(self.unit(source, flags_of(&text), &headers)?);
             }
         }
         Ok(units)

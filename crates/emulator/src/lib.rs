@@ -2,7 +2,7 @@
 //!
 //! Owns: an emulator that runs each thread of a block as a fiber (`cpp/scheduler.cpp`), so that the kernels of
 //! `kernels/` run as they are; a stand-in for the driver's library over it (`cpp/driver/`), with queues for streams,
-//! captures, faults and memory shared between processes; a stand-in for cublasLt; and the way to get them.
+//! captures, faults and memory shared between processes; stand-ins for cublasLt and NVRTC; and the way to get them.
 //! Never: part of what ships. It proves what a program and its kernels compute, not how fast.
 //! Invariant: what the device leaves undefined is an error here, or changes with the seed.
 //!
@@ -15,6 +15,8 @@
 //! stand_in.seed(7);
 //! stand_in.faults("alloc@3");
 //! ```
+//!
+//! [`preload`] does that, and the same for cublasLt and NVRTC.
 //!
 //! A sanitizer's library needs its runtime in the process from the beginning: the test starts itself again with
 //! [`command`], and loads the variant there. Everything that can be set is in `cpp/driver/state.h` and
@@ -79,6 +81,21 @@ pub fn library_of(kernels: &Path, variant: Variant) -> Option<&'static Path> {
 /// `libcublasLt.so.13`; it works with any variant of the driver that is loaded before its first call.
 pub fn cublas_lt() -> Option<&'static Path> {
     built(option_env!("CLEAVE_STANDIN_CUBLAS_LT"))
+}
+
+/// `libnvrtc.so.13`, for a program that compiles its kernels when it starts; this one compiles nothing.
+pub fn nvrtc() -> Option<&'static Path> {
+    built(option_env!("CLEAVE_STANDIN_NVRTC"))
+}
+
+/// Loads all three, for good and for everybody in this process; false where they cannot be built.
+///
+/// # Panics
+/// If they are there and cannot be loaded.
+pub fn preload(variant: Variant) -> bool {
+    let beside = [cublas_lt(), nvrtc()];
+    StandIn::load(variant).is_some()
+        && beside.into_iter().flatten().map(StandIn::open).count() == beside.len()
 }
 
 /// Starts a program such that a variant's library can be loaded in it. What a sanitizer finds is on its stderr,

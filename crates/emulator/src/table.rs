@@ -4,13 +4,14 @@
 //! the fatbins, CI's look at the machine code.
 //! Never: looks into a kernel's file.
 //!
-//! A line is `file kernel threads registers shared sass…`, separated by blanks; `#` begins a comment.
+//! A line is `file kernel threads registers shared required…`, separated by blanks; one that begins with `#` is a
+//! comment.
 //! - `file`: below `kernels/`; compiled alone, with `kernels/include` to include from.
 //! - `kernel`: its C name, unique in the table.
 //! - `threads`: in a block, as in its `KERNEL(threads, blocks)`; a multiple of 32.
 //! - `registers`: the most that a thread may take, for any target.
-//! - `shared`: the most bytes of dynamic shared memory that a launch asks for.
-//! - `sass`: instructions that must occur for `sm_80`, such as `HMMA` or `LDGSTS`; none or several.
+//! - `shared`: the bytes of dynamic shared memory that a launch asks for.
+//! - `required`: what the machine code must hold, as `target:instruction` (`sm_80:HMMA`); none or several.
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +24,10 @@ pub struct Kernel {
     pub threads: u32,
     /// Registers of a thread at most.
     pub registers_max: u32,
-    /// Dynamic shared memory of a block at most.
+    /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// Instructions that must occur.
-    pub sass: Vec<String>,
+    /// Instructions that must occur, as `target:instruction`.
+    pub required: Vec<String>,
 }
 
 /// What a block can have on every device that the kernels are built for.
@@ -42,13 +43,8 @@ const SHARED_BYTES_MAX: u32 = 227 * 1024;
 pub fn parse(text: &str) -> Result<Vec<Kernel>, String> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let words: Vec<&str> = line
-            .split('#')
-            .next()
-            .unwrap_or_default()
-            .split_whitespace()
-            .collect();
-        if words.is_empty() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if words.is_empty() || line.starts_with('#') {
             continue;
         }
         let wrong = |what: String| format!("kernel table, line {}: {what}", index + 1);
@@ -62,8 +58,8 @@ pub fn parse(text: &str) -> Result<Vec<Kernel>, String> {
 }
 
 fn parse_line(words: &[&str]) -> Result<Kernel, String> {
-    let [file, name, threads, registers, shared, sass @ ..] = words else {
-        return Err("a line is `file kernel threads registers shared sass…`".to_owned());
+    let [file, name, threads, registers, shared, required @ ..] = words else {
+        return Err("a line is `file kernel threads registers shared required…`".to_owned());
     };
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if !file.ends_with(".cu") || file.starts_with('/') || file.contains("..") {
@@ -71,6 +67,9 @@ fn parse_line(words: &[&str]) -> Result<Kernel, String> {
     }
     if name.is_empty() || !name.chars().all(is_word) {
         return Err(format!("{name} is no C name"));
+    }
+    if let Some(word) = required.iter().find(|word| !word.contains(':')) {
+        return Err(format!("{word} is no `target:instruction`"));
     }
     let number = |what: &str, text: &str, max: u32| match text.parse::<u32>() {
         Ok(number) if number <= max => Ok(number),
@@ -82,7 +81,7 @@ fn parse_line(words: &[&str]) -> Result<Kernel, String> {
         threads: number("threads", threads, THREADS_MAX)?,
         registers_max: number("registers", registers, REGISTERS_OF_THREAD_MAX)?,
         shared_bytes: number("shared", shared, SHARED_BYTES_MAX)?,
-        sass: sass.iter().map(|&word| word.to_owned()).collect(),
+        required: required.iter().map(|&word| word.to_owned()).collect(),
     };
     if kernel.threads == 0 || !kernel.threads.is_multiple_of(32) {
         return Err(format!("{threads} threads are no whole number of warps"));
@@ -102,14 +101,14 @@ mod tests {
     #[test]
     fn a_line_says_everything_about_a_kernel() {
         let kernels = parse(
-            "# names\n\nnorm/norm.cu norm_bf16 256 64 0\nmatmul/small.cu small 128 168 49152 HMMA LDGSTS # tensor cores\n",
+            "# names\n\nnorm/norm.cu norm_bf16 256 64 0\nmatmul/small.cu small 128 168 49152 sm_80:HMMA sm_90a:LDGSTS\n",
         );
         let kernels = kernels.expect("a table");
         assert_eq!(kernels.len(), 2);
-        assert_eq!(kernels[0].sass, Vec::<String>::new());
+        assert_eq!(kernels[0].required, Vec::<String>::new());
         assert_eq!(kernels[1].name, "small");
         assert_eq!(kernels[1].shared_bytes, 49152);
-        assert_eq!(kernels[1].sass, ["HMMA", "LDGSTS"]);
+        assert_eq!(kernels[1].required, ["sm_80:HMMA", "sm_90a:LDGSTS"]);
     }
 
     #[test]
@@ -119,6 +118,7 @@ mod tests {
             ("norm/norm.cpp norm 256 64 0", "no .cu file"),
             ("../norm.cu norm 256 64 0", "no .cu file"),
             ("norm/norm.cu no-rm 256 64 0", "no C name"),
+            ("norm/norm.cu norm 128 64 0 HMMA", "target:instruction"),
             ("norm/norm.cu norm 100 64 0", "whole number of warps"),
             ("norm/norm.cu norm 1024 65 0", "do not fit"),
             ("norm/norm.cu norm 256 64 300000", "no number up to"),

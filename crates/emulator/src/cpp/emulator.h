@@ -71,8 +71,25 @@ DEVICE float low_bf16(u32 word) { return bits_to_f32(word << 16); }
 DEVICE float high_bf16(u32 word) { return bits_to_f32(word & 0xffff0000u); }
 DEVICE float fp8_to_f32(fp8 x) { return numbers::from_e4m3(x.bits); }
 
+DEVICE u32 permute_bytes(u32 low, u32 high, u32 order) {
+    u64 bytes = u64(high) << 32 | low;
+    u32 picked = 0;
+    for (u32 i = 0; i < 4; i++) {
+        u32 digit = order >> 4 * i & 15, byte = u32(bytes >> 8 * (digit & 7)) & 0xff;
+        // The highest bit of a digit asks for the byte's sign, eight times.
+        if (digit & 8) byte = byte & 0x80 ? 0xff : 0;
+        picked |= byte << 8 * i;
+    }
+    return picked;
+}
+DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 low = numbers::fma_bf16(u16(a), u16(b), u16(c));
+    return low | u32(numbers::fma_bf16(u16(a >> 16), u16(b >> 16), u16(c >> 16))) << 16;
+}
+
 DEVICE float mul_rn(float a, float b) { return a * b; }
 DEVICE float add_rn(float a, float b) { return a + b; }
+DEVICE float fma_rn(float a, float b, float c) { return fmaf(a, b, c); }
 // Numbers below the least normal one are zeros, as the device's instruction takes and gives them.
 DEVICE float exp2_fast(float x) {
     float y = exp2f(fabsf(x) < 0x1p-126f ? 0.0f : x);
@@ -109,12 +126,14 @@ DEVICE u32 ballot(bool is_true, CALL_SITE) { return emulator::ballot(is_true, si
 // Relaxed, as on the device: an atomic alone orders nothing else.
 DEVICE u32 atomic_add(u32* at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 DEVICE u64 atomic_add(u64* at, u64 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
-DEVICE u32 atomic_max(u32* at, u32 value) {
-    u32 before = __atomic_load_n(at, __ATOMIC_RELAXED);
+template <class T> DEVICE T emulator_atomic_max(T* at, T value) {
+    T before = __atomic_load_n(at, __ATOMIC_RELAXED);
     while (before < value && !__atomic_compare_exchange_n(at, &before, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
     return before;
 }
+DEVICE u32 atomic_max(u32* at, u32 value) { return emulator_atomic_max(at, value); }
+DEVICE u64 atomic_max(u64* at, u64 value) { return emulator_atomic_max(at, value); }
 DEVICE u32 arrive(u32* counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
 
 DEVICE void emulator_check_aligned(const void* at, const char* what, emulator::Site site) {
@@ -145,7 +164,15 @@ DEVICE Words4 load_once(const void* from, CALL_SITE) {
     emulator_check_global(from, "load_once of shared memory", site);
     return *static_cast<const Words4*>(from);
 }
-DEVICE float load_fresh(const float* from) { return *from; }
+DEVICE float load_fresh(const float* from, CALL_SITE) {
+    emulator_check_global(from, "load_fresh of shared memory", site);
+    return *from;
+}
+DEVICE Words4 load_fresh_words(const void* from, CALL_SITE) {
+    emulator_check_aligned(from, "load_fresh_words of an address that is no multiple of 16", site);
+    emulator_check_global(from, "load_fresh_words of shared memory", site);
+    return *static_cast<const Words4*>(from);
+}
 
 DEVICE u32 shared_address(const void* at) { return u32(reinterpret_cast<uintptr_t>(at) - emulator::dynamic_shared.first); }
 

@@ -33,6 +33,31 @@ inline uint16_t to_bf16(float x) {
     return uint16_t((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
 }
 
+// To the nearest bf16 in one rounding: on the way through float the last bit says whether anything was cut off
+// (rounding to odd), so that what is near the middle of two is not taken for the middle.
+inline uint16_t to_bf16_once(double x) {
+    auto near = float(x);
+    if (double(near) != x && near == near && (bits(near) & 1u) == 0) {
+        bool is_outward = (double(near) < x) == (x > 0);
+        near = from_bits(is_outward ? bits(near) + 1 : bits(near) - 1);
+    }
+    return to_bf16(near);
+}
+
+// a · b + c in bf16, rounded once. The product is exact in double; of the sum, what double cuts off is kept as its last bit.
+inline uint16_t fma_bf16(uint16_t a, uint16_t b, uint16_t c) {
+    double product = double(from_bf16(a)) * double(from_bf16(b)), added = double(from_bf16(c));
+    double sum = product + added, of_added = sum - product;
+    double cut_off = (product - (sum - of_added)) + (added - of_added);
+    uint64_t word;
+    memcpy(&word, &sum, sizeof word);
+    if (cut_off != 0.0 && cut_off == cut_off && (word & 1u) == 0) {
+        word += (cut_off > 0) == (sum > 0) ? 1 : uint64_t(-1);
+        memcpy(&sum, &word, sizeof sum);
+    }
+    return to_bf16_once(sum);
+}
+
 // e4m3 without infinities: S.1111.111 is the NaN, the largest number is 448.
 inline float from_e4m3(uint8_t x) {
     uint32_t sign = uint32_t(x & 0x80) << 24, exponent = (x >> 3) & 15, fraction = x & 7;

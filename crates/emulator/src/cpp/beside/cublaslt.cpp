@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "numbers.h"
+#include "../numbers.h"
 
 namespace {
 
