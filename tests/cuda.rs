@@ -3,19 +3,28 @@
 
 mod harness;
 
+use cleave_emulator::Variant;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
 /// `cleave` with the stand-in driver and run-time compiler where it looks for NVIDIA's.
 fn on_stand_in(arguments: &[&str], cache: &Path) -> Option<Command> {
-    let Some(folder) = cleave_emulator::folder() else {
+    let libraries = [
+        cleave_emulator::library(Variant::Plain),
+        cleave_emulator::run_time_compiler(),
+    ];
+    let folders: Option<Vec<&Path>> = libraries
+        .iter()
+        .map(|library| library.and_then(Path::parent))
+        .collect();
+    let Some(folders) = folders else {
         eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
         return None;
     };
     let mut command = harness::cleave(arguments);
     command
-        .env("LD_LIBRARY_PATH", folder)
+        .env("LD_LIBRARY_PATH", std::env::join_paths(folders).expect("paths"))
         .env("XDG_CACHE_HOME", cache);
     Some(command)
 }
@@ -123,7 +132,7 @@ fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_work
     assert_eq!(answer["choices"][0]["text"], alone["text"], "{answer}");
     let (_, metrics) = client.get("/metrics");
     let landed = metrics.lines().find(|line| {
-        line.starts_with("cleave_kv_transfer") && line.contains("_total") && !line.ends_with(" 0")
+        line.starts_with("cleave_handoff_bytes_total") && !line.ends_with(" 0")
     });
     assert!(landed.is_some(), "nothing was handed over: {metrics}");
 }

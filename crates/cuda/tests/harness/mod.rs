@@ -1,19 +1,37 @@
 //! A GPU for tests: the real one where `CLEAVE_TEST_DEVICE=cuda` says so, or else the stand-in driver, which
 //! runs kernels on the processor.
-#![allow(clippy::unwrap_used)] // Tests, and what they share.
+#![allow(clippy::unwrap_used, dead_code)] // Tests, and what they share.
 
 use cleave_cuda::Device;
-use cleave_emulator::Variant;
-use std::sync::Arc;
+use cleave_emulator::{StandIn, Variant};
+use std::sync::{Arc, OnceLock};
 
 /// The device, or `None` with a message if this machine can neither run nor emulate one.
 pub fn device() -> Option<Arc<Device>> {
     if std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
         return Some(Device::open(0).expect("CLEAVE_TEST_DEVICE=cuda asks for a GPU"));
     }
-    if !cleave_emulator::preload(Variant::Plain) {
+    if stand_in().is_none() {
         eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
         return None;
     }
     Some(Device::open(0).expect("the stand-in driver has a device"))
+}
+
+/// The stand-in driver and compiler, loaded before anything looks for NVIDIA's.
+pub fn stand_in() -> Option<StandIn> {
+    static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
+    *LOADED.get_or_init(|| {
+        cleave_emulator::load_run_time_compiler()?;
+        StandIn::load(variant())
+    })
+}
+
+/// `CLEAVE_TEST_SANITIZER=address` or `thread` asks for kernels that watch themselves.
+fn variant() -> Variant {
+    match std::env::var("CLEAVE_TEST_SANITIZER").as_deref() {
+        Ok("address") => Variant::Address,
+        Ok("thread") => Variant::Thread,
+        _ => Variant::Plain,
+    }
 }
