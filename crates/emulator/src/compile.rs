@@ -8,6 +8,7 @@
 //! a library that a process has mapped is never written to.
 
 use crate::table::{self, Kernel};
+use std::collections::btree_map::Entry;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -131,7 +132,23 @@ const FLAGS: [&str; 14] = [
 const OWN_FLAGS: [&str; 3] = ["-O3", "-g1", "-mno-red-zone"];
 
 impl Variant {
-    fn name(self) -> &'static str {
+    /// What `CLEAVE_STANDIN_VARIANT` names (`plain`, `address`, `thread`), for test programs that are started with a
+    /// sanitizer's runtime as a whole; plain if it is not set.
+    ///
+    /// # Panics
+    /// If it is something else.
+    pub fn of_environment() -> Variant {
+        let all = [Variant::Plain, Variant::Address, Variant::Thread];
+        let Ok(name) = std::env::var("CLEAVE_STANDIN_VARIANT") else {
+            return Variant::Plain;
+        };
+        let named = all.into_iter().find(|variant| variant.name() == name);
+        named.unwrap_or_else(|| {
+            panic!("CLEAVE_STANDIN_VARIANT={name} is none of plain, address, thread")
+        })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Variant::Plain => "plain",
             Variant::Address => "address",
@@ -509,10 +526,10 @@ fn included(
             let path = path
                 .canonicalize()
                 .map_err(|error| CompileError::File(path.clone(), error))?;
-            if !found.contains_key(&path) {
-                let text = read(&path)?;
-                left.push((path.clone(), text.clone()));
-                found.insert(path, text);
+            if let Entry::Vacant(place) = found.entry(path) {
+                let text = read(place.key())?;
+                left.push((place.key().clone(), text.clone()));
+                place.insert(text);
             }
         }
     }

@@ -19,7 +19,7 @@
 //! [`preload`] does that, and the same for cublasLt and NVRTC.
 //!
 //! A sanitizer's library needs its runtime in the process from the beginning: the test starts itself again with
-//! [`command`], and loads the variant there. Everything that can be set is in `cpp/driver/state.h` and
+//! [`command`], and loads [`Variant::of_environment`] there. Everything that can be set is in `cpp/driver/state.h` and
 //! `cpp/driver/faults.h`. Kernels of a folder of one's own, with its own table, come by [`library_of`].
 #![allow(unsafe_code)]
 // Libraries are loaded, and called by functions that only we know the types of.
@@ -98,7 +98,7 @@ pub fn preload(variant: Variant) -> bool {
         && beside.into_iter().flatten().map(StandIn::open).count() == beside.len()
 }
 
-/// Starts a program such that a variant's library can be loaded in it. What a sanitizer finds is on its stderr,
+/// Starts a program such that a variant's library can be loaded in it, and says which in its environment. What a sanitizer finds is on its stderr,
 /// and it ends with [`FOUND_EXIT`].
 pub fn command(variant: Variant, program: &OsStr) -> Option<Command> {
     let Some(runtime) = variant.runtime() else {
@@ -110,6 +110,7 @@ pub fn command(variant: Variant, program: &OsStr) -> Option<Command> {
     let mut command = Command::new("setarch");
     command.arg("-R").arg("env");
     command.arg(format!("LD_PRELOAD={}", runtime.display()));
+    command.arg(format!("CLEAVE_STANDIN_VARIANT={}", variant.name()));
     command.arg(format!("ASAN_OPTIONS=detect_leaks=0:exitcode={FOUND_EXIT}"));
     command.arg(format!(
         "UBSAN_OPTIONS=print_stacktrace=1:exitcode={FOUND_EXIT}"
