@@ -1,8 +1,7 @@
 //! Compiles C++ with the machine's g++, keeping what has not changed.
 //!
 //! Owns: flags, the list of what is compiled, the file written for each kernel's source, and the folder that
-//! objects and libraries are kept in. Shared by the build script, which makes the plain libraries, and by tests,
-//! which make the sanitizers' on first use.
+//! objects and libraries are kept in.
 //! Never: compiles for another machine than this one.
 //! Invariant: a name holds a hash of everything that went into the file, so a file that is there is right, and
 //! a library that a process has mapped is never written to.
@@ -31,7 +30,7 @@ pub enum Variant {
 }
 
 /// What programs load besides the driver.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Beside {
     /// Matrix products.
     CublasLt,
@@ -50,26 +49,18 @@ impl Beside {
 }
 
 /// Why there is no library.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum CompileError {
     /// A file could not be read or written.
+    #[error("{0}: {1}")]
     File(PathBuf, io::Error),
     /// The kernels' table has a mistake.
+    #[error("{0}")]
     Table(String),
     /// The compiler refused; its words.
+    #[error("{0}")]
     Refused(String),
 }
-
-impl std::fmt::Display for CompileError {
-    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            CompileError::File(path, error) => write!(to, "{}: {error}", path.display()),
-            CompileError::Table(text) | CompileError::Refused(text) => to.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for CompileError {}
 
 /// Where the sources are.
 #[derive(Clone, Debug)]
@@ -78,17 +69,14 @@ pub(crate) struct Sources {
     pub(crate) cpp: PathBuf,
     /// What kernels include.
     pub(crate) include: PathBuf,
-    /// A folder of kernels with its `table.txt`.
-    pub(crate) kernels: PathBuf,
 }
 
 impl Sources {
-    /// Of the crate in `manifest`, with the kernels of a folder.
-    pub(crate) fn of(manifest: &Path, kernels: &Path) -> Sources {
+    /// Of the crate in `manifest`.
+    pub(crate) fn of(manifest: &Path) -> Sources {
         Sources {
             cpp: manifest.join("src/cpp"),
             include: manifest.join("../../kernels/include"),
-            kernels: kernels.to_path_buf(),
         }
     }
 }
@@ -215,12 +203,9 @@ impl Compiler {
         })
     }
 
-    /// Lines that the compiler had to say about what it compiled nonetheless.
+    /// Lines that the compiler had to say about what it compiled nonetheless, told once.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        self.warnings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The full name of one of the compiler's own libraries.
@@ -233,15 +218,16 @@ impl Compiler {
         path.is_absolute().then_some(path)
     }
 
-    /// `libcuda.so.1` with the kernels of a table.
+    /// `libcuda.so.1` with the kernels of a folder, which its `table.txt` lists.
     pub(crate) fn stand_in(
         &self,
         sources: &Sources,
+        kernels: &Path,
         variant: Variant,
     ) -> Result<PathBuf, CompileError> {
         let _alone = self.lock()?;
         let mut units = self.own_units(sources, variant)?;
-        units.extend(self.kernel_units(sources, variant)?);
+        units.extend(self.kernel_units(sources, kernels, variant)?);
         self.compile(&units)?;
         self.link(&units, variant, "libcuda.so.1")
     }
@@ -296,8 +282,13 @@ impl Compiler {
     }
 
     /// Each kernel's file is compiled within a file of ours, which lists what is in it.
-    fn kernel_units(&self, sources: &Sources, variant: Variant) -> Result<Vec<Unit>, CompileError> {
-        let table = sources.kernels.join("table.txt");
+    fn kernel_units(
+        &self,
+        sources: &Sources,
+        folder: &Path,
+        variant: Variant,
+    ) -> Result<Vec<Unit>, CompileError> {
+        let table = folder.join("table.txt");
         let kernels = table::parse(&read(&table)?).map_err(CompileError::Table)?;
         let mut by_file: BTreeMap<&str, Vec<&Kernel>> = BTreeMap::new();
         for kernel in &kernels {
@@ -309,7 +300,7 @@ impl Compiler {
         }
         let mut units = Vec::new();
         for (file, listed) in by_file {
-            let source = sources.kernels.join(file);
+            let source = folder.join(file);
             let text = listing(&source, &listed);
             let written = self.out.join(format!("{}.cpp", name_of(file, &text)));
             write(&written, text.as_bytes())?;
