@@ -24,7 +24,10 @@ fn on_stand_in(arguments: &[&str], cache: &Path) -> Option<Command> {
     };
     let mut command = harness::cleave(arguments);
     command
-        .env("LD_LIBRARY_PATH", std::env::join_paths(folders).expect("paths"))
+        .env(
+            "LD_LIBRARY_PATH",
+            std::env::join_paths(folders).expect("paths"),
+        )
         .env("XDG_CACHE_HOME", cache);
     Some(command)
 }
@@ -131,8 +134,8 @@ fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_work
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["choices"][0]["text"], alone["text"], "{answer}");
     let (_, metrics) = client.get("/metrics");
-    let landed = metrics.lines().find(|line| {
-        line.starts_with("cleave_handoff_bytes_total") && !line.ends_with(" 0")
-    });
+    let landed = metrics
+        .lines()
+        .find(|line| line.starts_with("cleave_handoff_bytes_total") && !line.ends_with(" 0"));
     assert!(landed.is_some(), "nothing was handed over: {metrics}");
 }

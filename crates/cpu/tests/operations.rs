@@ -7,7 +7,7 @@ use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, LayerOf, Norm, Ops, Pack,
-    PoolShape, Precision, Residual, RotaryTable,
+    PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];

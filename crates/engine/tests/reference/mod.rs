@@ -3,8 +3,8 @@
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, LayerOf, Norm, Ops, Pack, PoolShape,
-    Precision, Residual, RotaryTable,
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pack, Pass,
+    PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 use cleave_engine::{EngineError, EngineLimits, ModelEngine, Weights};
 use std::path::Path;
@@ -146,7 +146,7 @@ impl Ops for Plain {
         "f64"
     }
 
-    fn rows(&self, rows_max: usize, width: usize) -> Result<Rows, EngineError> {
+    fn rows(&self, rows_max: usize, width: usize, _: Holds) -> Result<Rows, EngineError> {
         Ok(Rows {
             width,
             values: vec![0.0; rows_max * width],
@@ -160,8 +160,8 @@ impl Ops for Plain {
         })
     }
 
-    fn begin(&mut self, _: &Batch) -> Result<(), EngineError> {
-        Ok(())
+    fn begin(&mut self, _: &Batch, _: Wanted<'_>) -> Result<Pass, EngineError> {
+        Ok(Pass::Run)
     }
 
     fn embed(

@@ -6,6 +6,9 @@
 //! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
 //! and nothing grows.
 
+mod host;
+mod pass;
+
 use crate::args::{Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
 use crate::attention::{Attending, Io};
 use crate::buffers::{CudaPool, CudaRows};
@@ -16,7 +19,7 @@ use crate::inbox::{Inbox, Place};
 use crate::matmul::{Multiplying, Product, Target};
 use crate::options::{CudaOptions, Products};
 use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
-use crate::recording::{Recordings, Way, bucket};
+use crate::recording::{Recordings, Way};
 use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::EngineError;
@@ -24,6 +27,7 @@ use cleave_engine::ops::{
     Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
     PoolShape, Precision, Residual, Wanted,
 };
+use host::PIECE_BYTES;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
@@ -31,8 +35,6 @@ use std::sync::Arc;
 const HEAD_WARPS: usize = 4;
 /// Elements of a row that one block of the gate takes, by eights and by ones.
 const GATE_ELEMENTS: (usize, usize) = (2048, 256);
-/// Bytes that come to the host at once, or go from there.
-const PIECE_BYTES: usize = 4 << 20;
 
 /// One engine's share of a GPU.
 #[derive(Debug)]
@@ -76,9 +78,6 @@ struct StepAddresses {
     decode: Option<(usize, Way)>,
 }
 
-/// Of a row that is padding: `NO_SLOT` of the kernels.
-const NO_SLOT: u32 = u32::MAX;
-
 impl CudaOps {
     /// Loads kernels, and makes a stream.
     ///
@@ -119,115 +118,6 @@ impl CudaOps {
         self.stream.device()
     }
 
-    /// Copies rows' values to the host, widened, `(rows, width)`.
-    ///
-    /// # Errors
-    /// What failed on the way.
-    pub fn values(&self, rows: &CudaRows) -> Result<Vec<f32>, EngineError> {
-        let mut bytes = vec![0; rows.memory.bytes()];
-        self.fetch((&rows.memory, 0), &mut bytes)?;
-        let words = bytes.chunks_exact(rows.stored.element_bytes());
-        Ok(match rows.stored {
-            Precision::F32 => words
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-            Precision::Bf16 => words
-                .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-        })
-    }
-
-    /// Sets rows' values, rounded to how they are stored, `(rows, width)`.
-    ///
-    /// # Errors
-    /// What failed on the way.
-    pub fn set_values(&self, rows: &CudaRows, values: &[f32]) -> Result<(), EngineError> {
-        let bytes: Vec<u8> = match rows.stored {
-            Precision::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            Precision::Bf16 => values
-                .iter()
-                .flat_map(|v| half::bf16::from_f32(*v).to_le_bytes())
-                .collect(),
-        };
-        self.put((&rows.memory, 0), &bytes)
-    }
-
-    /// Copies to the host and waits.
-    fn fetch(
-        &self,
-        (memory, offset): (&DeviceMemory, usize),
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
-        self.stream.bind()?;
-        let mut piece = self.piece.borrow_mut();
-        for (index, chunk) in out.chunks_mut(PIECE_BYTES).enumerate() {
-            let from = (memory, offset + index * PIECE_BYTES);
-            self.stream.copy_out(from, (&mut piece, 0..chunk.len()))?;
-            self.stream.synchronize()?;
-            chunk.copy_from_slice(&piece.as_slice()[..chunk.len()]);
-        }
-        Ok(())
-    }
-
-    /// Copies from the host and waits.
-    fn put(
-        &self,
-        (memory, offset): (&DeviceMemory, usize),
-        bytes: &[u8],
-    ) -> Result<(), EngineError> {
-        self.stream.bind()?;
-        let mut piece = self.piece.borrow_mut();
-        for (index, chunk) in bytes.chunks(PIECE_BYTES).enumerate() {
-            piece.as_mut_slice()[..chunk.len()].copy_from_slice(chunk);
-            let to = (memory, offset + index * PIECE_BYTES);
-            self.stream.copy_in((&piece, 0..chunk.len()), to)?;
-            self.stream.synchronize()?;
-        }
-        Ok(())
-    }
-
-    /// Sends what kernels must know of a batch, padded to the rows that are launched.
-    fn send_batch(&mut self, batch: &Batch, launched: usize) -> Result<(), EngineError> {
-        let shape = *self.pool_shape.borrow();
-        let block_tokens = shape.map_or(1, |shape| shape.block_tokens);
-        let padded = |values: &[u32], with: u32| {
-            let mut values = values.to_vec();
-            values.resize(launched.max(values.len()), with);
-            values
-        };
-        let slots = padded(&row_slots(batch, block_tokens), NO_SLOT);
-        let (tokens, positions) = (padded(&batch.tokens, 0), padded(&batch.positions, 0));
-        let (stream, inbox) = (&self.stream, &mut self.inbox);
-        self.step = StepAddresses {
-            tokens: inbox.send(stream, Place::Tokens, &tokens)?,
-            positions: inbox.send(stream, Place::Positions, &positions)?,
-            row_slots: inbox.send(stream, Place::RowSlots, &slots)?,
-            decode: None,
-        };
-        self.multiplying
-            .begin(batch.rows_count(), (stream, inbox))?;
-        if let Some(attending) = self.attending.get_mut() {
-            attending.begin(batch, stream, inbox)?;
-        }
-        Ok(())
-    }
-
-    /// How often something moved that a recording names.
-    fn moves_count(&self) -> u64 {
-        let attending = self.attending.borrow();
-        self.inbox.moves_count()
-            + self.multiplying.moves_count()
-            + self.sampling.moves_count()
-            + attending.as_ref().map_or(0, Attending::moves_count)
-    }
-
-    /// Rows that are launched where so many are asked for: all of a decode step's bucket.
-    fn launched(&self, rows: usize) -> usize {
-        self.step
-            .decode
-            .map_or(rows, |(bucket, _)| bucket.max(rows))
-    }
-
     fn add_norm(
         &mut self,
         norm: &Norm<'_, CudaVector>,
@@ -262,21 +152,6 @@ impl CudaOps {
         }?;
         Ok(())
     }
-}
-
-/// Where each row's keys and values go: `block × block_tokens + token`.
-fn row_slots(batch: &Batch, block_tokens: usize) -> Vec<u32> {
-    let slot = |table: &[BlockIndex], position: usize| {
-        table[position / block_tokens].0 * block_tokens as u32 + (position % block_tokens) as u32
-    };
-    let of_segment = |segment: &cleave_engine::ops::BatchSegment| {
-        let table = batch.table(segment);
-        let first = segment.position;
-        (first..first + segment.rows.len())
-            .map(|position| slot(table, position))
-            .collect::<Vec<u32>>()
-    };
-    batch.segments.iter().flat_map(of_segment).collect()
 }
 
 impl Ops for CudaOps {
@@ -341,35 +216,7 @@ impl Ops for CudaOps {
     }
 
     fn begin(&mut self, batch: &Batch, wanted: Wanted<'_>) -> Result<Pass, EngineError> {
-        self.stream.bind()?;
-        if let Some((_, Way::Record)) = self.step.decode.take() {
-            // The pass that was being recorded failed half-way, or the recording would have been taken.
-            drop(self.stream.end_recording());
-        }
-        self.inbox.turn(&self.stream)?;
-        let rows = batch.rows_count();
-        let rules = match wanted {
-            Wanted::Tokens(rules) if batch.segments.len() == rows => Some(rules),
-            _ => None,
-        };
-        let decode = rules.and_then(|rules| Some((rules, bucket(rows, self.rows_max.get())?)));
-        let launched = decode.map_or(rows, |(_, bucket)| bucket);
-        self.send_batch(batch, launched)?;
-        let Some((rules, bucket)) = decode else {
-            return Ok(Pass::Run);
-        };
-        let queue = (&self.stream, &mut self.inbox);
-        self.sampling.send(rules, bucket, queue)?;
-        let way = self.recordings.way(bucket, self.moves_count());
-        self.step.decode = Some((bucket, way));
-        match way {
-            Way::Run => Ok(Pass::Run),
-            Way::Record => {
-                self.stream.begin_recording()?;
-                Ok(Pass::Run)
-            }
-            Way::Replay => Ok(Pass::Recorded),
-        }
+        self.begin_pass(batch, wanted)
     }
 
     fn embed(

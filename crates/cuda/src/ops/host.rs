@@ -1,0 +1,82 @@
+//! What comes to the host and goes from it, beside a step's own messages.
+//!
+//! Owns: copies through one piece of pinned memory. Never: leaves before a copy is done.
+//! Invariant: a copy sees everything that was queued before it, being in the same stream.
+
+use super::CudaOps;
+use crate::buffers::CudaRows;
+use crate::driver::DeviceMemory;
+use cleave_engine::EngineError;
+use cleave_engine::ops::Precision;
+
+/// Bytes that come to the host at once, or go from there.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
+
+impl CudaOps {
+    /// Copies rows' values to the host, widened, `(rows, width)`.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub fn values(&self, rows: &CudaRows) -> Result<Vec<f32>, EngineError> {
+        let mut bytes = vec![0; rows.memory.bytes()];
+        self.fetch((&rows.memory, 0), &mut bytes)?;
+        let words = bytes.chunks_exact(rows.stored.element_bytes());
+        Ok(match rows.stored {
+            Precision::F32 => words
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            Precision::Bf16 => words
+                .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+        })
+    }
+
+    /// Sets rows' values, rounded to how they are stored, `(rows, width)`.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub fn set_values(&self, rows: &CudaRows, values: &[f32]) -> Result<(), EngineError> {
+        let bytes: Vec<u8> = match rows.stored {
+            Precision::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            Precision::Bf16 => values
+                .iter()
+                .flat_map(|v| half::bf16::from_f32(*v).to_le_bytes())
+                .collect(),
+        };
+        self.put((&rows.memory, 0), &bytes)
+    }
+
+    /// Copies to the host and waits.
+    pub(super) fn fetch(
+        &self,
+        (memory, offset): (&DeviceMemory, usize),
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        self.stream.bind()?;
+        let mut piece = self.piece.borrow_mut();
+        for (index, chunk) in out.chunks_mut(PIECE_BYTES).enumerate() {
+            let from = (memory, offset + index * PIECE_BYTES);
+            self.stream.copy_out(from, (&mut piece, 0..chunk.len()))?;
+            self.stream.synchronize()?;
+            chunk.copy_from_slice(&piece.as_slice()[..chunk.len()]);
+        }
+        Ok(())
+    }
+
+    /// Copies from the host and waits.
+    pub(super) fn put(
+        &self,
+        (memory, offset): (&DeviceMemory, usize),
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        self.stream.bind()?;
+        let mut piece = self.piece.borrow_mut();
+        for (index, chunk) in bytes.chunks(PIECE_BYTES).enumerate() {
+            piece.as_mut_slice()[..chunk.len()].copy_from_slice(chunk);
+            let to = (memory, offset + index * PIECE_BYTES);
+            self.stream.copy_in((&piece, 0..chunk.len()), to)?;
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+}
