@@ -6,28 +6,17 @@
 //! Invariant: a name holds a hash of everything that went into the file, so a file that is there is right, and
 //! a library that a process has mapped is never written to.
 
+use crate::sources::{Sources, files_of, included, listing, read, write};
 use crate::table::{self, Kernel};
-use std::collections::btree_map::Entry;
-use std::collections::hash_map::DefaultHasher;
+use crate::variant::Variant;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-
-/// How kernels are compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Variant {
-    /// Optimised.
-    Plain,
-    /// With the address and undefined-behaviour sanitizers.
-    Address,
-    /// With the thread sanitizer: each of a block's threads is one.
-    Thread,
-}
 
 /// What programs load besides the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,25 +49,6 @@ pub(crate) enum CompileError {
     /// The compiler refused; its words.
     #[error("{0}")]
     Refused(String),
-}
-
-/// Where the sources are.
-#[derive(Clone, Debug)]
-pub(crate) struct Sources {
-    /// The emulator's and the driver's.
-    pub(crate) cpp: PathBuf,
-    /// What kernels include.
-    pub(crate) include: PathBuf,
-}
-
-impl Sources {
-    /// Of the crate in `manifest`.
-    pub(crate) fn of(manifest: &Path) -> Sources {
-        Sources {
-            cpp: manifest.join("src/cpp"),
-            include: manifest.join("../../kernels/include"),
-        }
-    }
 }
 
 /// A g++ and the folder that it writes to.
@@ -118,79 +88,6 @@ const FLAGS: [&str; 14] = [
 
 /// The switch between stacks pushes where compilers may keep things otherwise.
 const OWN_FLAGS: [&str; 3] = ["-O3", "-g1", "-mno-red-zone"];
-
-impl Variant {
-    /// What `CLEAVE_STANDIN_VARIANT` names (`plain`, `address`, `thread`), for test programs that are started with a
-    /// sanitizer's runtime as a whole; plain if it is not set.
-    ///
-    /// # Panics
-    /// If it is something else.
-    pub fn of_environment() -> Variant {
-        let all = [Variant::Plain, Variant::Address, Variant::Thread];
-        let Ok(name) = std::env::var("CLEAVE_STANDIN_VARIANT") else {
-            return Variant::Plain;
-        };
-        let named = all.into_iter().find(|variant| variant.name() == name);
-        named.unwrap_or_else(|| {
-            panic!("CLEAVE_STANDIN_VARIANT={name} is none of plain, address, thread")
-        })
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Variant::Plain => "plain",
-            Variant::Address => "address",
-            Variant::Thread => "thread",
-        }
-    }
-
-    fn kernel_flags(self) -> &'static [&'static str] {
-        match self {
-            Variant::Plain => &["-O2", "-g1", "-fno-exceptions"],
-            Variant::Address => &[
-                "-O1",
-                "-g",
-                "-fno-exceptions",
-                "-fno-omit-frame-pointer",
-                "-fsanitize=address,undefined",
-                "-fno-sanitize-recover=all",
-            ],
-            Variant::Thread => &[
-                "-O1",
-                "-g",
-                "-fno-exceptions",
-                "-fno-omit-frame-pointer",
-                "-fsanitize=thread",
-            ],
-        }
-    }
-
-    /// What a source of ours is told if it asks: the few that do speak with the sanitizer, and none is sanitized.
-    fn define(self) -> Option<&'static str> {
-        match self {
-            Variant::Plain => None,
-            Variant::Address => Some("EMULATOR_ADDRESS"),
-            Variant::Thread => Some("EMULATOR_THREAD"),
-        }
-    }
-
-    fn link_flags(self) -> &'static [&'static str] {
-        match self {
-            Variant::Plain => &[],
-            Variant::Address => &["-fsanitize=address,undefined"],
-            Variant::Thread => &["-fsanitize=thread"],
-        }
-    }
-
-    /// The sanitizer's library that must be loaded before a program's own.
-    pub(crate) fn runtime(self) -> Option<&'static str> {
-        match self {
-            Variant::Plain => None,
-            Variant::Address => Some("libasan.so"),
-            Variant::Thread => Some("libtsan.so"),
-        }
-    }
-}
 
 impl Compiler {
     /// The machine's, if it has one.
@@ -431,32 +328,6 @@ fn flags(more: &[&str]) -> Vec<String> {
     all
 }
 
-/// A source that includes a kernel's file, in a name space of its own (two files may have functions of one name),
-/// and lists its kernels.
-fn listing(source: &Path, kernels: &[&Kernel]) -> String {
-    let mut hasher = DefaultHasher::new();
-    source.hash(&mut hasher);
-    let space = format!("kernels_{:016x}", hasher.finish());
-    let mut text = format!(
-        "#include \"prims.cuh\"\n#include \"registry.h\"\nnamespace {space} {{\n#include \"{}\"\n}}\n",
-        source.display()
-    );
-    for Kernel {
-        name,
-        threads,
-        registers_max,
-        shared_bytes,
-        ..
-    } in kernels
-    {
-        text += &format!(
-            "static emulator::Listed listed_{name}({{\"{name}\", emulator::Entry<{space}::{name}>::run, \
-             emulator::Entry<{space}::{name}>::ARGS_BYTES, {threads}, {registers_max}, {shared_bytes}, nullptr}});\n"
-        );
-    }
-    text
-}
-
 fn name_of(stem: &str, what: &impl Hash) -> String {
     let mut hasher = DefaultHasher::new();
     what.hash(&mut hasher);
@@ -465,64 +336,4 @@ fn name_of(stem: &str, what: &impl Hash) -> String {
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
         .collect();
     format!("{stem}-{:016x}", hasher.finish())
-}
-
-fn read(path: &Path) -> Result<String, CompileError> {
-    fs::read_to_string(path).map_err(|error| CompileError::File(path.to_path_buf(), error))
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), CompileError> {
-    fs::write(path, bytes).map_err(|error| CompileError::File(path.to_path_buf(), error))
-}
-
-/// The C++ sources in one folder.
-fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CompileError> {
-    let wrong = |error| CompileError::File(folder.to_path_buf(), error);
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(wrong)? {
-        let path = entry.map_err(wrong)?.path();
-        if path.extension().is_some_and(|is| is == "cpp") {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// Everything that a source includes by a name in quotes, and what that includes in turn.
-fn included(
-    source: &Path,
-    text: &str,
-    folders: &[&Path],
-) -> Result<BTreeMap<PathBuf, String>, CompileError> {
-    let mut found = BTreeMap::new();
-    let mut left = vec![(source.to_path_buf(), text.to_owned())];
-    while let Some((from, text)) = left.pop() {
-        for line in text.lines() {
-            let Some(name) = line
-                .trim()
-                .strip_prefix("#include \"")
-                .and_then(|rest| rest.strip_suffix('"'))
-            else {
-                continue;
-            };
-            let beside = from.parent().into_iter().chain(folders.iter().copied());
-            // One that is nowhere is the compiler's to complain about.
-            let Some(path) = beside
-                .map(|folder| folder.join(name))
-                .find(|path| path.exists())
-            else {
-                continue;
-            };
-            let path = path
-                .canonicalize()
-                .map_err(|error| CompileError::File(path.clone(), error))?;
-            if let Entry::Vacant(place) = found.entry(path) {
-                let text = read(place.key())?;
-                left.push((place.key().clone(), text.clone()));
-                place.insert(text);
-            }
-        }
-    }
-    Ok(found)
 }

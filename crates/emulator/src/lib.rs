@@ -25,12 +25,15 @@
 // Libraries are loaded, and called by functions that only we know the types of.
 
 mod compile;
+mod sources;
 pub mod table;
+mod variant;
 
-pub use compile::Variant;
+pub use variant::Variant;
 
-use compile::{Beside, Compiler, Sources};
+use compile::{Beside, Compiler};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use sources::Sources;
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, c_char, c_int};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
-//! Memory and events that two processes share.
+//! Memory and events that two processes share, and memory of two devices in one.
 #![allow(unsafe_code)]
 
 mod device;
 
-use device::{Add, Device, INVALID_CONTEXT, IpcHandle, blocks};
+use device::{Add, Device, ILLEGAL_ADDRESS, INVALID_CONTEXT, IpcHandle, blocks};
 use std::env;
 use std::process::Command;
 
@@ -119,5 +119,73 @@ fn two_processes_see_one_memory() {
             .expect("numbers")
             .iter()
             .all(|&number| number == 1042)
+    );
+}
+
+const DEVICES: &str = "CLEAVE_STANDIN_DEVICES";
+
+/// In a process that has two.
+#[test]
+fn with_two_devices() {
+    if env::var(DEVICES).is_err() {
+        return;
+    }
+    let device = Device::open().expect("whoever started us has an emulator");
+    assert!(device.can_access_peer(1) && !device.can_access_peer(0));
+    let peer = device.change_to(1).expect("the other device");
+    let (there, free) = (device.upload(&[7_u32; COUNT]), device.memory().0);
+    device.make_current();
+    assert!(device.memory().0 > free, "each has its own memory");
+    let here = device.upload(&[0_u32; COUNT]);
+    let stream = device.stream();
+    device
+        .copy_from_peer(here, (there, peer), COUNT * 4, stream)
+        .expect("a copy");
+    device.synchronize_stream(stream).expect("no error");
+    assert_eq!(device.read::<u32>(here, 1).expect("numbers"), [7]);
+    let add = Add {
+        numbers: there,
+        count: COUNT as u32,
+        value: 1,
+    };
+    device.enable_peer(peer).expect("peers");
+    device.run("add", blocks(40, 128), add).expect("a launch");
+    device.change_to(1).expect("the other device");
+    assert_eq!(device.read::<u32>(there, 1).expect("numbers"), [8]);
+    assert_eq!(
+        device.run(
+            "add",
+            blocks(40, 128),
+            Add {
+                numbers: here,
+                ..add
+            }
+        ),
+        Err(ILLEGAL_ADDRESS)
+    );
+    assert!(
+        device.stand_in.message().contains("peer access"),
+        "{}",
+        device.stand_in.message()
+    );
+    device.make_current();
+    device.alloc(4).expect("the first device has no error");
+}
+
+#[test]
+fn two_devices_have_their_own_memory_and_errors() {
+    if env::var(DEVICES).is_ok() || Device::open().is_none() {
+        return;
+    }
+    let mut other = Command::new(env::current_exe().expect("this program"));
+    other
+        .args(["--exact", "with_two_devices", "--nocapture"])
+        .env(DEVICES, "2");
+    let said = other.output().expect("it starts");
+    assert!(
+        said.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&said.stdout),
+        String::from_utf8_lossy(&said.stderr)
     );
 }

@@ -48,6 +48,9 @@ functions! {
     cuDevicePrimaryCtxReset_v2(c_int);
     cuCtxSetCurrent(Handle);
     cuCtxSynchronize();
+    cuCtxEnablePeerAccess(Handle, c_uint);
+    cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
+    cuMemcpyPeerAsync(u64, Handle, u64, Handle, usize, Handle);
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
     cuMemAlloc_v2(*mut u64, usize);
     cuMemFree_v2(u64);
@@ -193,6 +196,36 @@ impl Device {
     /// In a thread that did not open the device.
     pub(crate) fn make_current(&self) {
         call!(self, cuCtxSetCurrent(self.context)).expect("a context");
+    }
+
+    /// Another device's context, made current.
+    pub(crate) fn change_to(&self, ordinal: i32) -> Outcome<Handle> {
+        let mut context = ptr::null_mut();
+        call!(self, cuDevicePrimaryCtxRetain(&raw mut context, ordinal))?;
+        call!(self, cuCtxSetCurrent(context)).map(|()| context)
+    }
+
+    pub(crate) fn can_access_peer(&self, peer: i32) -> bool {
+        let mut can = 0;
+        call!(self, cuDeviceCanAccessPeer(&raw mut can, 0, peer)).expect("two devices");
+        can != 0
+    }
+
+    pub(crate) fn enable_peer(&self, peer: Handle) -> Outcome<()> {
+        call!(self, cuCtxEnablePeerAccess(peer, 0))
+    }
+
+    pub(crate) fn copy_from_peer(
+        &self,
+        to: u64,
+        (from, peer): (u64, Handle),
+        bytes: usize,
+        stream: Handle,
+    ) -> Outcome<()> {
+        call!(
+            self,
+            cuMemcpyPeerAsync(to, self.context, from, peer, bytes, stream)
+        )
     }
 
     pub(crate) fn load_module(&self) -> Outcome<()> {
