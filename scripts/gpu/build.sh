@@ -9,7 +9,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
-flashinfer=no llama_cpp=
+flashinfer=no llama_cpp=''
 while [ $# -gt 0 ]; do
   case $1 in
     --flashinfer) flashinfer=yes ;;

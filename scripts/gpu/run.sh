@@ -15,7 +15,7 @@
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 here=$root/scripts/gpu
-quick=no only= budget=540 out=${OUT:-$root/target/gpu-run} scratch=/tmp/cleave-gpu stand_in=
+quick=no only='' budget=540 out=${OUT:-$root/target/gpu-run} scratch=/tmp/cleave-gpu stand_in=''
 while [ $# -gt 0 ]; do
   case $1 in
     --quick) quick=yes ;;
@@ -91,7 +91,7 @@ report() { python3 "$here/report.py" --records "$CLEAVE_GPU_RECORDS" --out "$out
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
 declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b)
 declare -A users=([1b]="engine-1b legs llama-cpp load" [8b]="engine-8b loop-8b batching-8b")
-writer=
+writer=''
 needed() {
   local user
   for user in ${users[$1]}; do
@@ -165,4 +165,4 @@ stage long load 40 bash -c "python3 '$here/disk.py' '$scratch/1b' && python3 '$h
 report
 cat "$out/table.md"
 echo
-echo "after $SECONDS s; $(basename "$(ls -t "$out"/*.json | head -1)") in $out: scripts/gpu/report.py --collect FILE, then --readme"
+echo "after $SECONDS s, in $out; scripts/gpu/report.py --collect takes the JSON into results/gpu, then --readme"
