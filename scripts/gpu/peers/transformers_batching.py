@@ -2,8 +2,8 @@
 
 usage: transformers_batching.py --model FOLDER --kv-bytes N [--attention NAME] [--device cuda|cpu]   (answers turns.py)
 
-A decode step's time is the distance of tokens of one sequence while all sequences generate; a prompt's is from handing
-it over to its first token. The cache is given a size, since others are on the same card.
+A decode step's time is the distance of tokens of one sequence while all sequences generate; a prompt's is from when it is
+taken up to its first token. The cache is given a size, since others are on the same card.
 """
 
 import argparse
@@ -26,8 +26,10 @@ GROUP = 8
 
 class Batching:
     def __init__(self, args: argparse.Namespace) -> None:
+        # Weights go to a GPU straight from their files.
+        placed = {"device_map": args.device} if args.device != "cpu" else {}
         self.model = AutoModelForCausalLM.from_pretrained(
-            args.model, dtype=torch.bfloat16, device_map=args.device, attn_implementation=args.attention
+            args.model, dtype=torch.bfloat16, attn_implementation=args.attention, **placed
         ).eval()
         config = self.model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -65,7 +67,8 @@ class Batching:
         seconds = []
         for _ in range(3):
             outputs = self.run(self.prompts(1, tokens), 1)
-            seconds.append(outputs[0].timestamps[0] - outputs[0].created_time)
+            # From when it left the queue, where it waited for a thread to wake up.
+            seconds.append(outputs[0].timestamps[0] - max(outputs[0].lifespan[0], outputs[0].created_time))
         return seconds[1:]
 
     def decode(self, batch: int, context: int) -> list[float]:
