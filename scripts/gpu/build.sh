@@ -35,15 +35,15 @@ for line in sys.stdin:
 '
 }
 
-# A program that runs on the host and launches kernels: for Hopper, and as PTX for whatever comes after Ampere.
+# A program that runs on the host and launches kernels: for Hopper, and as PTX for others.
 compile() {
   local source=$1 out=$2
   shift 2
-  "$nvcc" -std=c++17 -O3 -cudart static --compress-mode=size -Werror all-warnings \
-    -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80 \
+  "$nvcc" -std=c++17 -O3 -cudart static --compress-mode=size -gencode=arch=compute_90a,code=sm_90a \
     -I "$root/kernels/include" -I "$root/kernels/lab" "$@" -o "$out" "$source"
   strip "$out"
 }
+others=("-gencode=arch=compute_80,code=compute_80" -Werror all-warnings)
 
 rm -rf "$bundle"
 mkdir -p "$bundle/tests" "$bundle/labs" "$bundle/peers"
@@ -60,16 +60,19 @@ cargo test --no-run -p cleave-cuda --message-format=json | executables | while r
 done
 
 say "labs"
-compile scripts/gpu/ceilings.cu "$bundle/ceilings"
+cargo bench --no-run -p cleave-cuda --bench operations --message-format=json | executables | while read -r name path; do
+  strip -o "$bundle/labs/$name" "$path"
+done
+compile scripts/gpu/ceilings.cu "$bundle/ceilings" "${others[@]}"
 for lab in kernels/*/lab.cu; do
   [ -e "$lab" ] || continue
-  compile "$lab" "$bundle/labs/$(basename "$(dirname "$lab")")"
+  compile "$lab" "$bundle/labs/$(basename "$(dirname "$lab")")" "${others[@]}"
 done
 
 if [ "$flashinfer" = yes ]; then
   say "FlashInfer"
   headers=$("$root/scripts/gpu/peers/install_flashinfer.sh" "$root/target/flashinfer")
-  compile scripts/gpu/peers/flashinfer.cu "$bundle/labs/flashinfer" -diag-suppress 177 -Wno-deprecated-gpu-targets \
+  compile scripts/gpu/peers/flashinfer.cu "$bundle/labs/flashinfer" \
     -isystem "$headers/cccl/libcudacxx/include" -isystem "$headers/cccl/cub" -isystem "$headers/cccl/thrust" -isystem "$headers/include"
 fi
 if [ -n "$llama_cpp" ]; then

@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument("--shapes")
     parser.add_argument("--rounds", default="3")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--from", dest="source", choices=["memory", "disk"], default="memory", help="where the weights are read from")
+    parser.add_argument("--system", default="cleave", help="what records call it")
+    parser.add_argument("--from", dest="source", choices=["memory", "disk"], default="memory", help="where weights are read")
     parser.add_argument("more", nargs="*")
     args = parser.parse_args()
     command = [args.cleave, "bench", "engine", "--device", args.device, "--dtype", "bf16", "--model", args.model]
@@ -34,12 +35,12 @@ def main() -> None:
     table = json.loads(done.stdout)
     stored = Model.of(args.model, args.name).stored_bytes
     load = {"seconds": table["weights_seconds"], "start_seconds": table["load_seconds"], "from": args.source}
-    record.put("load", system="cleave", model=args.name, bytes=stored, **load)
+    record.put("load", system=args.system, model=args.name, bytes=stored, **load)
     for row in table["rows"]:
         print(f"{args.name} {row['shape']}: {row['seconds_median'] * 1e3:.3f} ms", file=sys.stderr)
-        turns.put("cleave", args.name, row["shape"], [row["seconds_median"]], [])
+        turns.put(args.system, args.name, row["shape"], [row["seconds_median"]], [])
     for row in table["skipped"]:
-        record.put("skipped", system="cleave", model=args.name, **row)
+        record.put("skipped", system=args.system, model=args.name, **row)
 
 
 if __name__ == "__main__":

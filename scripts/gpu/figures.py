@@ -94,24 +94,27 @@ def load_rows(records: list[dict], found: dict[str, dict]) -> list[dict]:
     return rows
 
 
-def verdict(aim: str, needed: str, ratios: dict[str, float], holds) -> dict:
-    """One aim: what is furthest from it decides. Not measured is not met."""
-    if not ratios:
-        return {"aim": aim, "needed": needed, "found": None, "met": None}
-    failing = {name: found for name, found in ratios.items() if not holds(found)}
-    return {"aim": aim, "needed": needed, "found": ratios, "failing": sorted(failing), "met": not failing}
+def at_least(aim: str, limit: float, found: dict[str, float]) -> dict:
+    return verdict(aim, f"≥ {limit:g}", found, [name for name, ratio in found.items() if ratio < limit])
 
 
-def against_peers(rows: list[dict], key) -> dict[str, float]:
+def below(aim: str, limit: float, found: dict[str, float]) -> dict:
+    return verdict(aim, f"< {limit:g}", found, [name for name, ratio in found.items() if ratio >= limit])
+
+
+def verdict(aim: str, needed: str, found: dict[str, float], failing: list[str]) -> dict:
+    """One aim: a single figure that misses it decides. What was not measured is not met."""
+    return {"aim": aim, "needed": needed, "found": found, "failing": sorted(failing), "met": not failing if found else None}
+
+
+def against_peers(rows: list[dict], shape: tuple[str, ...]) -> dict[str, float]:
     """Our speed over each peer's, of the turns that they took together: 1 and more is as fast or faster."""
     ratios = {}
-    for ours in rows:
-        if ours["system"] != OURS or not ours["beside"]:
-            continue
+    for ours in (row for row in rows if row["system"] == OURS):
         for theirs in rows:
-            same = theirs["system"] in ours["beside"] and OURS in theirs["beside"] and key(theirs) == key(ours)
-            if same:
-                name = f"{theirs['system']}, {theirs['model']} " + "x".join(map(str, key(ours)[1:]))
+            took_turns = theirs["system"] in ours["beside"] and OURS in theirs["beside"]
+            if took_turns and same(ours, theirs, *shape):
+                name = " ".join([theirs["system"] + ",", *(str(ours[name]) for name in shape)])
                 ratios[name] = theirs["seconds"] / ours["seconds"]
     return ratios
 
@@ -138,35 +141,67 @@ def sampling_shares(labs: list[dict], decode: list[dict]) -> dict[str, float]:
     return shares
 
 
-def aims(figures: dict, gaps: list[dict]) -> list[dict]:
-    decode, prefill, labs = figures["decode"], figures["prefill"], figures["labs"]
-    step = {
-        f"{row['model']} {row['batch']}x{row['context']}": row["ratio"]
-        for row in decode
-        if row["system"] == OURS and row["batch"] <= DECODE_BATCH_MAX and "ratio" in row
-    }
-    prompts = [row for row in prefill if row["system"] == OURS and "ratio" in row]
+def marginal_attention(decode: list[dict], known: dict[str, sizes.Model], copy: float | None) -> dict[str, float]:
+    """Attention's own use of bandwidth within a step, from two steps that differ in their context alone:
+
+    batch × (longer − shorter) × kv_token_bytes / (time of the longer − time of the shorter) / copy
+    """
+    ratios = {}
+    ours = [row for row in decode if row["system"] == OURS and not row["beside"]]
+    for longer in (row for row in ours if row["context"] == ATTENTION_CONTEXT):
+        shorter = [row for row in ours if same(row, longer, "model", "batch") and row["context"] < longer["context"]]
+        model = known.get(longer["model"])
+        if not (shorter and model and copy):
+            continue
+        before = min(shorter, key=lambda row: row["context"])
+        tokens = longer["batch"] * (longer["context"] - before["context"])
+        more = longer["seconds"] - before["seconds"]
+        if more > 0:
+            name = f"in a step, {model.name} {longer['batch']}x{longer['context']}"
+            ratios[name] = tokens * model.kv_token_bytes / more / copy
+    return ratios
+
+
+def same(a: dict, b: dict, *names: str) -> bool:
+    return all(a[name] == b[name] for name in names)
+
+
+def attention_labs(labs: list[dict]) -> dict[str, float]:
+    ratios = {}
+    for lab in labs:
+        if lab["lab"] == "attend" and lab["variant"] == "decode" and f"context {ATTENTION_CONTEXT}," in lab["shape"]:
+            if "ratio" in lab:
+                ratios[f"lab, {lab['shape']}"] = lab["ratio"]
+    return ratios
+
+
+def of_prompts(rows: list[dict], ratio: str) -> dict[str, float]:
+    return {f"{row['model']} {row['tokens']}": row[ratio] for row in rows}
+
+
+def aims(told: dict, gaps: list[dict]) -> list[dict]:
+    decode, labs = told["decode"], told["labs"]
+    known = {one["name"]: sizes.Model(**one) for one in told["models"]}
+    few = [row for row in decode if row["system"] == OURS and row["batch"] <= DECODE_BATCH_MAX and "ratio" in row]
+    steps = {f"{row['model']} {row['batch']}x{row['context']}": row["ratio"] for row in few}
+    prompts = [row for row in told["prefill"] if row["system"] == OURS and "ratio" in row]
     middle = [row for row in prompts if PREFILL_TOKENS_MIN <= row["tokens"] < LONG_PREFILL_TOKENS]
     long = [row for row in prompts if row["tokens"] >= LONG_PREFILL_TOKENS]
-    attention = {
-        f"{lab['variant']}, {lab['shape']}": lab["ratio"]
-        for lab in labs
-        if lab["lab"] == "attend" and lab["variant"].startswith("decode") and f"context {ATTENTION_CONTEXT}" in lab["shape"] and "ratio" in lab
-    }
-    name = lambda row: f"{row['model']} {row['tokens']}"  # noqa: E731
-    peers = against_peers(decode, lambda row: (row["model"], row["batch"], row["context"]))
-    peers |= against_peers(prefill, lambda row: (row["model"], row["tokens"]))
+    attention = attention_labs(labs) | marginal_attention(decode, known, value(told["ceilings"], "copy"))
+    shares = sampling_shares(labs, decode)
+    loaded = [row for row in told["loads"] if row["system"] == OURS and "ratio" in row]
+    loads = {f"{row['model']} from {row['from']}": row["ratio"] for row in loaded}
+    peers = against_peers(decode, ("model", "batch", "context")) | against_peers(told["prefill"], ("model", "tokens"))
     peers |= lab_peers(labs)
-    at_least = lambda limit: lambda found: found >= limit  # noqa: E731
     return [
-        verdict("decode, batch 1 to 32: share of copy bandwidth", f"≥ {DECODE_MBU}", step, at_least(DECODE_MBU)),
-        verdict("prefill from 2k tokens: share of the matrix-product rate", f"≥ {PREFILL_MFU}", {name(row): row["ratio"] for row in middle}, at_least(PREFILL_MFU)),
-        verdict("prefill of 32k tokens, attention included", f"≥ {LONG_PREFILL_MFU}", {name(row): row["ratio_with_attention"] for row in long}, at_least(LONG_PREFILL_MFU)),
-        verdict("decode attention at 8k: share of copy bandwidth", f"≥ {ATTENTION_MBU}", attention, at_least(ATTENTION_MBU)),
-        verdict("sampling: share of a decode step", f"< {SAMPLING_SHARE}", sampling_shares(labs, decode), lambda found: found < SAMPLING_SHARE),
-        verdict("processor's gap between decode steps", "< 20 µs", {gap["name"]: gap["seconds"] for gap in gaps}, lambda found: found < GAP_SECONDS),
-        verdict("weights loaded: share of the slower of link and disk", f"≥ {LOAD_SHARE}", {f"{row['model']} from {row['from']}": row["ratio"] for row in figures["loads"] if row["system"] == OURS and "ratio" in row}, at_least(LOAD_SHARE)),
-        verdict("as fast as every peer in the same run", f"≥ {1 - SPREAD}", peers, at_least(1 - SPREAD)),
+        at_least("decode, batch 1 to 32: share of copy bandwidth", DECODE_MBU, steps),
+        at_least("prefill from 2k tokens: share of the matrix-product rate", PREFILL_MFU, of_prompts(middle, "ratio")),
+        at_least("prefill of 32k tokens, attention included", LONG_PREFILL_MFU, of_prompts(long, "ratio_with_attention")),
+        at_least("decode attention at 8k: share of copy bandwidth", ATTENTION_MBU, attention),
+        below("sampling: share of a decode step", SAMPLING_SHARE, shares),
+        below("processor's gap between decode steps, in seconds", GAP_SECONDS, {gap["name"]: gap["seconds"] for gap in gaps}),
+        at_least("weights loaded: share of the slower of link and disk", LOAD_SHARE, loads),
+        at_least("speed over every peer's in the same run", 1 - SPREAD, peers),
     ]
 
 

@@ -1,6 +1,7 @@
 """The backend's tests on the real device, each in a process of its own.
 
-usage: kernel_tests.py --bundle FOLDER --root REPOSITORY [--device cuda|stand-in] [--sanitizer TOOL] [--limit S] [--jobs N] [NAME …]
+usage: kernel_tests.py --bundle FOLDER --root REPOSITORY [--device cuda|stand-in] [--sanitizer TOOL] [--limit S]
+                       [--jobs N] [NAME …]
 
 A kernel that reads where it must not spoils everything that its process does afterwards, so that one failure would
 look like many; hence one process for each test. With --sanitizer (memcheck, racecheck, initcheck, synccheck) they
@@ -69,9 +70,14 @@ def run(test: Test, args: argparse.Namespace) -> Outcome:
         if "skipped: " in said and status == "ok":
             status = "skipped"
     except subprocess.TimeoutExpired as expired:
-        said = "".join(part.decode(errors="replace") if isinstance(part, bytes) else part or "" for part in (expired.stdout, expired.stderr))
+        said = "".join(text_of(part) for part in (expired.stdout, expired.stderr))
         status = f"longer than {args.limit} s"
     return Outcome(test, status, time.monotonic() - began, said)
+
+
+def text_of(output: str | bytes | None) -> str:
+    """What a program that was stopped had said comes undecoded."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def tell(outcome: Outcome) -> None:

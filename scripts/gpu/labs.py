@@ -36,7 +36,8 @@ def told(lab: dict) -> bool:
     wrong = lab["error"] > lab["tolerance"]
     rate = lab.get("bytes", lab.get("operations", 0)) / lab["seconds"]
     name = f"{lab['lab']} {lab['variant']}, {lab['shape']}"
-    print(f"{name}: {lab['seconds'] * 1e6:.1f} µs, {rate:.4g}/s, error {lab['error']:.2g}{', WRONG' if wrong else ''}", file=sys.stderr)
+    verdict = f"error {lab['error']:.2g}, WRONG" if wrong else f"error {lab['error']:.2g}"
+    print(f"{name}: {lab['seconds'] * 1e6:.1f} µs, {rate:.4g}/s, {verdict}", file=sys.stderr)
     return not wrong
 
 

@@ -81,14 +81,16 @@ def metrics(addresses: list[str]) -> dict[str, float]:
     pages = [urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read().decode() for address in addresses]
     values = {}
     for key, name in METRICS.items():
-        values[key] = sum(sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))) for page in pages)
+        found = [re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE) for page in pages]
+        values[key] = sum(float(value) for of_page in found for value in of_page)
     return values
 
 
 def tokens_of(address: str, prompt: list[int], new_tokens: int) -> list[float]:
     """When each token came, from the request's start, in seconds."""
     body = {"prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    form = {"content-type": "application/json"}
+    request = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body).encode(), form)
     begin, times = time.perf_counter(), []
     with urllib.request.urlopen(request, timeout=120) as answer:
         for line in answer:
@@ -104,13 +106,16 @@ def prompt_of(number: int, tokens: int) -> list[int]:
 def measure(arrangement: str, address: str, pages: list[str], args: argparse.Namespace) -> None:
     tokens_of(address, prompt_of(999, args.prompt_tokens), 4)
     before = metrics(pages)
-    alone = [tokens_of(address, prompt_of(number, args.prompt_tokens), args.new_tokens) for number in range(args.prompts)]
+    def ask(number: int) -> list[float]:
+        return tokens_of(address, prompt_of(number, args.prompt_tokens), args.new_tokens)
+
+    alone = [ask(number) for number in range(args.prompts)]
     after = metrics(pages)
     found = {key: after[key] - before[key] for key in METRICS}
     handed = max(found["count"], 1)
     with ThreadPoolExecutor(args.clients) as pool:
         numbers = range(1000, 1000 + 2 * args.clients)
-        together = list(pool.map(lambda number: tokens_of(address, prompt_of(number, args.prompt_tokens), args.new_tokens), numbers))
+        together = list(pool.map(ask, numbers))
     gaps = sorted(b - a for times in together for a, b in zip(times[1:], times[2:]))
     record.put(
         "handoff",

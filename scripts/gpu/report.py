@@ -19,8 +19,8 @@ from figures import OURS, figures
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/gpu"
 BEGIN, END = "<!-- gpu: begin, by scripts/gpu/report.py --readme -->", "<!-- gpu: end -->"
-NOTHING = """No figure on a GPU exists yet: nothing of Cleave has run on one. Kernels and backend are compiled for GPUs and tested on
-the processor, by an emulator; `scripts/gpu/run.sh` is what measures, on a machine that has one."""
+NOTHING = """No figure on a GPU exists yet: nothing of Cleave has run on one. Kernels and backend are compiled for GPUs and tested
+on the processor, by an emulator; `scripts/gpu/run.sh` is what measures, on a machine that has one."""
 
 
 def name_of(run: dict) -> str:
@@ -57,9 +57,10 @@ def size(tokens: int) -> str:
 def heading(run: dict) -> list[str]:
     machine = run["machine"]
     changed = ", with changes that are not committed" if run["is_modified"] else ""
-    first = f"{run['chip']}, driver {run['driver']}, {(run['date'] or '')[:10]}, commit {(run['commit'] or '')[:12]}{changed}."
-    host = f"Host: {machine.get('processor')}, {machine.get('cores')} cores. " + ", ".join(f"{k} {v}" for k, v in machine.get("versions", {}).items())
-    return [first, "", host, ""]
+    when, commit = (run["date"] or "")[:10], (run["commit"] or "")[:12]
+    first = f"{run['chip']}, driver {run['driver']}, {when}, commit {commit}{changed}."
+    versions = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
+    return [first, "", f"Host: {machine.get('processor')}, {machine.get('cores')} cores. {versions}".strip(), ""]
 
 
 def best(rows: list[dict]) -> dict | None:
@@ -68,68 +69,102 @@ def best(rows: list[dict]) -> dict | None:
     return min(alone or rows, key=lambda row: row["seconds"], default=None)
 
 
+HEADINGS = {
+    "decode": ["batch × context", "tokens/s", "ms a step", "of copy bandwidth"],
+    "prefill": ["tokens", "tokens/s", "ms", "of matrix rate", "with attention"],
+}
+
+
 def speeds(run: dict, kind: str, sizes: list[str]) -> list[str]:
     """Decode or prefill: a row a shape, ours with its ratio, and each peer's beside ours of the same turns."""
     rows = run[kind]
-    shapes = sorted({(row["model"], *(row[name] for name in sizes)) for row in rows}, key=lambda shape: (shape[0], *reversed(shape[1:])))
+    shapes = {shape_of(row, sizes) for row in rows}
+    shapes = sorted(shapes, key=lambda shape: (shape[0], *reversed(shape[1:])))
     peers = sorted({row["system"] for row in rows} - {OURS})
     lines = []
     for shape in shapes:
-        of = [row for row in rows if (row["model"], *(row[name] for name in sizes)) == shape]
+        of = [row for row in rows if shape_of(row, sizes) == shape]
         ours = best([row for row in of if row["system"] == OURS])
         line = [shape[0], " × ".join(size(number) for number in shape[1:])]
-        line += [amount(ours["tokens_per_second"]), f"{ours['seconds'] * 1e3:.3f}", ratio(ours.get("ratio"))] if ours else [None] * 3
+        told = ours or {"tokens_per_second": None, "seconds": None}
+        milliseconds = None if told["seconds"] is None else f"{told['seconds'] * 1e3:.3f}"
+        line += [amount(told["tokens_per_second"]), milliseconds, ratio(told.get("ratio"))]
         if kind == "prefill":
-            line.append(ratio(ours.get("ratio_with_attention")) if ours else None)
-        for peer in peers:
-            theirs = next((row for row in of if row["system"] == peer), None)
-            beside = next((row for row in of if row["system"] == OURS and peer in row["beside"]), None)
-            told = amount(theirs["tokens_per_second"]) if theirs else ""
-            line.append(f"{told} ({theirs['seconds'] / beside['seconds']:.2f})" if theirs and beside else told)
-        lines.append(line)
-    what = {"decode": ["batch × context", "tokens/s", "ms a step", "of copy bandwidth"], "prefill": ["tokens", "tokens/s", "ms", "of matrix rate", "with attention"]}
-    return table(["model", *what[kind], *(f"{peer}, tokens/s (ours over it)" for peer in peers)], lines)
+            line.append(ratio(told.get("ratio_with_attention")))
+        lines.append(line + [beside(of, peer) for peer in peers])
+    return table(["model", *HEADINGS[kind], *(f"{peer}, tokens/s (ours over it)" for peer in peers)], lines)
+
+
+def shape_of(row: dict, sizes: list[str]) -> tuple:
+    return (row["model"], *(row[name] for name in sizes))
+
+
+def beside(rows: list[dict], peer: str) -> str:
+    """A peer's speed, and ours over it, if we took turns."""
+    theirs = next((row for row in rows if row["system"] == peer), None)
+    ours = next((row for row in rows if row["system"] == OURS and peer in row["beside"]), None)
+    if theirs is None:
+        return ""
+    told = amount(theirs["tokens_per_second"])
+    return f"{told} ({theirs['seconds'] / ours['seconds']:.2f})" if ours else told
 
 
 def ceiling_lines(run: dict) -> list[str]:
-    return table(["ceiling", "measured", "how"], [[name, amount(one["value"], one["unit"].replace("bytes", "B")), one["how"]] for name, one in run["ceilings"].items()])
+    units = {"bytes/s": "B/s", "operations/s": "FLOP/s"}
+    rows = [[name, amount(one["value"], units[one["unit"]]), one["how"]] for name, one in run["ceilings"].items()]
+    return table(["ceiling", "measured", "how"], rows)
 
 
 def lab_lines(run: dict) -> list[str]:
     rows = []
     for lab in run["labs"]:
-        unit = "B/s" if "bytes" in lab else "op/s"
+        unit = "B/s" if "bytes" in lab else "FLOP/s"
         wrong = "" if lab["is_right"] else f"WRONG: {lab['error']:.2g} apart"
-        rows.append([lab["lab"], lab["variant"], lab["shape"], f"{lab['seconds'] * 1e6:.1f}", amount(lab.get("rate"), unit), ratio(lab.get("ratio")), wrong])
+        rate, share = amount(lab.get("rate"), unit), ratio(lab.get("ratio"))
+        rows.append([lab["lab"], lab["variant"], lab["shape"], f"{lab['seconds'] * 1e6:.1f}", rate, share, wrong])
     return table(["lab", "variant", "shape", "µs", "rate", "of ceiling", ""], rows)
+
+
+HANDOFF = {
+    "hand-off, ms": "seconds_each",
+    "of that exposed": "exposed_seconds_each",
+    "first token": "first_token_seconds",
+    "per token": "token_seconds",
+    "per token, several clients": "token_seconds_together",
+}
 
 
 def handoff_lines(run: dict) -> list[str]:
     rows = []
     for one in run["handoffs"]:
-        milliseconds = [one[name] * 1e3 for name in ("seconds_each", "exposed_seconds_each", "first_token_seconds", "token_seconds", "token_seconds_together")]
-        rows.append([one["model"], one["arrangement"], one["prompt_tokens"], amount(one["bytes_each"], "B"), *(f"{value:.2f}" for value in milliseconds)])
-    return table(["model", "legs", "prompt", "KV", "hand-off, ms", "of that exposed", "first token", "per token", f"per token, several clients"], rows)
+        milliseconds = [f"{one[name] * 1e3:.2f}" for name in HANDOFF.values()]
+        rows.append([one["model"], one["arrangement"], one["prompt_tokens"], amount(one["bytes_each"], "B"), *milliseconds])
+    return table(["model", "legs", "prompt", "KV", *HANDOFF], rows)
 
 
 def load_lines(run: dict) -> list[str]:
-    rows = [[row["model"], row["from"], amount(row["bytes"], "B"), f"{row['seconds']:.2f}", amount(row["rate"], "B/s"), row.get("ceiling"), ratio(row.get("ratio"))] for row in run["loads"]]
+    rows = []
+    for row in run["loads"]:
+        amounts = [amount(row["bytes"], "B"), f"{row['seconds']:.2f}", amount(row["rate"], "B/s")]
+        rows.append([row["model"], row["from"], *amounts, row.get("ceiling"), ratio(row.get("ratio"))])
     return table(["weights", "from", "bytes", "s", "rate", "ceiling", "ratio"], rows)
 
 
 def aim_lines(run: dict) -> list[str]:
     rows = []
     for aim in run["aims"]:
-        found = aim["found"] or {}
-        verdict = {True: "yes", False: f"no: {len(aim.get('failing', []))} of {len(found)}", None: "not measured"}[aim["met"]]
+        found = aim["found"]
+        verdict = {True: "yes", False: f"not {len(aim['failing'])} of {len(found)}", None: "not measured"}[aim["met"]]
         low, high = (min(found.values()), max(found.values())) if found else (None, None)
         rows.append([aim["aim"], aim["needed"], f"{low:.3g} to {high:.3g}" if found else "", verdict])
     return table(["aim", "needed", "found", "met"], rows)
 
 
 def check_lines(run: dict) -> list[str]:
-    rows = [[one["suite"], f"tests on {one['device']}", one["passed"], "; ".join(one["failed"]) or "none"] for one in run["tests"]]
-    rows += [[one["suite"], one["tool"], one["passed"], "; ".join(one["failed"]) or "none"] for one in run["sanitizer"]]
+    rows = []
+    for one in run["tests"] + run["sanitizer"]:
+        by = one.get("tool") or f"tests on {one['device']}"
+        rows.append([one["suite"], by, one["passed"], "; ".join(one["failed"]) or "none"])
     for precision in sorted({one["precision"] for one in run["goldens"]}):
         of = [one for one in run["goldens"] if one["precision"] == precision]
         differ = [f"{one['model']} {one['prompts'] - one['same']}" for one in of if one["same"] < one["prompts"]]
@@ -146,9 +181,12 @@ def missing_lines(run: dict) -> list[str]:
 
 def whole(run: dict) -> str:
     """Everything, for people."""
-    decode, prefill = speeds(run, "decode", ["batch", "context"]), speeds(run, "prefill", ["tokens"])
-    lines = [*heading(run), *aim_lines(run), *ceiling_lines(run), *decode, *prefill, *lab_lines(run), *load_lines(run)]
+    lines = [*heading(run), *aim_lines(run), *ceiling_lines(run), *both_speeds(run), *lab_lines(run), *load_lines(run)]
     return "\n".join([*lines, *handoff_lines(run), *check_lines(run), *missing_lines(run)]).rstrip() + "\n"
+
+
+def both_speeds(run: dict) -> list[str]:
+    return speeds(run, "decode", ["batch", "context"]) + speeds(run, "prefill", ["tokens"])
 
 
 def readme_part(run: dict | None, path: Path | None) -> str:
@@ -157,10 +195,10 @@ def readme_part(run: dict | None, path: Path | None) -> str:
     wrong = sum(len(one["failed"]) for one in run["tests"] + run["sanitizer"])
     met = [aim for aim in run["aims"] if aim["met"]]
     first, *_ = heading(run)
-    intro = f"{first} By `scripts/gpu/run.sh`, medians, ceilings measured in the same run; all of it in [{path.name}]({path.relative_to(ROOT)})."
+    page = path.with_suffix(".md")
+    intro = f"{first} By `scripts/gpu/run.sh`: medians, and ceilings of the same run; all of it in [{page.name}]({page.relative_to(ROOT)})."
     checks = f"{len(met)} of {len(run['aims'])} aims are met; {wrong} of the backend's tests fail there."
-    decode, prefill = speeds(run, "decode", ["batch", "context"]), speeds(run, "prefill", ["tokens"])
-    return "\n".join([intro, checks, "", *decode, *prefill]).rstrip()
+    return "\n".join([intro, checks, "", *both_speeds(run)]).rstrip()
 
 
 def newest() -> Path | None:

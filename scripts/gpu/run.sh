@@ -90,7 +90,7 @@ report() { python3 "$here/report.py" --records "$CLEAVE_GPU_RECORDS" --out "$out
 
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
 declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b)
-declare -A users=([1b]="engine-1b legs llama-cpp load" [8b]="engine-8b loop-8b batching-8b")
+declare -A users=([1b]="engine-1b legs llama-cpp load" [8b]="engine-8b fast-8b loop-8b batching-8b")
 writer=''
 needed() {
   local user
@@ -142,12 +142,14 @@ if [ -z "$stand_in" ]; then
 fi
 stage quick tests 150 python3 "$here/kernel_tests.py" --bundle "$bundle" --root "$root" --device "$device"
 stage quick goldens 90 python3 "$here/goldens.py" --cleave "$cleave" --root "$root"
-stage long labs 80 python3 "$here/labs.py" --bundle "$bundle"
+stage long labs 120 python3 "$here/labs.py" --bundle "$bundle"
 await_model 1b
 stage long engine-1b 60 python3 "$here/engine.py" --cleave "$cleave" --model "$scratch/1b" --name "${shapes[1b]}"
 await_model 8b
 stage long engine-8b 110 python3 "$here/engine.py" --cleave "$cleave" --model "$scratch/8b" --name "${shapes[8b]}" \
   --shapes prefill:2048,decode:1x1024,decode:32x1024,decode:32x8192,prefill:8192,decode:8x1024,decode:1x8192,decode:8x8192,prefill:512,prefill:32768,decode:128x1024,decode:96x8192,decode:128x8192
+stage long fast-8b 40 python3 "$here/engine.py" --cleave "$cleave" --model "$scratch/8b" --name "${shapes[8b]}" --system cleave-cublaslt \
+  --shapes prefill:2048,prefill:8192,prefill:32768 -- --gpu-matmul fast
 stage long loop-8b 150 "${turns[@]}" --model "$scratch/8b" --name "${shapes[8b]}" --budget 145 \
   --shapes decode:1x1024,prefill:2048,decode:32x1024,decode:32x8192,prefill:8192,decode:8x8192,decode:1x8192,decode:8x1024 \
   --system cleave "${bench[*]} --model $scratch/8b --kv-cache 34GiB" \

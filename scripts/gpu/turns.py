@@ -113,7 +113,8 @@ def measure(systems: list[System], shape: str, args: argparse.Namespace, until: 
                 why[system.name] = answer["why"]
             else:
                 samples[system.name].append(answer["seconds_median"])
-                print(f"{args.name} {shape} round {turn + 1} {system.name}: {answer['seconds_median'] * 1e3:.3f} ms", file=sys.stderr)
+                told = f"{answer['seconds_median'] * 1e3:.3f} ms"
+                print(f"{args.name} {shape} round {turn + 1} {system.name}: {told}", file=sys.stderr)
     for system in systems:
         if samples[system.name]:
             beside = [other.name for other in systems if other is not system and samples[other.name]]

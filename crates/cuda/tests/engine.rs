@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn folders() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    // Where cargo says when it runs, so that this program finds its data on a machine that it was not built on.
+    let crate_folder = std::env::var("CARGO_MANIFEST_DIR");
+    let crate_folder = crate_folder.as_deref().unwrap_or(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(crate_folder).join("../../testdata");
     let mut folders: Vec<PathBuf> = std::fs::read_dir(root)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -1,4 +1,6 @@
-"""A peer: llama.cpp's llama-bench on the same shape, if the bundle has one. usage: llama_cpp.py --bundle FOLDER --model FOLDER --name NAME
+"""A peer: llama.cpp's llama-bench on the same shape, if the bundle has one.
+
+usage: llama_cpp.py --bundle FOLDER --model FOLDER --name NAME
 
 One sequence, since that is what llama-bench measures; the checkpoint becomes a bf16 GGUF file first. Writes `decode`,
 `prefill` and `absent` records.
@@ -36,7 +38,8 @@ def main() -> None:
     file = args.model / "model.gguf"
     converter = Path(__file__).resolve().parents[2] / "peers/to_gguf.py"
     if not file.exists():
-        surroundings = os.environ | {"PYTHONPATH": os.pathsep.join([str(args.bundle / "peers/python"), os.environ.get("PYTHONPATH", "")])}
+        paths = [str(args.bundle / "peers/python"), os.environ.get("PYTHONPATH", "")]
+        surroundings = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         unfinished = file.with_suffix(".part")
         subprocess.run([sys.executable, converter, args.model, unfinished], check=True, env=surroundings)
         unfinished.rename(file)

@@ -95,7 +95,9 @@ class Loop:
         gate, up = F.linear(normed(x, norm, self.sizes.epsilon), gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, down)
 
-    def step_layer(self, x: torch.Tensor, layer: tuple, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    def step_layer(
+        self, x: torch.Tensor, layer: tuple, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
         """x: (batch, 1, hidden); keys, values: (batch, kv_heads, tokens, dim); position: (1,)."""
         q, k, v = self.heads(x, layer[0], layer[1], self.cos[position], self.sin[position])
         keys.index_copy_(2, position, k)

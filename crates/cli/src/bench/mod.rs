@@ -58,6 +58,13 @@ struct Skipped {
     why: String,
 }
 
+/// How the result is printed.
+#[derive(Clone, Copy)]
+pub(crate) enum Form {
+    Table,
+    Json,
+}
+
 /// Runs the command.
 pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
     let from = Instant::now();
@@ -90,7 +97,7 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
         rows: measure(bench, &shapes, args.rounds)?,
         skipped,
     };
-    print(&table, args.json)
+    print(&table, if args.json { Form::Json } else { Form::Table })
 }
 
 /// Rounds of every shape in turn, so that a disturbance does not fall on one shape alone.
@@ -237,9 +244,9 @@ impl Row {
     }
 }
 
-fn print(table: &Table, json: bool) -> anyhow::Result<()> {
+fn print(table: &Table, form: Form) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    if json {
+    if let Form::Json = form {
         writeln!(out, "{}", serde_json::to_string(table)?)?;
         return Ok(());
     }
