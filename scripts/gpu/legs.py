@@ -23,11 +23,12 @@ from contextlib import ExitStack, contextmanager
 
 import record
 
+# What the decode side says: a process with both legs in it has the prefill side's lines too.
 METRICS = {
-    "bytes": "cleave_handoff_bytes_total",
-    "count": "cleave_handoffs_total",
-    "seconds": "cleave_handoff_seconds_sum",
-    "exposed_seconds": "cleave_handoff_exposed_seconds_sum",
+    "bytes": r'cleave_handoff_bytes_total\{[^}]*role="decode",kind="received"[^}]*\}',
+    "count": r'cleave_handoff_seconds_count\{[^}]*role="decode"[^}]*\}',
+    "seconds": r'cleave_handoff_seconds_sum\{[^}]*role="decode"[^}]*\}',
+    "exposed_seconds": r'cleave_handoff_exposed_seconds_sum\{[^}]*role="decode"[^}]*\}',
 }
 
 
@@ -76,14 +77,9 @@ def running(*command: str):
             process.child.wait()
 
 
-def metrics(addresses: list[str]) -> dict[str, float]:
-    """Sums over the pages and labels."""
-    pages = [urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read().decode() for address in addresses]
-    values = {}
-    for key, name in METRICS.items():
-        found = [re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE) for page in pages]
-        values[key] = sum(float(value) for of_page in found for value in of_page)
-    return values
+def metrics(address: str) -> dict[str, float]:
+    page = urllib.request.urlopen(f"http://{address}/metrics", timeout=20).read().decode()
+    return {key: sum(map(float, re.findall(rf"^{name} (\S+)$", page, re.MULTILINE))) for key, name in METRICS.items()}
 
 
 def tokens_of(address: str, prompt: list[int], new_tokens: int) -> list[float]:
@@ -103,14 +99,14 @@ def prompt_of(number: int, tokens: int) -> list[int]:
     return [3 + (number * 9973 + index * 7 + number * index) % 250 for index in range(tokens)]
 
 
-def measure(arrangement: str, address: str, pages: list[str], args: argparse.Namespace) -> None:
+def measure(arrangement: str, address: str, page: str, args: argparse.Namespace) -> None:
     tokens_of(address, prompt_of(999, args.prompt_tokens), 4)
-    before = metrics(pages)
+    before = metrics(page)
     def ask(number: int) -> list[float]:
         return tokens_of(address, prompt_of(number, args.prompt_tokens), args.new_tokens)
 
     alone = [ask(number) for number in range(args.prompts)]
-    after = metrics(pages)
+    after = metrics(page)
     found = {key: after[key] - before[key] for key in METRICS}
     handed = max(found["count"], 1)
     with ThreadPoolExecutor(args.clients) as pool:
@@ -139,7 +135,7 @@ def one_process(args: argparse.Namespace, engine: list[str]) -> None:
     command = [args.cleave, "serve", "--port", "0", "--prefill", "1", "--decode", "1", "--placement", "split", *engine]
     with running(*command) as server:
         address = server.wait_for(r"listening on http://(\S+)", args.start_limit)
-        measure("two workers of one process", address, [address], args)
+        measure("two workers of one process", address, address, args)
 
 
 def processes(args: argparse.Namespace, engine: list[str]) -> None:
@@ -155,7 +151,7 @@ def processes(args: argparse.Namespace, engine: list[str]) -> None:
         pages = [worker.wait_for(r"metrics at http://([^/\s]+)", args.start_limit) for worker in workers.values()]
         for worker in workers.values():
             worker.wait_for(r"(joined a router)", args.start_limit)
-        measure("three processes", address, [pages[1]], args)
+        measure("three processes", address, pages[1], args)
 
 
 def main() -> None:

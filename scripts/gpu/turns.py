@@ -142,8 +142,9 @@ def main() -> None:
             record.put("absent", what=f"{system.name} ({args.name})", why=about["why"])
         elif "load_seconds" in about:
             print(f"{system.name}: loaded in {about['load_seconds']:.1f} s", file=sys.stderr)
+    ready = [system for system in systems if system.why is None]
     for shape in args.shapes:
-        measure(systems, shape, args, until)
+        measure(ready, shape, args, until)
     for system in systems:
         system.end()
 

@@ -10,13 +10,12 @@ version=0.3.36
 nvcc=${CLEAVE_NVCC:-$("$root/scripts/cuda/install_nvcc.sh" "$folder/nvcc")}
 
 [ -d "$folder/venv" ] || python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check cmake ninja
+"$folder/venv/bin/pip" install --quiet --disable-pip-version-check scikit-build-core cmake ninja
 # The library that large products go through: only to link against.
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps nvidia-cublas==13.1.0.3
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --target "$folder/python" --upgrade gguf
 if [ ! -d "$folder/source" ]; then
-  "$folder/venv/bin/pip" download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$folder" "llama-cpp-python==$version" ||
-    [ -e "$folder/llama_cpp_python-$version.tar.gz" ]
+  "$folder/venv/bin/pip" download --quiet --no-deps --no-build-isolation --no-binary :all: --dest "$folder" "llama-cpp-python==$version"
   mkdir -p "$folder/source"
   tar xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder/source" --strip-components=1
 fi
