@@ -168,7 +168,9 @@ def check_lines(run: dict) -> list[str]:
     for precision in sorted({one["precision"] for one in run["goldens"]}):
         of = [one for one in run["goldens"] if one["precision"] == precision]
         differ = [f"{one['model']} {one['prompts'] - one['same']}" for one in of if one["same"] < one["prompts"]]
-        rows.append([f"reference prompts, {precision}", "cleave generate", sum(one["same"] for one in of), "; ".join(differ) or "none"])
+        # Nobody promises the same tokens of weights that were rounded.
+        wrong = "; ".join(differ) or "none" if precision == "f32" else "not promised"
+        rows.append([f"reference prompts, {precision}", "cleave generate", sum(one["same"] for one in of), wrong])
     return table(["checked", "by", "right", "wrong"], rows)
 
 

@@ -155,7 +155,11 @@ impl Bench {
     }
 
     /// Attention of sequences that all have `context` tokens, of which the last `rows` are computed.
-    fn attention(&self, sizes: &Sizes, (sequences, context, rows): (usize, usize, usize)) -> (f64, f64) {
+    fn attention(
+        &self,
+        sizes: &Sizes,
+        (sequences, context, rows): (usize, usize, usize),
+    ) -> (f64, f64) {
         let mut ops = self.ops();
         let heads = sizes.heads;
         let blocks_each = context.div_ceil(BLOCK_TOKENS);
@@ -172,16 +176,22 @@ impl Bench {
             .iter()
             .flat_map(|x| x.to_le_bytes())
             .collect();
-        ops.write_block(&mut pool, BlockIndex(0), 0, &noise).unwrap();
+        ops.write_block(&mut pool, BlockIndex(0), 0, &noise)
+            .unwrap();
         for block in 1..shape.blocks_count as u32 {
-            ops.copy_block(&mut pool, BlockIndex(0), BlockIndex(block)).unwrap();
+            ops.copy_block(&mut pool, BlockIndex(0), BlockIndex(block))
+                .unwrap();
         }
         let batch = batch((sequences, blocks_each), (context, rows));
         let count = batch.rows_count();
-        let mut qkv = ops.rows(count, heads.qkv_width(), Holds::Activations).unwrap();
+        let mut qkv = ops
+            .rows(count, heads.qkv_width(), Holds::Activations)
+            .unwrap();
         let values = noise_f32(2, count * heads.qkv_width());
         ops.set_values(&mut qkv, &values).unwrap();
-        let mut out = ops.rows(count, heads.query_width(), Holds::Activations).unwrap();
+        let mut out = ops
+            .rows(count, heads.query_width(), Holds::Activations)
+            .unwrap();
         ops.begin(&batch, Wanted::Anything).unwrap();
         self.time(|turn| {
             let attention = Attention {
@@ -204,7 +214,10 @@ impl Bench {
             let figure = Figure {
                 lab: "attend",
                 variant: "decode",
-                shape: format!("batch {sequences}, context {context}, {}", sizes.heads_name()),
+                shape: format!(
+                    "batch {sequences}, context {context}, {}",
+                    sizes.heads_name()
+                ),
                 amount: Amount::Bytes(bytes as f64),
             };
             self.report(&figure, self.attention(sizes, (sequences, context, 1)));
@@ -253,7 +266,10 @@ impl Bench {
                     false => Amount::Operations(2.0 * elements as f64 * rows as f64),
                 },
             };
-            let took = self.time(|turn| ops.matmul(&matrices[turn % copies], rows, &x, &mut out).unwrap());
+            let took = self.time(|turn| {
+                ops.matmul(&matrices[turn % copies], rows, &x, &mut out)
+                    .unwrap()
+            });
             self.report(&figure, took);
         }
     }
@@ -265,13 +281,17 @@ fn batch((sequences, blocks_each): (usize, usize), (context, rows): (usize, usiz
     // Steps of a prime that does not divide their number come by every block once.
     let stride = if blocks.is_multiple_of(7919) { 1 } else { 7919 };
     let mut batch = Batch {
-        blocks: (0..blocks).map(|at| BlockIndex((at * stride % blocks) as u32)).collect(),
+        blocks: (0..blocks)
+            .map(|at| BlockIndex((at * stride % blocks) as u32))
+            .collect(),
         ..Batch::default()
     };
     for sequence in 0..sequences {
         let first = batch.tokens.len();
         batch.tokens.extend((0..rows).map(|_| 0));
-        batch.positions.extend((context - rows..context).map(|position| position as u32));
+        batch
+            .positions
+            .extend((context - rows..context).map(|position| position as u32));
         batch.segments.push(BatchSegment {
             rows: first..first + rows,
             position: context - rows,

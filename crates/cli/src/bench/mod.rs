@@ -71,7 +71,10 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
     let loaded = model::load(&args.model, &args.engine)?;
     let load_seconds = from.elapsed().as_secs_f64();
     let room = Room::of(&loaded, args)?;
-    let asked: Vec<Shape> = match (args.shapes.as_slice(), args.engine.device.pick((false, true))) {
+    let asked: Vec<Shape> = match (
+        args.shapes.as_slice(),
+        args.engine.device.pick((false, true)),
+    ) {
         ([], false) => SHAPES.to_vec(),
         ([], true) => SHAPES_GPU.to_vec(),
         (shapes, _) => shapes.to_vec(),
@@ -109,7 +112,9 @@ fn measure(mut bench: Bench, shapes: &[Shape], rounds: u32) -> anyhow::Result<Ve
         }
     }
     let rows = shapes.iter().zip(&samples);
-    Ok(rows.map(|(shape, samples)| Row::of(*shape, samples)).collect())
+    Ok(rows
+        .map(|(shape, samples)| Row::of(*shape, samples))
+        .collect())
 }
 
 /// Measures what comes in, a shape a line, and answers each with a line of JSON.
@@ -169,13 +174,21 @@ impl Room {
         const GIB: f64 = (1u64 << 30) as f64;
         let tokens = sequence_tokens(shape);
         if tokens > self.context_tokens {
-            return Some(format!("the model's context is {} tokens", self.context_tokens));
+            return Some(format!(
+                "the model's context is {} tokens",
+                self.context_tokens
+            ));
         }
         if shape.sequences() > self.step_tokens_max {
-            return Some(format!("a step has {} tokens at most", self.step_tokens_max));
+            return Some(format!(
+                "a step has {} tokens at most",
+                self.step_tokens_max
+            ));
         }
         if let Some(slots) = self.slots_count.filter(|slots| shape.sequences() > *slots) {
-            return Some(format!("the engine has {slots} slots; raise --max-num-seqs"));
+            return Some(format!(
+                "the engine has {slots} slots; raise --max-num-seqs"
+            ));
         }
         let bytes = self.blocks(shape) * self.block_bytes;
         (bytes > self.kv_bytes).then(|| {
@@ -210,7 +223,10 @@ impl Room {
 
     /// Everything there is, for shapes that are not yet known.
     fn whole(&self) -> EngineLimits {
-        self.limits(self.kv_bytes / self.block_bytes, self.slots_count.unwrap_or(1))
+        self.limits(
+            self.kv_bytes / self.block_bytes,
+            self.slots_count.unwrap_or(1),
+        )
     }
 
     fn limits(&self, blocks: u64, slots_count: u32) -> EngineLimits {

@@ -83,12 +83,16 @@ impl FromStr for Shape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let count = |text: &str| text.parse().ok().filter(|count: &u32| (1..1 << 24).contains(count));
+        let count = |text: &str| {
+            text.parse()
+                .ok()
+                .filter(|count: &u32| (1..1 << 24).contains(count))
+        };
         let shape = match text.split_once(':') {
             Some(("prefill", tokens)) => count(tokens).map(prefill),
-            Some(("decode", both)) => both.split_once('x').and_then(|(sequences, context)| {
-                Some(decode(count(sequences)?, count(context)?))
-            }),
+            Some(("decode", both)) => both
+                .split_once('x')
+                .and_then(|(sequences, context)| Some(decode(count(sequences)?, count(context)?))),
             _ => None,
         };
         shape.ok_or_else(|| {
@@ -118,7 +122,15 @@ mod tests {
         for shape in SHAPES.into_iter().chain(SHAPES_GPU) {
             assert_eq!(shape.to_string().parse(), Ok(shape));
         }
-        for wrong in ["", "prefill", "prefill:0", "decode:8", "decode:0x5", "decode:8x", "encode:5"] {
+        for wrong in [
+            "",
+            "prefill",
+            "prefill:0",
+            "decode:8",
+            "decode:0x5",
+            "decode:8x",
+            "encode:5",
+        ] {
             assert!(wrong.parse::<Shape>().is_err(), "{wrong}");
         }
     }
