@@ -3,10 +3,16 @@
 // Owns: greedy and seeded draws over a large vocabulary, each rule alone and all together.
 // Never: checks more of the rules than that the most likely token wins where it must: the backend's tests hold every
 // draw against the processor's.
-#include "sample.cu"
+#ifdef __CUDACC__
 #include "lab.h"
 
+#include "sample.cu"
+
+#include <memory>
+
 namespace {
+
+using lab::Buffer;
 
 constexpr u32 VOCABULARY = 128256;
 // Sets of logits that take turns: 32 of them are a gigabyte at batch 64, more than a cache holds even at batch 1.
@@ -30,9 +36,18 @@ constexpr Variant VARIANTS[] = {
     {"top-k 1", 1.0f, 0.0f, 1, 1.0},
 };
 
+// Bells about as wide as a model's.
 std::vector<float> logits_of(u32 batch) {
     std::vector<float> logits(size_t(batch) * VOCABULARY);
-    for (size_t i = 0; i < logits.size(); i++) logits[i] = 4.0f * (lab::noise(1, i) + lab::noise(2, i) + lab::noise(3, i));
+    u64 state = 1;
+    for (float& logit : logits) {
+        float sum = 0;
+        for (int i = 0; i < 3; i++) {
+            state = state * 6364136223846793005ull + 1442695040888963407ull;
+            sum += float(state >> 40) / (1 << 23) - 1.0f;
+        }
+        logit = 4.0f * sum;
+    }
     return logits;
 }
 
@@ -48,39 +63,42 @@ double wrong_share(const std::vector<float>& logits, const std::vector<u32>& tok
 
 void measure(u32 batch, const Variant& variant) {
     const std::vector<float> host = logits_of(batch);
-    std::vector<float*> sets(batch > 16 ? SETS / 4 : SETS);
-    for (float*& set : sets) set = lab::to_device(host);
-    std::vector<DrawRule> rules(batch);
+    const size_t sets_count = batch > 16 ? SETS / 4 : SETS;
+    std::vector<std::unique_ptr<Buffer<float>>> sets;
+    for (size_t i = 0; i < sets_count; i++) sets.emplace_back(new Buffer<float>(host));
+    std::vector<DrawRule> rules;
     for (u32 row = 0; row < batch; row++) {
-        const u64 whole = u64(1) << 53;
-        rules[row] = DrawRule{lab::mixed(row) >> 11, variant.top_p < 1.0 ? u64(variant.top_p * double(whole)) : whole,
-                              variant.heat, variant.min_p, variant.top_k, 0, 0, 0};
+        const u64 whole = u64(1) << 53, bits = (row + 1) * 0x9e3779b97f4a7c15ull >> 11;
+        const u64 top_p = variant.top_p < 1.0 ? u64(variant.top_p * double(whole)) : whole;
+        rules.push_back(DrawRule{bits, top_p, variant.heat, variant.min_p, variant.top_k, 0, 0, 0});
     }
+    const Buffer<DrawRule> rules_there(rules);
+    const Buffer<u64> best(batch);
+    const Buffer<u32> tokens(batch);
     SampleArgs args{};
-    args.rules = lab::to_device(rules);
-    args.best = lab::device_zeros<u64>(batch);
-    args.tokens = lab::device_zeros<u32>(batch);
+    args.rules = rules_there.get();
+    args.best = best.get();
+    args.tokens = tokens.get();
     args.vocab = VOCABULARY;
-    const auto draw = [&](int turn, cudaStream_t stream) {
-        args.logits = sets[size_t(turn) % sets.size()];
-        sample_prepare<<<dim3(batch, (VOCABULARY + 8191) / 8192), PREPARE_THREADS, 0, stream>>>(args);
-        sample_draw<<<batch, THREADS, 0, stream>>>(args);
-    };
-    lab::Result result;
-    result.lab = "sample";
-    result.variant = variant.name;
-    result.shape = "batch " + std::to_string(batch) + ", vocabulary " + std::to_string(VOCABULARY);
-    result.timing = lab::time(draw);
+    lab::Figure figure;
+    figure.lab = "sample";
+    figure.variant = variant.name;
+    figure.shape = "batch " + std::to_string(batch) + ", vocabulary " + std::to_string(VOCABULARY);
+    figure.seconds = lab::seconds_of(20, [&](int turn) {
+        args.logits = sets[size_t(turn) % sets.size()]->get();
+        sample_prepare<<<dim3(batch, (VOCABULARY + 8191) / 8192), PREPARE_THREADS>>>(args);
+        sample_draw<<<batch, THREADS>>>(args);
+    });
     const bool is_certain = variant.heat == 0.0f || variant.top_k == 1;
-    result.error = is_certain ? wrong_share(host, lab::to_host(args.tokens, batch)) : 0;
-    lab::report(result);
-    for (float* set : sets) LAB_CHECK(cudaFree(set));
+    figure.error = is_certain ? wrong_share(host, tokens.read()) : 0;
+    lab::report(figure, 0, 0);
 }
 
 }  // namespace
 
 int main() {
-    for (u32 batch : {1u, 8u, 32u, 128u}) {
+    for (const u32 batch : {1u, 8u, 32u, 128u}) {
         for (const Variant& variant : VARIANTS) measure(batch, variant);
     }
 }
+#endif

@@ -40,7 +40,7 @@ compile() {
   local source=$1 out=$2
   shift 2
   "$nvcc" -std=c++17 -O3 -cudart static --compress-mode=size -gencode=arch=compute_90a,code=sm_90a \
-    -I "$root/kernels/include" -I "$root/kernels/lab" "$@" -o "$out" "$source"
+    -I "$root/kernels/include" "$@" -o "$out" "$source"
   strip "$out"
 }
 others=("-gencode=arch=compute_80,code=compute_80" -Werror all-warnings)

@@ -4,9 +4,11 @@
 // and both at once; one `ceiling` record a line.
 // Never: uses managed memory, or changes a setting of the card.
 // Invariant: a median of many repetitions over noise, of buffers many times larger than the cache.
-#include "../../kernels/lab/lab.h"
+#include "lab.h"
 
 namespace {
+
+using lab::Buffer;
 
 constexpr size_t DEVICE_BYTES = size_t(4) << 30;
 constexpr size_t HOST_BYTES = size_t(512) << 20;
@@ -45,66 +47,74 @@ void say(const char* name, double value, const char* how) {
     std::fflush(stdout);
 }
 
-void within_device(unsigned processors) {
-    auto* from = reinterpret_cast<uint4*>(lab::device_noise(DEVICE_BYTES / 2, 1));
-    auto* to = lab::device_zeros<uint4>(DEVICE_BYTES / sizeof(uint4));
-    auto* out = lab::device_zeros<unsigned>(1);
-    const size_t count = DEVICE_BYTES / sizeof(uint4);
+// The largest bandwidth of some numbers of blocks for each multiprocessor.
+template <class Launch> double best_of(double bytes, Launch launch) {
     double best = 0;
-    for (unsigned blocks : {2u, 4u, 16u}) {
-        const auto timing = lab::time([&](int, cudaStream_t stream) { copy<<<processors * blocks, THREADS, 0, stream>>>(to, from, count); }, 15, 2);
-        best = std::max(best, 2.0 * DEVICE_BYTES / timing.median);
+    for (int each : {2, 4, 16}) {
+        const double seconds = lab::seconds_of(4, [&](int) { launch(each * lab::multiprocessors()); });
+        best = std::max(best, bytes / seconds);
     }
-    say("copy_kernel", best, "a kernel of 16-byte loads and stores over 4 GiB, bytes read plus bytes written");
-    const auto driver = lab::time([&](int, cudaStream_t stream) { LAB_CHECK(cudaMemcpyAsync(to, from, DEVICE_BYTES, cudaMemcpyDeviceToDevice, stream)); }, 15, 2);
-    say("copy_driver", 2.0 * DEVICE_BYTES / driver.median, "cudaMemcpyAsync of 4 GiB within the device, bytes read plus bytes written");
-    double reading = 0;
-    for (unsigned blocks : {2u, 4u, 16u}) {
-        const auto timing = lab::time([&](int, cudaStream_t stream) { read<<<processors * blocks, THREADS, 0, stream>>>(from, count, out); }, 15, 2);
-        reading = std::max(reading, DEVICE_BYTES / timing.median);
-    }
-    say("read_kernel", reading, "a kernel of 16-byte loads over 4 GiB, bytes read");
-    LAB_CHECK(cudaFree(from));
-    LAB_CHECK(cudaFree(to));
+    return best;
+}
+
+void copy_in_device(void* to, const void* from) {
+    lab::check(cudaMemcpyAsync(to, from, DEVICE_BYTES, cudaMemcpyDeviceToDevice), "a copy");
+}
+
+void within_device() {
+    const size_t count = DEVICE_BYTES / sizeof(uint4);
+    const Buffer<uint4> from(count), to(count);
+    const Buffer<unsigned> out(1);
+    lab::fill(reinterpret_cast<bf16*>(from.get()), DEVICE_BYTES / sizeof(bf16), 1, 1.0f);
+    const double copied = best_of(2.0 * DEVICE_BYTES, [&](int blocks) { copy<<<blocks, THREADS>>>(to.get(), from.get(), count); });
+    say("copy_kernel", copied, "a kernel of 16-byte loads and stores over 4 GiB, bytes read plus bytes written");
+    const double seconds = lab::seconds_of(4, [&](int) { copy_in_device(to.get(), from.get()); });
+    say("copy_driver", 2.0 * DEVICE_BYTES / seconds, "cudaMemcpyAsync of 4 GiB within the device, bytes read plus bytes written");
+    const double was_read = best_of(DEVICE_BYTES, [&](int blocks) { read<<<blocks, THREADS>>>(from.get(), count, out.get()); });
+    say("read_kernel", was_read, "a kernel of 16-byte loads over 4 GiB, bytes read");
 }
 
 void host_link() {
     void *pinned_in, *pinned_out;
-    LAB_CHECK(cudaHostAlloc(&pinned_in, HOST_BYTES, cudaHostAllocPortable));
-    LAB_CHECK(cudaHostAlloc(&pinned_out, HOST_BYTES, cudaHostAllocPortable));
-    auto* words = static_cast<uint64_t*>(pinned_in);
-    for (size_t i = 0; i < HOST_BYTES / sizeof(uint64_t); i++) words[i] = lab::mixed(i);
-    auto* device_in = lab::device_zeros<uint8_t>(HOST_BYTES);
-    auto* device_out = reinterpret_cast<uint8_t*>(lab::device_noise(HOST_BYTES / 2, 2));
-    const auto in = lab::time([&](int, cudaStream_t stream) { LAB_CHECK(cudaMemcpyAsync(device_in, pinned_in, HOST_BYTES, cudaMemcpyHostToDevice, stream)); }, 9, 1);
-    say("host_to_device", HOST_BYTES / in.median, "cudaMemcpyAsync of 512 MiB of pinned memory");
-    const auto out = lab::time([&](int, cudaStream_t stream) { LAB_CHECK(cudaMemcpyAsync(pinned_out, device_out, HOST_BYTES, cudaMemcpyDeviceToHost, stream)); }, 9, 1);
-    say("device_to_host", HOST_BYTES / out.median, "cudaMemcpyAsync of 512 MiB to pinned memory");
+    lab::check(cudaHostAlloc(&pinned_in, HOST_BYTES, cudaHostAllocPortable), "cudaHostAlloc");
+    lab::check(cudaHostAlloc(&pinned_out, HOST_BYTES, cudaHostAllocPortable), "cudaHostAlloc");
+    u64 state = 1;
+    for (size_t i = 0; i < HOST_BYTES / sizeof(u64); i++) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        static_cast<u64*>(pinned_in)[i] = state;
+    }
+    const Buffer<u8> device_in(HOST_BYTES), device_out(HOST_BYTES);
+    lab::fill(device_out.get(), HOST_BYTES, 2);
     cudaStream_t other;
-    LAB_CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     cudaEvent_t begin, end;
-    LAB_CHECK(cudaEventCreateWithFlags(&begin, cudaEventDisableTiming));
-    LAB_CHECK(cudaEventCreateWithFlags(&end, cudaEventDisableTiming));
-    const auto both = lab::time(
-        [&](int, cudaStream_t stream) {
-            LAB_CHECK(cudaEventRecord(begin, stream));
-            LAB_CHECK(cudaStreamWaitEvent(other, begin, 0));
-            LAB_CHECK(cudaMemcpyAsync(device_in, pinned_in, HOST_BYTES, cudaMemcpyHostToDevice, stream));
-            LAB_CHECK(cudaMemcpyAsync(pinned_out, device_out, HOST_BYTES, cudaMemcpyDeviceToHost, other));
-            LAB_CHECK(cudaEventRecord(end, other));
-            LAB_CHECK(cudaStreamWaitEvent(stream, end, 0));
-        },
-        9, 1);
-    say("host_both_ways", 2.0 * HOST_BYTES / both.median, "512 MiB each way at once, bytes of both");
+    lab::check(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+    lab::check(cudaEventCreateWithFlags(&begin, cudaEventDisableTiming), "cudaEventCreate");
+    lab::check(cudaEventCreateWithFlags(&end, cudaEventDisableTiming), "cudaEventCreate");
+    const auto in = [&](int) { lab::check(cudaMemcpyAsync(device_in.get(), pinned_in, HOST_BYTES, cudaMemcpyHostToDevice), "a copy in"); };
+    const auto out_in = [&](cudaStream_t stream) {
+        lab::check(cudaMemcpyAsync(pinned_out, device_out.get(), HOST_BYTES, cudaMemcpyDeviceToHost, stream), "a copy out");
+    };
+    say("host_to_device", HOST_BYTES / lab::seconds_of(1, in), "cudaMemcpyAsync of 512 MiB of pinned memory");
+    const double out = lab::seconds_of(1, [&](int) { out_in(nullptr); });
+    say("device_to_host", HOST_BYTES / out, "cudaMemcpyAsync of 512 MiB to pinned memory");
+    const double both = lab::seconds_of(1, [&](int i) {
+        lab::check(cudaEventRecord(begin), "cudaEventRecord");
+        lab::check(cudaStreamWaitEvent(other, begin, 0), "cudaStreamWaitEvent");
+        in(i);
+        out_in(other);
+        lab::check(cudaEventRecord(end, other), "cudaEventRecord");
+        lab::check(cudaStreamWaitEvent(nullptr, end, 0), "cudaStreamWaitEvent");
+    });
+    say("host_both_ways", 2.0 * HOST_BYTES / both, "512 MiB each way at once, bytes of both");
 }
 
 }  // namespace
 
 int main() {
     cudaDeviceProp device;
-    LAB_CHECK(cudaGetDeviceProperties(&device, 0));
+    lab::check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
     std::fprintf(stderr, "%s, %d multiprocessors, %.1f GiB, %d MiB of cache\n", device.name, device.multiProcessorCount,
                  double(device.totalGlobalMem) / (1u << 30), device.l2CacheSize >> 20);
-    within_device(unsigned(device.multiProcessorCount));
+    within_device();
     host_link();
 }

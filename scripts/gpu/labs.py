@@ -1,6 +1,7 @@
 """Every lab of the bundle, one after the other. usage: labs.py --bundle FOLDER [--limit S] [--only PROGRAM]
 
-A lab prints records, a line each (kernels/lab/lab.h), which are passed on as they come. Exits with 1 if a lab fails or
+A lab prints records, a line each (kernels/include/lab.h), which are passed on as they come; --brief asks it for what
+matters most. Exits with 1 if a lab fails or
 a variant is wrong. Standard library only.
 """
 
@@ -16,7 +17,7 @@ import record
 def run(program: Path, limit: float) -> bool:
     """Whether it came to its end and everything was right."""
     is_right = True
-    with subprocess.Popen(["timeout", str(limit), str(program)], stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(["timeout", str(limit), str(program), "--brief"], stdout=subprocess.PIPE, text=True) as child:
         for line in child.stdout:
             try:
                 fields = json.loads(line)

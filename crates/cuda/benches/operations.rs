@@ -1,7 +1,7 @@
 //! What the operations reach on a GPU, for the shapes of Llama-3.1-8B: attention over paged KV, and matrix products.
 //!
 //! Owns: which shapes, and what each must move or compute. Prints a line of JSON for each, as labs do
-//! (`kernels/lab/lab.h`); scripts/gpu holds them against the ceilings of the same run.
+//! (`kernels/include/lab.h`); scripts/gpu holds them against the ceilings of the same run.
 //! Never: checks a result: that is what the tests are for.
 //! Invariant: calls are queued in groups and waited for together, so that the host's part hides behind the device;
 //! layers and copies of a matrix take turns, so that nothing is read from a cache that a model would not find there.

@@ -14,11 +14,14 @@
 #include <flashinfer/attention/variants.cuh>
 #include <flashinfer/page.cuh>
 
+#include <memory>
 #include <numeric>
 
 namespace {
 
 namespace fi = flashinfer;
+
+using lab::Buffer;
 
 using Element = __nv_bfloat16;
 using Pages = fi::paged_kv_t<Element, int32_t>;
@@ -46,24 +49,22 @@ struct Bench {
     uint32_t pages_each;
     size_t set_elements;
     size_t sets;
-    Element* keys;
-    Element* values;
-    Element* queries;
-    Element* out;
     std::vector<int32_t> starts;
     std::vector<int32_t> row_starts;
-    int32_t *indices, *starts_there, *last_lengths, *row_starts_there;
-    void *floats, *ints, *pinned_ints;
+    std::unique_ptr<Buffer<bf16>> keys, values, queries, out;
+    std::unique_ptr<Buffer<int32_t>> indices, starts_there, row_starts_there, last_lengths;
+    Buffer<u8> floats{WORKSPACE_BYTES}, ints{WORKSPACE_BYTES};
+    void* pinned_ints;
 
     explicit Bench(Shape of) : shape(of), pages_each((of.context + PAGE_TOKENS - 1) / PAGE_TOKENS) {
         const size_t pages = size_t(of.batch) * pages_each;
         set_elements = pages * PAGE_TOKENS * TOKEN_ELEMENTS;
         sets = std::max<size_t>(1, SETS_BYTES / (4 * set_elements));
-        keys = reinterpret_cast<Element*>(lab::device_noise(sets * set_elements, 1));
-        values = reinterpret_cast<Element*>(lab::device_noise(sets * set_elements, 2));
         const size_t query_elements = size_t(of.batch) * of.rows * QUERY_HEADS * DIM;
-        queries = reinterpret_cast<Element*>(lab::device_noise(query_elements, 3));
-        out = lab::device_zeros<Element>(query_elements);
+        keys = noise(sets * set_elements, 1);
+        values = noise(sets * set_elements, 2);
+        queries = noise(query_elements, 3);
+        out.reset(new Buffer<bf16>(query_elements));
         for (uint32_t i = 0; i <= of.batch; i++) {
             starts.push_back(int32_t(i * pages_each));
             row_starts.push_back(int32_t(i * of.rows));
@@ -71,41 +72,41 @@ struct Bench {
         // Pages in no order, as they are after a while of serving.
         std::vector<int32_t> order(pages);
         std::iota(order.begin(), order.end(), 0);
-        for (size_t i = pages; i > 1; i--) std::swap(order[i - 1], order[lab::mixed(i) % i]);
-        indices = lab::to_device(order);
-        starts_there = lab::to_device(starts);
-        row_starts_there = lab::to_device(row_starts);
-        last_lengths = lab::to_device(std::vector<int32_t>(of.batch, int32_t((of.context - 1) % PAGE_TOKENS + 1)));
-        floats = lab::device_zeros<uint8_t>(WORKSPACE_BYTES);
-        ints = lab::device_zeros<uint8_t>(WORKSPACE_BYTES);
-        LAB_CHECK(cudaMallocHost(&pinned_ints, WORKSPACE_BYTES));
+        for (size_t i = pages; i > 1; i--) std::swap(order[i - 1], order[(u64(i) * 2654435761u >> 7) % i]);
+        const std::vector<int32_t> lengths(of.batch, int32_t((of.context - 1) % PAGE_TOKENS + 1));
+        indices.reset(new Buffer<int32_t>(order));
+        starts_there.reset(new Buffer<int32_t>(starts));
+        row_starts_there.reset(new Buffer<int32_t>(row_starts));
+        last_lengths.reset(new Buffer<int32_t>(lengths));
+        lab::check(cudaMallocHost(&pinned_ints, WORKSPACE_BYTES), "cudaMallocHost");
     }
 
-    ~Bench() {
-        for (void* memory : {(void*)keys, (void*)values, (void*)queries, (void*)out, (void*)indices, (void*)starts_there,
-                             (void*)row_starts_there, (void*)last_lengths, floats, ints}) {
-            LAB_CHECK(cudaFree(memory));
-        }
-        LAB_CHECK(cudaFreeHost(pinned_ints));
+    ~Bench() { cudaFreeHost(pinned_ints); }
+
+    static std::unique_ptr<Buffer<bf16>> noise(size_t count, u32 seed) {
+        std::unique_ptr<Buffer<bf16>> memory(new Buffer<bf16>(count));
+        lab::fill(memory->get(), count, seed, 1.0f);
+        return memory;
     }
+    static Element* elements(const Buffer<bf16>& memory) { return reinterpret_cast<Element*>(memory.get()); }
 
     Pages cache(int turn) const {
         const size_t offset = size_t(turn) % sets * set_elements;
-        return Pages(KV_HEADS, PAGE_TOKENS, DIM, shape.batch, fi::QKVLayout::kHND, keys + offset, values + offset, indices,
-                     starts_there, last_lengths);
+        return Pages(KV_HEADS, PAGE_TOKENS, DIM, shape.batch, fi::QKVLayout::kHND, elements(*keys) + offset,
+                     elements(*values) + offset, indices->get(), starts_there->get(), last_lengths->get());
     }
 
-    template <class T> T* planned(int64_t offset) const { return fi::GetPtrFromBaseOffset<T>(ints, offset); }
-    template <class T> T* partial(int64_t offset) const { return fi::GetPtrFromBaseOffset<T>(floats, offset); }
+    template <class T> T* planned(int64_t offset) const { return fi::GetPtrFromBaseOffset<T>(ints.get(), offset); }
+    template <class T> T* partial(int64_t offset) const { return fi::GetPtrFromBaseOffset<T>(floats.get(), offset); }
 
-    lab::Timing decode() {
+    double decode() {
         fi::DecodePlanInfo plan;
         const auto estimate = fi::BatchDecodeWithPagedKVCacheWorkEstimationDispatched<QUERY_HEADS / KV_HEADS, DIM, PLAIN, Attention, DecodeParams>;
-        LAB_CHECK((fi::DecodePlan<DIM, PLAIN, Attention, DecodeParams>(floats, WORKSPACE_BYTES, ints, pinned_ints, WORKSPACE_BYTES, plan,
-                                                                       starts.data(), shape.batch, QUERY_HEADS, PAGE_TOKENS, false, nullptr, estimate)));
-        LAB_CHECK(cudaDeviceSynchronize());
-        return lab::time([&](int turn, cudaStream_t stream) {
-            DecodeParams params(queries, nullptr, cache(turn), out, nullptr, nullptr, QUERY_HEADS, QUERY_HEADS * DIM, DIM, -1, 0.0f, 0.088388f, 1.0f, 1e4f);
+        lab::check((fi::DecodePlan<DIM, PLAIN, Attention, DecodeParams>(floats.get(), WORKSPACE_BYTES, ints.get(), pinned_ints, WORKSPACE_BYTES, plan,
+                                                                       starts.data(), shape.batch, QUERY_HEADS, PAGE_TOKENS, false, nullptr, estimate)), "DecodePlan");
+        lab::check(cudaDeviceSynchronize(), "a plan");
+        return lab::seconds_of(10, [&](int turn) {
+            DecodeParams params(elements(*queries), nullptr, cache(turn), elements(*out), nullptr, nullptr, QUERY_HEADS, QUERY_HEADS * DIM, DIM, -1, 0.0f, 0.088388f, 1.0f, 1e4f);
             params.padded_batch_size = uint32_t(plan.padded_batch_size);
             params.request_indices = planned<int32_t>(plan.request_indices_offset);
             params.kv_tile_indices = planned<int32_t>(plan.kv_tile_indices_offset);
@@ -114,18 +115,18 @@ struct Bench {
             params.partition_kv = plan.split_kv;
             auto* sums = plan.split_kv ? partial<Element>(plan.v_offset) : nullptr;
             auto* scores = plan.split_kv ? partial<float>(plan.s_offset) : nullptr;
-            LAB_CHECK((fi::BatchDecodeWithPagedKVCacheDispatched<DIM, PLAIN, Attention>(params, sums, scores, false, stream)));
+            lab::check((fi::BatchDecodeWithPagedKVCacheDispatched<DIM, PLAIN, Attention>(params, sums, scores, false, nullptr)), "decode");
         });
     }
 
-    lab::Timing prefill() {
+    double prefill() {
         fi::PrefillPlanInfo plan;
-        LAB_CHECK(fi::PrefillPlan<int32_t>(floats, WORKSPACE_BYTES, ints, pinned_ints, WORKSPACE_BYTES, plan, row_starts.data(), starts.data(),
+        lab::check(fi::PrefillPlan<int32_t>(floats.get(), WORKSPACE_BYTES, ints.get(), pinned_ints, WORKSPACE_BYTES, plan, row_starts.data(), starts.data(),
                                            shape.batch * shape.rows, shape.batch, QUERY_HEADS, KV_HEADS, DIM, DIM, PAGE_TOKENS, false, 2, -1, -1,
-                                           false, 0, 0, nullptr));
-        LAB_CHECK(cudaDeviceSynchronize());
-        return lab::time([&](int turn, cudaStream_t stream) {
-            PrefillParams params(queries, cache(turn), nullptr, row_starts_there, nullptr, nullptr, out, nullptr, nullptr, QUERY_HEADS,
+                                           false, 0, 0, nullptr), "PrefillPlan");
+        lab::check(cudaDeviceSynchronize(), "a plan");
+        return lab::seconds_of(10, [&](int turn) {
+            PrefillParams params(elements(*queries), cache(turn), nullptr, row_starts_there->get(), nullptr, nullptr, elements(*out), nullptr, nullptr, QUERY_HEADS,
                                  QUERY_HEADS * DIM, DIM, -1, 0.0f, 0.088388f, 1.0f, 1e4f);
             params.padded_batch_size = uint32_t(plan.padded_batch_size);
             params.max_total_num_rows = uint32_t(plan.total_num_rows);
@@ -139,8 +140,8 @@ struct Bench {
             auto* sums = plan.split_kv ? partial<Element>(plan.v_offset) : nullptr;
             auto* scores = plan.split_kv ? partial<float>(plan.s_offset) : nullptr;
             DISPATCH_CTA_TILE_Q(plan.cta_tile_q, TILE, {
-                LAB_CHECK((fi::BatchPrefillWithPagedKVCacheDispatched<TILE, DIM, DIM, PLAIN, false, fi::MaskMode::kCausal, Attention>(
-                    params, sums, scores, false, stream)));
+                lab::check((fi::BatchPrefillWithPagedKVCacheDispatched<TILE, DIM, DIM, PLAIN, false, fi::MaskMode::kCausal, Attention>(
+                    params, sums, scores, false, nullptr)), "prefill");
             });
         });
     }
@@ -155,26 +156,25 @@ std::string told(Shape shape) {
 void decode(uint32_t batch, uint32_t context) {
     const Shape shape = {batch, context, 1};
     Bench bench(shape);
-    lab::Result result;
-    result.lab = "attend";
-    result.variant = "flashinfer:decode";
-    result.shape = told(shape);
-    result.bytes = double(batch) * context * TOKEN_ELEMENTS * 2 * sizeof(Element);
-    const lab::Timing own = bench.decode(), shared = bench.prefill();
-    result.timing = own.median < shared.median ? own : shared;
-    lab::report(result);
+    lab::Figure figure;
+    figure.lab = "attend";
+    figure.variant = "flashinfer:decode";
+    figure.shape = told(shape);
+    figure.bytes = double(batch) * context * TOKEN_ELEMENTS * 2 * sizeof(Element);
+    figure.seconds = std::min(bench.decode(), bench.prefill());
+    lab::report(figure, 0, 0);
 }
 
 void prefill(uint32_t tokens) {
     const Shape shape = {1, tokens, tokens};
     Bench bench(shape);
-    lab::Result result;
-    result.lab = "attend";
-    result.variant = "flashinfer:prefill";
-    result.shape = told(shape);
-    result.operations = 4.0 * QUERY_HEADS * DIM * (double(tokens) * (tokens + 1) / 2);
-    result.timing = bench.prefill();
-    lab::report(result);
+    lab::Figure figure;
+    figure.lab = "attend";
+    figure.variant = "flashinfer:prefill";
+    figure.shape = told(shape);
+    figure.operations = 4.0 * QUERY_HEADS * DIM * (double(tokens) * (tokens + 1) / 2);
+    figure.seconds = bench.prefill();
+    lab::report(figure, 0, 0);
 }
 
 }  // namespace
