@@ -6,7 +6,7 @@
 // Owns: the batches that are timed, and the plan of a batch as attend.cuh tells it.
 // Never: ships.
 #ifdef __CUDACC__
-#include "lab.cuh"
+#include "lab.h"
 
 #include "plain.cu"
 #include "tensor.cu"
@@ -218,59 +218,80 @@ bool check_all(const std::vector<Pair>& pairs) {
                 for (size_t i = 0; i < plain.size(); i++) worst = std::fmax(worst, std::fabs(wide(plain[i]) - wide(whole[i])));
             }
             const bool is_right = is_same && worst < 0.02;
-            if (!is_right) std::printf("WRONG: dim %u, %u bytes, group %u: %s, off by %g\n", pair.dim, pair.element_bytes, group, is_same ? "same bits" : "other bits", worst);
+            if (!is_right) std::fprintf(stderr, "WRONG: dim %u, %u bytes, group %u: %s, off by %g\n", pair.dim, pair.element_bytes, group, is_same ? "same bits" : "other bits", worst);
             is_fine &= is_right;
         }
     }
     return is_fine;
 }
 
-void time_decode(const Pair& pair, const Heads& heads, double copy) {
+struct Ceilings {
+    double copy;
+    double mma;
+};
+
+lab::Figure figure_of(const Pair& pair, const Heads& heads, const char* kind, u32 spans, const std::string& batch) {
+    lab::Figure figure;
+    figure.lab = "attend";
+    figure.variant = std::string(kind) + (pair.element_bytes == 1 ? " fp8" : " bf16") + ", " +
+                     (spans == 0 ? std::string("whole tiles") : std::to_string(spans) + " spans an item");
+    figure.shape = batch + ", " + std::to_string(heads.query) + "/" + std::to_string(heads.kv) + " heads of " + std::to_string(pair.dim);
+    return figure;
+}
+
+void time_decode(const Pair& pair, const Heads& heads, const Ceilings& ceilings, bool is_brief) {
     for (const u32 sequences : {1u, 8u, 32u, 128u}) {
         for (const u32 context : {1024u, 8192u, 32768u}) {
             const std::vector<Sequence> batch(sequences, Sequence{context - 1, 1});
             const double bytes = double(sequences) * context * 2 * heads.kv * heads.dim * pair.element_bytes;
-            if (bytes > 40e9) continue;
+            if (bytes > 40e9 || (is_brief && context != 8192)) continue;
             Bench bench(heads, batch, pair.element_bytes, u32(std::fmax(1, 400e6 / bytes)));
             for (const u32 spans : {1u, 2u, 0u}) {
                 bench.use(plan_of(batch, heads, Kind::Decode, spans));
                 const int blocks = pair.decode.blocks();
-                const double seconds = lab::seconds_of(20, [&](int i) { pair.decode.launch(bench.args(i), blocks); });
-                std::printf("decode  dim %3u x %u bytes, %3u x %5u keys, %u spans an item  %9.2f us  %6.0f GB/s (%4.2f of copy)\n", pair.dim,
-                            pair.element_bytes, sequences, context, spans, seconds * 1e6, bytes / seconds * 1e-9, bytes / seconds / copy);
+                const std::string shape = "batch " + std::to_string(sequences) + ", context " + std::to_string(context);
+                lab::Figure figure = figure_of(pair, heads, "decode", spans, shape);
+                figure.seconds = lab::seconds_of(20, [&](int i) { pair.decode.launch(bench.args(i), blocks); });
+                figure.bytes = bytes;
+                lab::report(figure, ceilings.copy, ceilings.mma);
             }
         }
     }
 }
 
-void time_prefill(const Pair& pair, const Heads& heads, double mma) {
+void time_prefill(const Pair& pair, const Heads& heads, const Ceilings& ceilings, bool is_brief) {
     for (const Sequence sequence : {Sequence{0, 512}, Sequence{0, 2048}, Sequence{0, 8192}, Sequence{0, 32768}, Sequence{30720, 2048}, Sequence{32256, 512}}) {
+        if (is_brief && sequence.rows < 8192) continue;
         const std::vector<Sequence> batch = {sequence};
         Bench bench(heads, batch, pair.element_bytes, 1);
         for (const u32 spans : {0u, 8u}) {
             bench.use(plan_of(batch, heads, Kind::Prefill, spans));
             const int blocks = pair.prefill.blocks();
-            const double seconds = lab::seconds_of(4, [&](int i) { pair.prefill.launch(bench.args(i), blocks); });
-            const double rate = bench.operations() / seconds;
-            std::printf("prefill dim %3u x %u bytes, %5u rows after %5u, %u spans an item  %9.1f us  %6.1f TFLOP/s (%4.2f of mma.sync)\n", pair.dim,
-                        pair.element_bytes, sequence.rows, sequence.position, spans, seconds * 1e6, rate * 1e-12, rate / mma);
+            const std::string after = sequence.position == 0 ? "" : " after " + std::to_string(sequence.position);
+            lab::Figure figure = figure_of(pair, heads, "prefill", spans, "tokens " + std::to_string(sequence.rows) + after);
+            figure.seconds = lab::seconds_of(4, [&](int i) { pair.prefill.launch(bench.args(i), blocks); });
+            figure.operations = bench.operations();
+            lab::report(figure, ceilings.copy, ceilings.mma);
         }
     }
 }
 
 }  // namespace
 
-int main() {
-    const double copy = lab::copy_ceiling(), mma = lab::mma_ceiling();
-    std::printf("copy %.0f GB/s, mma.sync %.0f TFLOP/s\n", copy * 1e-9, mma * 1e-12);
+// With --brief only heads of 128 and 64 in bf16, at long contexts.
+int main(int count, char** arguments) {
+    const bool is_brief = lab::is_brief(count, arguments);
+    const Ceilings ceilings = {lab::copy_ceiling(), lab::mma_ceiling()};
+    std::fprintf(stderr, "copy %.0f GB/s, mma.sync %.0f TFLOP/s\n", ceilings.copy * 1e-9, ceilings.mma * 1e-12);
     const std::vector<Pair> pairs = {LAB_PAIRS(bf16, bf16), LAB_PAIRS(fp8, fp8)};
     const bool is_fine = check_all(pairs);
-    std::printf("%s\n", is_fine ? "all right, all the same bits" : "NOT RIGHT");
+    std::fprintf(stderr, "%s\n", is_fine ? "all right, all the same bits" : "NOT RIGHT");
     for (const Pair& pair : pairs) {
+        if (is_brief && (pair.element_bytes != 2 || (pair.dim != 128 && pair.dim != 64))) continue;
         // As many KV heads as give the width of Llama 3.1's.
         const Heads heads = {32, 8, pair.dim};
-        time_decode(pair, heads, copy);
-        time_prefill(pair, heads, mma);
+        time_decode(pair, heads, ceilings, is_brief);
+        time_prefill(pair, heads, ceilings, is_brief);
     }
     return is_fine ? 0 : 1;
 }

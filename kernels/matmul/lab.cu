@@ -6,7 +6,7 @@
 // Owns: the shapes that are timed (Llama 3.1 8B and 1B, one layer's matrices and the head).
 // Never: ships.
 #ifdef __CUDACC__
-#include "lab.cuh"
+#include "lab.h"
 
 #include "few.cu"
 #include "many.cu"
@@ -164,7 +164,7 @@ bool check_all(const std::vector<Candidate>& candidates) {
                     for (size_t i = 0; i < plain.size(); i++) worst = std::fmax(worst, std::fabs(plain[i] - found[i]));
                     is_same = worst < 1e-4;
                 }
-                if (!is_same) std::printf("WRONG: %s, %s, %u rows (%g)\n", candidate.name.c_str(), size.name, rows, worst);
+                if (!is_same) std::fprintf(stderr, "WRONG: %s, %s, %u rows (%g)\n", candidate.name.c_str(), size.name, rows, worst);
                 is_fine &= is_same;
             }
         }
@@ -172,23 +172,42 @@ bool check_all(const std::vector<Candidate>& candidates) {
     return is_fine;
 }
 
-void time_all(const std::vector<Candidate>& candidates, double copy, double mma) {
+struct Ceilings {
+    double copy;
+    double mma;
+};
+
+void time_one(const Size& size, const Candidate& candidate, u32 rows, const Ceilings& ceilings) {
+    const Bench bench(size, candidate.bits, rows);
+    bench.set_rows(rows);
+    const int blocks = candidate.kernel.blocks();
+    lab::Figure figure;
+    figure.lab = "matmul";
+    figure.variant = candidate.name;
+    figure.shape = std::string(size.name) + ": " + std::to_string(size.columns) + " x " + std::to_string(size.width) + ", rows " + std::to_string(rows);
+    figure.seconds = lab::seconds_of(20, [&](int i) { candidate.kernel.launch(bench.args(candidate, i), blocks); });
+    // Reading weights bounds few rows, multiplying bounds many.
+    if (candidate.leaves_sums) {
+        figure.bytes = double(bench.bytes());
+    } else {
+        figure.operations = 2.0 * rows * size.columns * size.width;
+    }
+    lab::report(figure, ceilings.copy, ceilings.mma);
+}
+
+void time_all(const std::vector<Candidate>& candidates, const Ceilings& ceilings, bool is_brief) {
     const Size sizes[] = {{"8B qkv", 6144, 4096}, {"8B out", 4096, 4096}, {"8B gate up", 28672, 4096}, {"8B down", 4096, 14336},
                           {"1B qkv", 3072, 2048}, {"1B out", 2048, 2048}, {"1B gate up", 16384, 2048}, {"1B down", 2048, 8192},
                           {"8B head", 128256, 4096}};
     for (const Size& size : sizes) {
+        if (is_brief && std::strncmp(size.name, "8B", 2) != 0) continue;
         for (const Candidate& candidate : candidates) {
             const bool is_many = !candidate.leaves_sums;
             for (const u32 rows : {1u, 8u, 16u, 32u, 64u, 128u, 512u, 2048u, 8192u}) {
                 const bool is_meant = is_many ? rows >= 64 : rows <= candidate.rows && (rows == 1 || rows * 2 > candidate.rows);
                 if (!is_meant || u64(rows) * size.columns > u64(1) << 28) continue;
-                const Bench bench(size, candidate.bits, rows);
-                bench.set_rows(rows);
-                const int blocks = candidate.kernel.blocks();
-                const double seconds = lab::seconds_of(20, [&](int i) { candidate.kernel.launch(bench.args(candidate, i), blocks); });
-                const double bytes = double(bench.bytes()) / seconds, operations = 2.0 * rows * size.columns * size.width / seconds;
-                std::printf("%-10s %-18s rows %5u  %9.2f us  %7.0f GB/s (%4.2f of copy)  %6.1f TFLOP/s (%4.2f of mma.sync)\n", size.name,
-                            candidate.name.c_str(), rows, seconds * 1e6, bytes * 1e-9, bytes / copy, operations * 1e-12, operations / mma);
+                if (is_brief && is_many && rows < 2048) continue;
+                time_one(size, candidate, rows, ceilings);
             }
         }
     }
@@ -196,14 +215,16 @@ void time_all(const std::vector<Candidate>& candidates, double copy, double mma)
 
 }  // namespace
 
-int main() {
-    const double copy = lab::copy_ceiling(), mma = lab::mma_ceiling();
-    std::printf("copy %.0f GB/s, mma.sync %.0f TFLOP/s\n", copy * 1e-9, mma * 1e-12);
+// With --brief only bf16 and the shapes of an 8B model.
+int main(int count, char** arguments) {
+    const bool is_brief = lab::is_brief(count, arguments);
+    const Ceilings ceilings = {lab::copy_ceiling(), lab::mma_ceiling()};
+    std::fprintf(stderr, "copy %.0f GB/s, mma.sync %.0f TFLOP/s\n", ceilings.copy * 1e-9, ceilings.mma * 1e-12);
     const std::vector<Candidate> wide = wide_candidates(), narrow = narrow_candidates();
     const bool is_fine = check_all(wide) & check_all(narrow);
-    std::printf("%s\n", is_fine ? "all right, all the same bits" : "NOT RIGHT");
-    time_all(wide, copy, mma);
-    time_all(narrow, copy, mma);
+    std::fprintf(stderr, "%s\n", is_fine ? "all right, all the same bits" : "NOT RIGHT");
+    time_all(wide, ceilings, is_brief);
+    if (!is_brief) time_all(narrow, ceilings, is_brief);
     return is_fine ? 0 : 1;
 }
 #endif

@@ -25,7 +25,6 @@ mod synth;
 mod values;
 
 use args::{BenchCommand, Cli, Command, KvCommand, PlanCommand, SimCommand};
-use bench::Form;
 use clap::Parser;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -78,17 +77,7 @@ fn main() -> ExitCode {
             PlanCommand::Calibrate(args) => plan::run(&args),
         },
         Command::Bench(args) => match args.command {
-            BenchCommand::Engine {
-                model,
-                engine,
-                rounds,
-                json,
-            } => bench::engine(
-                &model,
-                &engine,
-                rounds,
-                if json { Form::Json } else { Form::Table },
-            ),
+            BenchCommand::Engine(args) => bench::engine(&args),
             BenchCommand::Run(args) => load::run(*args),
             BenchCommand::Goodput(args) => load::goodput(*args),
         },

@@ -19,6 +19,7 @@ use cleave_engine::{Engine, EngineLimits, ModelEngine, Progress, Weights};
 use cleave_planner::Shape;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Where free memory cannot be read: the KV cache of all workers together, in bytes.
 const KV_BYTES_FALLBACK: u64 = 1 << 30;
@@ -29,6 +30,8 @@ pub(crate) struct Loaded {
     pub(crate) files: ModelFiles,
     backend: Backend,
     precision: Precision,
+    /// What bringing the weights to where they are took.
+    pub(crate) weights_time: Duration,
 }
 
 /// Weights, and what computes with them.
@@ -75,6 +78,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
     let precision = precision(model.dtype, &checkpoint);
     let limit = model.max_model_len.map(|tokens| tokens as usize);
+    let from = Instant::now();
     let backend = match place {
         Place::Cpu(isa) => {
             let options = CpuOptions {
@@ -101,6 +105,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         files,
         backend,
         precision,
+        weights_time: from.elapsed(),
     })
 }
 
@@ -188,10 +193,7 @@ impl Loaded {
         count: usize,
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
         let block_bytes = self.block_bytes(args.block_tokens());
-        let bytes = match args.kv_cache {
-            Some(bytes) => bytes,
-            None => self.kv_bytes_default(args, count)?,
-        };
+        let bytes = self.kv_bytes(args, count)?;
         let wanted = u64::from(args.slots_count())
             * u64::from(self.context_tokens_max().div_ceil(args.block_tokens()));
         let most = if args.kv_cache.is_some() {
@@ -275,7 +277,18 @@ impl Loaded {
         })
     }
 
-    /// The KV cache of each of so many workers, where nobody said how much.
+    /// The KV cache of each of so many workers.
+    ///
+    /// # Errors
+    /// If nobody said how much, and nothing is left or known to be.
+    pub(crate) fn kv_bytes(&self, args: &EngineArgs, workers_count: usize) -> anyhow::Result<u64> {
+        match args.kv_cache {
+            Some(bytes) => Ok(bytes),
+            None => self.kv_bytes_default(args, workers_count),
+        }
+    }
+
+    /// The same where nobody said how much.
     fn kv_bytes_default(&self, args: &EngineArgs, workers_count: usize) -> anyhow::Result<u64> {
         let Backend::Cuda { device, .. } = &self.backend else {
             return Ok(kv_bytes_default(workers_count));
@@ -325,7 +338,8 @@ impl Loaded {
         }
     }
 
-    fn block_bytes(&self, block_tokens: u32) -> u64 {
+    /// Of a KV block with so many tokens.
+    pub(crate) fn block_bytes(&self, block_tokens: u32) -> u64 {
         let config = self.facts().config;
         let shape = PoolShape {
             blocks_count: 1,

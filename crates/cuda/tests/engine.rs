@@ -11,8 +11,11 @@ use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights, conformance};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Where cargo says when it runs, so that this program finds its data on a machine that it was not built on.
 fn testdata() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata")
+    let folder = std::env::var("CARGO_MANIFEST_DIR");
+    let folder = folder.as_deref().unwrap_or(env!("CARGO_MANIFEST_DIR"));
+    Path::new(folder).join("../../testdata")
 }
 
 fn folders() -> Vec<PathBuf> {

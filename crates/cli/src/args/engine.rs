@@ -159,7 +159,7 @@ pub(crate) enum Device {
 
 impl Device {
     /// One of two values: for the processor, or for a GPU.
-    fn pick<T>(self, (cpu, gpu): (T, T)) -> T {
+    pub(crate) fn pick<T>(self, (cpu, gpu): (T, T)) -> T {
         match self {
             Self::Cpu => cpu,
             Self::Cuda(_) => gpu,

@@ -12,7 +12,7 @@ mod plan;
 mod serve;
 mod sim;
 
-pub(crate) use bench::{BenchArgs, BenchCommand};
+pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{Device, Dtype, EngineArgs, EngineKind, GpuMatmul, MockArgs, ModelArgs};
 pub(crate) use generate::{GenerateArgs, SynthArgs};
 pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};

@@ -1,4 +1,4 @@
-// What labs share: memory, clocks, ceilings. A lab is a program of its own for a machine with a GPU; it is no part of
+// What labs share: memory, clocks, ceilings, and how results are told. A lab is a program of its own for a machine with a GPU; it is no part of
 // what ships, and a compiler without CUDA sees nothing of it.
 //
 // Owns: the ceilings that a lab's figures are held against, measured in the same run.
@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "prims.cuh"
@@ -135,6 +137,50 @@ inline double mma_ceiling() {
     const Buffer<float> to(size_t(blocks) * threads);
     const double seconds = seconds_of(4, [&](int) { multiply_only<<<blocks, threads>>>(to.get(), rounds); });
     return double(blocks) * (threads / 32) * rounds * 8 * (16 * 8 * 16 * 2) / seconds;
+}
+
+// What one variant did at one shape. `bytes` is what it must move and `operations` what it must compute; 0 if that
+// is not what bounds it. Wrong if `error` is above `tolerance`.
+struct Figure {
+    std::string lab;
+    std::string variant;
+    std::string shape;
+    double seconds;
+    double bytes = 0;
+    double operations = 0;
+    double error = 0;
+    double tolerance = 0;
+};
+
+// A line of JSON for scripts/gpu, which has its own ceilings, and one for people on standard error.
+inline void report(const Figure& figure, double copy, double mma) {
+    const char *lab = figure.lab.c_str(), *variant = figure.variant.c_str(), *shape = figure.shape.c_str();
+    std::printf("{\"kind\": \"lab\", \"lab\": \"%s\", \"variant\": \"%s\", \"shape\": \"%s\", \"seconds\": %.9g", lab, variant, shape, figure.seconds);
+    std::fprintf(stderr, "%-8s %-20s %-44s %9.2f us", lab, variant, shape, figure.seconds * 1e6);
+    if (figure.bytes > 0) {
+        const double rate = figure.bytes / figure.seconds;
+        std::printf(", \"bytes\": %.17g", figure.bytes);
+        std::fprintf(stderr, "  %6.0f GB/s", rate * 1e-9);
+        if (copy > 0) std::fprintf(stderr, " (%4.2f of copy)", rate / copy);
+    }
+    if (figure.operations > 0) {
+        const double rate = figure.operations / figure.seconds;
+        std::printf(", \"operations\": %.17g", figure.operations);
+        std::fprintf(stderr, "  %6.1f TFLOP/s", rate * 1e-12);
+        if (mma > 0) std::fprintf(stderr, " (%4.2f of mma.sync)", rate / mma);
+    }
+    // JSON has no infinity.
+    std::printf(", \"error\": %.6g, \"tolerance\": %.6g}\n", std::min(figure.error, 1e30), figure.tolerance);
+    std::fprintf(stderr, "%s\n", figure.error > figure.tolerance ? "  WRONG" : "");
+    std::fflush(stdout);
+}
+
+// Whether a lab is to show only what matters most: `--brief`.
+inline bool is_brief(int count, char** arguments) {
+    for (int i = 1; i < count; i++) {
+        if (std::strcmp(arguments[i], "--brief") == 0) return true;
+    }
+    return false;
 }
 
 // How a kernel is launched: as many blocks as fit the device at once.

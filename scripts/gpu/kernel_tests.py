@@ -1,0 +1,125 @@
+"""The backend's tests on the real device, each in a process of its own.
+
+usage: kernel_tests.py --bundle FOLDER --root REPOSITORY [--device cuda|stand-in] [--sanitizer TOOL] [--limit S]
+                       [--jobs N] [NAME …]
+
+A kernel that reads where it must not spoils everything that its process does afterwards, so that one failure would
+look like many; hence one process for each test. With --sanitizer (memcheck, racecheck, initcheck, synccheck) they
+run under compute-sanitizer. Tests whose names contain one of NAME, or all. Writes `tests` or `sanitizer` records, and
+what failing tests said to standard error. Exits with 1 if a test failed. Standard library only.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import record
+
+# What compute-sanitizer exits with if it found something; a failed test exits with 101.
+FOUND = 77
+
+
+@dataclass(frozen=True)
+class Test:
+    suite: str
+    program: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    test: Test
+    status: str
+    seconds: float
+    said: str
+
+
+def tests(bundle: Path, wanted: list[str]) -> list[Test]:
+    with open(bundle / "manifest.json") as file:
+        suites = json.load(file)["tests"]
+    found = []
+    for suite in suites:
+        program = bundle / suite
+        listing = subprocess.run([program, "--list", "--format", "terse"], capture_output=True, text=True, check=True)
+        names = [line.removesuffix(": test") for line in listing.stdout.splitlines() if line.endswith(": test")]
+        found += [Test(program.name, program, name) for name in names if not wanted or any(w in name for w in wanted)]
+    return found
+
+
+def run(test: Test, args: argparse.Namespace) -> Outcome:
+    command = [str(test.program), "--exact", test.name, "--nocapture", "--test-threads", "1"]
+    if args.sanitizer:
+        tool = ["compute-sanitizer", "--tool", args.sanitizer, "--error-exitcode", str(FOUND), "--target-processes", "all"]
+        command = tool + command
+    # Tests find the repository's test data from where cargo says that their crate is.
+    surroundings = os.environ | {"CARGO_MANIFEST_DIR": str(args.root / "crates/cuda")}
+    if args.device == "cuda":
+        surroundings["CLEAVE_TEST_DEVICE"] = "cuda"
+    began = time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.limit, env=surroundings, errors="replace")
+        said = done.stdout + done.stderr
+        status = "ok" if done.returncode == 0 else "found" if done.returncode == FOUND else f"exit {done.returncode}"
+        if "skipped: " in said and status == "ok":
+            status = "skipped"
+    except subprocess.TimeoutExpired as expired:
+        said = "".join(text_of(part) for part in (expired.stdout, expired.stderr))
+        status = f"longer than {args.limit} s"
+    return Outcome(test, status, time.monotonic() - began, said)
+
+
+def text_of(output: str | bytes | None) -> str:
+    """What a program that was stopped had said comes undecoded."""
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def tell(outcome: Outcome) -> None:
+    print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {outcome.test.suite}: {outcome.test.name}", file=sys.stderr)
+    if outcome.status not in ("ok", "skipped"):
+        print(outcome.said[-4000:], file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--device", choices=["cuda", "stand-in"], default="cuda")
+    parser.add_argument("--sanitizer")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one test")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("names", nargs="*")
+    args = parser.parse_args()
+    if args.sanitizer and not shutil.which("compute-sanitizer"):
+        record.put("absent", what="compute-sanitizer", why="not on the PATH")
+        return
+    listed = tests(args.bundle, args.names)
+    outcomes = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for outcome in pool.map(lambda test: run(test, args), listed):
+            tell(outcome)
+            outcomes.append(outcome)
+    for suite in dict.fromkeys(test.suite for test in listed):
+        of = [outcome for outcome in outcomes if outcome.test.suite == suite]
+        wrong = [f"{outcome.test.name} ({outcome.status})" for outcome in of if outcome.status not in ("ok", "skipped")]
+        record.put(
+            "sanitizer" if args.sanitizer else "tests",
+            suite=suite,
+            **({"tool": args.sanitizer} if args.sanitizer else {"device": args.device}),
+            passed=sum(outcome.status == "ok" for outcome in of),
+            skipped=sum(outcome.status == "skipped" for outcome in of),
+            failed=wrong,
+            seconds=round(sum(outcome.seconds for outcome in of), 1),
+        )
+    if any(outcome.status not in ("ok", "skipped") for outcome in outcomes):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

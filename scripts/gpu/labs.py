@@ -1,0 +1,59 @@
+"""Every lab of the bundle, one after the other. usage: labs.py --bundle FOLDER [--limit S] [--only PROGRAM]
+
+A lab prints records, a line each (kernels/include/lab.h), which are passed on as they come; --brief asks it for what
+matters most. Exits with 1 if a lab fails or
+a variant is wrong. Standard library only.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import record
+
+
+def run(program: Path, limit: float) -> bool:
+    """Whether it came to its end and everything was right."""
+    is_right = True
+    with subprocess.Popen(["timeout", str(limit), str(program), "--brief"], stdout=subprocess.PIPE, text=True) as child:
+        for line in child.stdout:
+            try:
+                fields = json.loads(line)
+                kind = fields.pop("kind")
+            except (json.JSONDecodeError, KeyError):
+                print(f"{program.name}: {line.rstrip()}", file=sys.stderr)
+                continue
+            record.put(kind, **fields)
+            if kind == "lab":
+                is_right &= told(fields)
+    if child.returncode != 0:
+        record.put("skipped", system="lab", model=program.name, shape="", why=f"exit {child.returncode}")
+    return is_right and child.returncode == 0
+
+
+def told(lab: dict) -> bool:
+    wrong = lab["error"] > lab["tolerance"]
+    rate = lab.get("bytes", lab.get("operations", 0)) / lab["seconds"]
+    name = f"{lab['lab']} {lab['variant']}, {lab['shape']}"
+    verdict = f"error {lab['error']:.2g}, WRONG" if wrong else f"error {lab['error']:.2g}"
+    print(f"{name}: {lab['seconds'] * 1e6:.1f} µs, {rate:.4g}/s, {verdict}", file=sys.stderr)
+    return not wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--limit", type=float, default=60, help="seconds for one lab")
+    parser.add_argument("--only", type=Path, action="append", help="these programs, and no others")
+    args = parser.parse_args()
+    programs = args.only or sorted(path for path in (args.bundle / "labs").glob("*"))
+    if not programs:
+        record.put("absent", what="labs", why="the bundle has none")
+    if not all([run(program, args.limit) for program in programs]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""How many bytes a decode step must move and how many operations a prompt must take, from a model's sizes.
+
+usage: model.py FOLDER NAME      (writes a `model` record of its config.json)
+
+Every system is held against these same figures, whatever it really moves: a system that reads more than it must is
+slower, not better used. Standard library only.
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import record
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    hidden: int
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    is_tied: bool
+    element_bytes: int = 2
+
+    @staticmethod
+    def of(folder: str | Path, name: str | None = None) -> "Model":
+        """From a folder's config.json."""
+        config = json.loads((Path(folder) / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        return Model(
+            name=name or Path(folder).name,
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            query_heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            is_tied=bool(config.get("tie_word_embeddings")),
+        )
+
+    @property
+    def layer_elements(self) -> int:
+        """Elements of one layer's matrices: q, k, v, o, gate, up, down."""
+        attention = self.hidden * self.head_dim * (2 * self.query_heads + 2 * self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def head_elements(self) -> int:
+        return self.hidden * self.vocabulary
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step must read of the weights: every matrix once, the head among them. Not the embedding table
+        beside it, of which a step reads a row per sequence, and not norms, which are a ten-thousandth."""
+        return (self.layers * self.layer_elements + self.head_elements) * self.element_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """What a checkpoint holds, but for norms."""
+        return self.weight_bytes + (0 if self.is_tied else self.head_elements * self.element_bytes)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Keys and values of one position in every layer."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
+
+    def step_bytes(self, batch: int, context: int) -> int:
+        """What a decode step must read: weights once, and each sequence's keys and values once:
+
+        weight_bytes + batch × context × kv_token_bytes
+        """
+        return self.weight_bytes + batch * context * self.kv_token_bytes
+
+    def prompt_operations(self, tokens: int) -> int:
+        """Operations of the matrix products of one prompt: two for each element of each layer's matrices and each
+        token, and the head for the last token alone:
+
+        2 × (tokens × layers × layer_elements + head_elements)
+        """
+        return 2 * (tokens * self.layers * self.layer_elements + self.head_elements)
+
+    def attention_operations(self, tokens: int) -> int:
+        """Operations of causal attention over one prompt: token p has p + 1 keys; two operations for each of a
+        key's elements, and two for each of a value's, of each query head:
+
+        4 × layers × query_heads × head_dim × tokens × (tokens + 1) / 2
+        """
+        pairs = tokens * (tokens + 1) // 2
+        return 4 * self.layers * self.query_heads * self.head_dim * pairs
+
+
+def bandwidth_use(model: Model, batch: int, context: int, seconds: float, copy: float) -> float:
+    """MBU of a decode step: bytes that it must read, over its time, over measured copy bandwidth (bytes read plus
+    bytes written, per second)."""
+    return model.step_bytes(batch, context) / seconds / copy
+
+
+def compute_use(model: Model, tokens: int, seconds: float, rate: float) -> float:
+    """MFU of a prompt: operations of its matrix products, over its time, over the measured rate of large bf16
+    matrix products. Attention's own are time lost here."""
+    return model.prompt_operations(tokens) / seconds / rate
+
+
+def compute_use_with_attention(model: Model, tokens: int, seconds: float, rate: float) -> float:
+    """The same with attention's operations counted too, which is what long prompts are about."""
+    operations = model.prompt_operations(tokens) + model.attention_operations(tokens)
+    return operations / seconds / rate
+
+
+if __name__ == "__main__":
+    record.put("model", **asdict(Model.of(sys.argv[1], sys.argv[2])))

@@ -1,0 +1,69 @@
+"""What a run finds, as it finds it: one JSON object a line, appended to the file that CLEAVE_GPU_RECORDS names.
+
+A run may be cut off at any moment, and several programs write to the file; so a record is whole in itself, and is
+written at once. Each has a `kind`; `report.py` knows them all:
+
+machine    chip, driver, memory_bytes, date, commit, …: what was measured, and where
+stage      name, status (ok, failed, timed out, skipped), seconds, why
+ceiling    name, value, unit, how: what the hardware was measured to do
+tests      suite, passed, failed (names), seconds
+lab        lab, variant, shape, seconds, and bytes or operations; error, tolerance
+golden     model, precision, prompts, same
+sanitizer  tool, program, errors
+model      name and sizes, as model.Model has them
+load       system, model, bytes, seconds, from (memory, disk)
+decode     system, model, batch, context, seconds (of one step), beside (systems that took turns)
+prefill    system, model, tokens, seconds (of the prompt), beside
+skipped    system, model, shape, why
+handoff    model, arrangement, and what it took
+absent     what, why: something that the run would have used and that is not there
+
+Standard library only.
+"""
+
+import json
+import os
+import sys
+
+VARIABLE = "CLEAVE_GPU_RECORDS"
+
+
+def put(kind: str, **fields: object) -> None:
+    """Appends a record; to standard output if no file is named."""
+    line = json.dumps({"kind": kind, **fields}) + "\n"
+    path = os.environ.get(VARIABLE)
+    if path is None:
+        sys.stdout.write(line)
+        return
+    # One write of one line in append mode: lines of two programs do not mix.
+    with open(path, "a") as file:
+        file.write(line)
+
+
+def read(path: str) -> list[dict]:
+    """Every whole record of a file; a last line that was cut off is not one."""
+    records = []
+    with open(path) as lines:
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                print(f"{path}: not a record: {line[:80]!r}", file=sys.stderr)
+    return records
+
+
+def main() -> None:
+    """From a shell: `record.py KIND name=value …`; values that are JSON are taken as such."""
+    kind, *pairs = sys.argv[1:]
+    fields = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name] = value
+    put(kind, **fields)
+
+
+if __name__ == "__main__":
+    main()
