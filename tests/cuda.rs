@@ -12,7 +12,7 @@ use std::process::Command;
 fn on_stand_in(arguments: &[&str], cache: &Path) -> Option<Command> {
     let libraries = [
         cleave_emulator::library(Variant::Plain),
-        cleave_emulator::run_time_compiler(),
+        cleave_emulator::nvrtc(),
     ];
     let folders: Option<Vec<&Path>> = libraries
         .iter()

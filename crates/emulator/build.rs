@@ -1,59 +1,25 @@
-//! Compiles the stand-in driver with all kernels in it, and the stand-in cublasLt and NVRTC.
-//!
-//! Without a g++, or for a machine that the emulator does not run on, it says so and leaves them out.
+//! Says so if the emulator cannot be had on this machine. It is compiled when a test first asks for it, so that nobody
+//! else waits for it; that there is this file gives the crate a folder to compile into.
 
-#[path = "src/compile.rs"]
-#[allow(dead_code, unreachable_pub)] // Tests use the rest of it, through the crate.
-mod compile;
-#[path = "src/table.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod table;
-
-use compile::{Beside, Compiler, Sources, Variant};
 use std::env;
-use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 fn main() {
-    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let sources = Sources::of(&manifest, &manifest.join("../../kernels"));
-    for watched in [&sources.cpp, &sources.kernels] {
-        println!("cargo:rerun-if-changed={}", watched.display());
-    }
-    let os = env::var("CARGO_CFG_TARGET_OS").unwrap_or_default();
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
-    if (os.as_str(), arch.as_str()) != ("linux", "x86_64") {
-        println!("cargo:warning=no CUDA emulator: it runs on x86-64 Linux only");
-        return;
-    }
-    let Some(compiler) = Compiler::find(&out) else {
+    println!("cargo:rerun-if-changed=build.rs");
+    let of_target = |name: &str| env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    if (of_target("OS").as_str(), of_target("ARCH").as_str()) != ("linux", "x86_64") {
         println!(
-            "cargo:warning=no CUDA emulator: g++ was not found; its tests will say that they were left out"
+            "cargo:warning=the CUDA emulator runs on x86-64 Linux only: its tests will be left out"
         );
         return;
-    };
-    let say = |name: &str, made: Result<PathBuf, compile::CompileError>| match made {
-        Ok(path) => println!("cargo:rustc-env={name}={}", shown(&path)),
-        Err(error) => panic!("{error}"),
-    };
-    say(
-        "CLEAVE_STANDIN_CUDA",
-        compiler.stand_in(&sources, Variant::Plain),
-    );
-    say(
-        "CLEAVE_STANDIN_CUBLAS_LT",
-        compiler.beside(&sources, Beside::CublasLt),
-    );
-    say(
-        "CLEAVE_STANDIN_NVRTC",
-        compiler.beside(&sources, Beside::Nvrtc),
-    );
-    for warning in compiler.warnings() {
-        println!("cargo:warning={warning}");
     }
-}
-
-fn shown(path: &Path) -> &str {
-    path.to_str()
-        .expect("a path in text, as cargo's own variables are")
+    let found = Command::new("g++")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    if !found.is_ok_and(|status| status.success()) {
+        println!(
+            "cargo:warning=the CUDA emulator needs g++, which was not found: its tests will be left out"
+        );
+    }
 }

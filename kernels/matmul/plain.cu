@@ -39,11 +39,16 @@ template <class T> DEVICE void multiply_plain(const MatmulPlainArgs& args) {
             load_tile(x, static_cast<const T*>(args.x), first_row, rows, depth, args.width);
             sync_block();
             const u32 steps = min(PLAIN_DEPTH, args.width - depth);
-            for (u32 step = 0; step < steps; step++) {
+            // Rows beyond the last are left out: for one row most threads have nothing to add.
 #pragma unroll
-                for (u32 i = 0; i < 16; i++) {
-                    const float left = x[step][my_row + i / 4 * 16], right = weights[step][my_column + i % 4 * 16];
-                    sums[i / 4][i % 4] = fma_rn(left, right, sums[i / 4][i % 4]);
+            for (u32 i = 0; i < 4; i++) {
+                if (first_row + my_row + i * 16 >= rows) break;
+                for (u32 step = 0; step < steps; step++) {
+                    const float left = x[step][my_row + i * 16];
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++) {
+                        sums[i][j] = fma_rn(left, weights[step][my_column + j * 16], sums[i][j]);
+                    }
                 }
             }
             sync_block();

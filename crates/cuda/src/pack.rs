@@ -75,8 +75,9 @@ pub struct CudaPack {
 struct Arena {
     memory: Arc<DeviceMemory>,
     used: usize,
-    /// Tensors that are there as they are stored, by where their bytes lie on the host.
-    there: BTreeMap<(usize, usize), Part>,
+    /// Tensors that are there, by where their bytes lie on the host; until the end of loading, so that no
+    /// other tensor comes to lie where one of them was.
+    there: BTreeMap<(usize, usize), (StoredTensor, Part)>,
 }
 
 impl CudaPack {
@@ -140,7 +141,7 @@ impl CudaPack {
             let there = arena
                 .as_ref()
                 .and_then(|arena| arena.there.get(&place(tensor)));
-            if let Some(part) = there {
+            if let Some((_, part)) = there {
                 return Ok(part.clone());
             }
         }
@@ -160,7 +161,8 @@ impl CudaPack {
         if let [tensor] = stack {
             let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
             let arena = arena.as_mut().expect("room was taken from it");
-            arena.there.insert(place(tensor), part.clone());
+            let kept = (tensor.clone(), part.clone());
+            arena.there.insert(place(tensor), kept);
         }
         Ok(part)
     }
@@ -196,7 +198,12 @@ impl Pack for CudaPack {
     }
 
     fn finish(&self) -> Result<(), EngineError> {
-        Ok(self.uploader.finish()?)
+        self.uploader.finish()?;
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(arena) = arena.as_mut() {
+            arena.there.clear();
+        }
+        Ok(())
     }
 
     fn matrix(

@@ -11,7 +11,7 @@ use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, HeadNorms, HeadShape, Holds, LayerOf, LoadPlan,
-    Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
+    Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 use half::bf16;
 
@@ -43,7 +43,6 @@ impl Reach for CudaOps {
 struct Side<O: Ops> {
     ops: O,
     pack: O::Pack,
-    precision: Precision,
     pool: Precision,
 }
 
@@ -68,7 +67,6 @@ fn cpu() -> Side<CpuOps> {
     Side {
         ops: CpuOps::new(&options).unwrap(),
         pack: CpuPack::new(&options),
-        precision: Precision::F32,
         pool: Precision::F32,
     }
 }
@@ -85,7 +83,6 @@ fn cuda(precision: Precision) -> Option<Side<CudaOps>> {
     Some(Side {
         ops: CudaOps::new(&device, &CudaOptions::new(precision)).unwrap(),
         pack,
-        precision,
         pool: precision,
     })
 }
@@ -249,28 +246,27 @@ impl<O: Reach> Side<O> {
             if rows == 0 {
                 continue;
             }
-            let mut qkv = self.rows(
-                &numbers(20 + turn as u64, rows * width),
-                width,
-                Holds::Activations,
-            );
             let mut out = self
                 .ops
                 .rows(rows, heads.query_width(), Holds::Activations)
                 .unwrap();
             self.ops.begin(&batch, Wanted::Anything).unwrap();
-            let norms = HeadNorms {
-                query: &query,
-                key: &key,
-                epsilon: 1e-6,
-            };
-            self.ops.head_norm(&norms, *heads, rows, &mut qkv).unwrap();
             for layer in [1, 0] {
+                let mut qkv = self.rows(
+                    &numbers(20 + 2 * turn as u64 + layer as u64, rows * width),
+                    width,
+                    Holds::Activations,
+                );
+                let norms = HeadNorms {
+                    query: &query,
+                    key: &key,
+                    epsilon: 1e-6,
+                };
+                self.ops.head_norm(&norms, *heads, rows, &mut qkv).unwrap();
                 let target = LayerOf {
                     pool: &mut pool,
                     layer,
                 };
-                // The second layer's queries are rotated twice, on both sides.
                 self.ops
                     .rotate_store(&batch, &rotary, &mut qkv, target)
                     .unwrap();

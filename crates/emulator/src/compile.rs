@@ -1,13 +1,13 @@
 //! Compiles C++ with the machine's g++, keeping what has not changed.
 //!
 //! Owns: flags, the list of what is compiled, the file written for each kernel's source, and the folder that
-//! objects and libraries are kept in. Shared by the build script, which makes the plain libraries, and by tests,
-//! which make the sanitizers' on first use.
+//! objects and libraries are kept in.
 //! Never: compiles for another machine than this one.
 //! Invariant: a name holds a hash of everything that went into the file, so a file that is there is right, and
 //! a library that a process has mapped is never written to.
 
 use crate::table::{self, Kernel};
+use std::collections::btree_map::Entry;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ pub enum Variant {
 }
 
 /// What programs load besides the driver.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Beside {
     /// Matrix products.
     CublasLt,
@@ -49,26 +49,18 @@ impl Beside {
 }
 
 /// Why there is no library.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum CompileError {
     /// A file could not be read or written.
+    #[error("{0}: {1}")]
     File(PathBuf, io::Error),
     /// The kernels' table has a mistake.
+    #[error("{0}")]
     Table(String),
     /// The compiler refused; its words.
+    #[error("{0}")]
     Refused(String),
 }
-
-impl std::fmt::Display for CompileError {
-    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            CompileError::File(path, error) => write!(to, "{}: {error}", path.display()),
-            CompileError::Table(text) | CompileError::Refused(text) => to.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for CompileError {}
 
 /// Where the sources are.
 #[derive(Clone, Debug)]
@@ -77,17 +69,14 @@ pub(crate) struct Sources {
     pub(crate) cpp: PathBuf,
     /// What kernels include.
     pub(crate) include: PathBuf,
-    /// A folder of kernels with its `table.txt`.
-    pub(crate) kernels: PathBuf,
 }
 
 impl Sources {
-    /// Of the crate in `manifest`, with the kernels of a folder.
-    pub(crate) fn of(manifest: &Path, kernels: &Path) -> Sources {
+    /// Of the crate in `manifest`.
+    pub(crate) fn of(manifest: &Path) -> Sources {
         Sources {
             cpp: manifest.join("src/cpp"),
             include: manifest.join("../../kernels/include"),
-            kernels: kernels.to_path_buf(),
         }
     }
 }
@@ -127,10 +116,27 @@ const FLAGS: [&str; 14] = [
     "-Werror=return-type",
 ];
 
-const OWN_FLAGS: [&str; 2] = ["-O3", "-g1"];
+/// The switch between stacks pushes where compilers may keep things otherwise.
+const OWN_FLAGS: [&str; 3] = ["-O3", "-g1", "-mno-red-zone"];
 
 impl Variant {
-    fn name(self) -> &'static str {
+    /// What `CLEAVE_STANDIN_VARIANT` names (`plain`, `address`, `thread`), for test programs that are started with a
+    /// sanitizer's runtime as a whole; plain if it is not set.
+    ///
+    /// # Panics
+    /// If it is something else.
+    pub fn of_environment() -> Variant {
+        let all = [Variant::Plain, Variant::Address, Variant::Thread];
+        let Ok(name) = std::env::var("CLEAVE_STANDIN_VARIANT") else {
+            return Variant::Plain;
+        };
+        let named = all.into_iter().find(|variant| variant.name() == name);
+        named.unwrap_or_else(|| {
+            panic!("CLEAVE_STANDIN_VARIANT={name} is none of plain, address, thread")
+        })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Variant::Plain => "plain",
             Variant::Address => "address",
@@ -197,12 +203,9 @@ impl Compiler {
         })
     }
 
-    /// Lines that the compiler had to say about what it compiled nonetheless.
+    /// Lines that the compiler had to say about what it compiled nonetheless, told once.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        self.warnings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The full name of one of the compiler's own libraries.
@@ -215,15 +218,16 @@ impl Compiler {
         path.is_absolute().then_some(path)
     }
 
-    /// `libcuda.so.1` with the kernels of a table.
+    /// `libcuda.so.1` with the kernels of a folder, which its `table.txt` lists.
     pub(crate) fn stand_in(
         &self,
         sources: &Sources,
+        kernels: &Path,
         variant: Variant,
     ) -> Result<PathBuf, CompileError> {
         let _alone = self.lock()?;
         let mut units = self.own_units(sources, variant)?;
-        units.extend(self.kernel_units(sources, variant)?);
+        units.extend(self.kernel_units(sources, kernels, variant)?);
         self.compile(&units)?;
         self.link(&units, variant, "libcuda.so.1")
     }
@@ -235,10 +239,10 @@ impl Compiler {
         library: Beside,
     ) -> Result<PathBuf, CompileError> {
         let _alone = self.lock()?;
-        let headers = contents(&sources.cpp, "h")?;
         let (source, soname) = library.names();
         let source = sources.cpp.join("beside").join(source);
-        let units = [self.unit(source, flags(&OWN_FLAGS), &headers)?];
+        let included = included(&source, &read(&source)?, &[])?;
+        let units = [self.unit(source, flags(&OWN_FLAGS), &included)?];
         self.compile(&units)?;
         self.link(&units, Variant::Plain, soname)
     }
@@ -253,31 +257,39 @@ impl Compiler {
     }
 
     fn own_units(&self, sources: &Sources, variant: Variant) -> Result<Vec<Unit>, CompileError> {
-        let mut headers = contents(&sources.cpp, "h")?;
-        headers.extend(contents(&sources.cpp.join("driver"), "h")?);
         let mut units = Vec::new();
-        // Where it makes no difference the variants share an object.
-        let flags_of = |text: &str| match variant.define() {
-            Some(name) if text.contains(name) => {
-                flags(&[&OWN_FLAGS[..], &[&format!("-D{name}")]].concat())
-            }
-            _ => flags(&OWN_FLAGS),
-        };
         for folder in [sources.cpp.clone(), sources.cpp.join("driver")] {
-            for (source, text) in contents(&folder, "cpp")? {
-                units.push(self.unit(source, flags_of(&text), &headers)?);
+            for source in files_of(&folder)? {
+                let text = read(&source)?;
+                let included = included(&source, &text, &[])?;
+                // Where it makes no difference the variants share an object.
+                let asks = |name: &str| {
+                    included
+                        .values()
+                        .chain([&text])
+                        .any(|text| text.contains(name))
+                };
+                let flags = match variant.define() {
+                    Some(name) if asks(name) => {
+                        flags(&[&OWN_FLAGS[..], &[&format!("-D{name}")]].concat())
+                    }
+                    _ => flags(&OWN_FLAGS),
+                };
+                units.push(self.unit(source, flags, &included)?);
             }
         }
         Ok(units)
     }
 
     /// Each kernel's file is compiled within a file of ours, which lists what is in it.
-    fn kernel_units(&self, sources: &Sources, variant: Variant) -> Result<Vec<Unit>, CompileError> {
-        let table = sources.kernels.join("table.txt");
+    fn kernel_units(
+        &self,
+        sources: &Sources,
+        folder: &Path,
+        variant: Variant,
+    ) -> Result<Vec<Unit>, CompileError> {
+        let table = folder.join("table.txt");
         let kernels = table::parse(&read(&table)?).map_err(CompileError::Table)?;
-        let mut headers = contents(&sources.cpp, "h")?;
-        headers.extend(headers_below(&sources.kernels)?);
-        headers.extend(headers_below(&sources.include)?);
         let mut by_file: BTreeMap<&str, Vec<&Kernel>> = BTreeMap::new();
         for kernel in &kernels {
             by_file.entry(&kernel.file).or_default().push(kernel);
@@ -288,13 +300,12 @@ impl Compiler {
         }
         let mut units = Vec::new();
         for (file, listed) in by_file {
-            let source = sources.kernels.join(file);
-            let mut of_this = headers.clone();
-            of_this.insert(source.clone(), read(&source)?);
+            let source = folder.join(file);
             let text = listing(&source, &listed);
             let written = self.out.join(format!("{}.cpp", name_of(file, &text)));
             write(&written, text.as_bytes())?;
-            units.push(self.unit(written, flags.clone(), &of_this)?);
+            let included = included(&written, &text, &[&sources.include, &sources.cpp])?;
+            units.push(self.unit(written, flags.clone(), &included)?);
         }
         Ok(units)
     }
@@ -464,28 +475,53 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), CompileError> {
     fs::write(path, bytes).map_err(|error| CompileError::File(path.to_path_buf(), error))
 }
 
-/// The files of one folder with that extension, and what is in them.
-fn contents(folder: &Path, extension: &str) -> Result<BTreeMap<PathBuf, String>, CompileError> {
+/// The C++ sources in one folder.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CompileError> {
     let wrong = |error| CompileError::File(folder.to_path_buf(), error);
-    let mut found = BTreeMap::new();
+    let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(wrong)? {
         let path = entry.map_err(wrong)?.path();
-        if path.extension().is_some_and(|is| is == extension) {
-            let text = read(&path)?;
-            found.insert(path, text);
+        if path.extension().is_some_and(|is| is == "cpp") {
+            found.push(path);
         }
     }
+    found.sort();
     Ok(found)
 }
 
-/// What kernels may include, in a folder and the folders in it.
-fn headers_below(folder: &Path) -> Result<BTreeMap<PathBuf, String>, CompileError> {
-    let wrong = |error| CompileError::File(folder.to_path_buf(), error);
-    let mut found = contents(folder, "cuh")?;
-    for entry in fs::read_dir(folder).map_err(wrong)? {
-        let path = entry.map_err(wrong)?.path();
-        if path.is_dir() {
-            found.extend(headers_below(&path)?);
+/// Everything that a source includes by a name in quotes, and what that includes in turn.
+fn included(
+    source: &Path,
+    text: &str,
+    folders: &[&Path],
+) -> Result<BTreeMap<PathBuf, String>, CompileError> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![(source.to_path_buf(), text.to_owned())];
+    while let Some((from, text)) = left.pop() {
+        for line in text.lines() {
+            let Some(name) = line
+                .trim()
+                .strip_prefix("#include \"")
+                .and_then(|rest| rest.strip_suffix('"'))
+            else {
+                continue;
+            };
+            let beside = from.parent().into_iter().chain(folders.iter().copied());
+            // One that is nowhere is the compiler's to complain about.
+            let Some(path) = beside
+                .map(|folder| folder.join(name))
+                .find(|path| path.exists())
+            else {
+                continue;
+            };
+            let path = path
+                .canonicalize()
+                .map_err(|error| CompileError::File(path.clone(), error))?;
+            if let Entry::Vacant(place) = found.entry(path) {
+                let text = read(place.key())?;
+                left.push((place.key().clone(), text.clone()));
+                place.insert(text);
+            }
         }
     }
     Ok(found)

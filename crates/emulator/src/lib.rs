@@ -19,18 +19,17 @@
 //! [`preload`] does that, and the same for cublasLt and NVRTC.
 //!
 //! A sanitizer's library needs its runtime in the process from the beginning: the test starts itself again with
-//! [`command`], and loads the variant there. Everything that can be set is in `cpp/driver/state.h` and
+//! [`command`], and loads [`Variant::of_environment`] there. Everything that can be set is in `cpp/driver/state.h` and
 //! `cpp/driver/faults.h`. Kernels of a folder of one's own, with its own table, come by [`library_of`].
 #![allow(unsafe_code)]
 // Libraries are loaded, and called by functions that only we know the types of.
 
-#[allow(dead_code)] // The build script calls the rest of it.
 mod compile;
 pub mod table;
 
 pub use compile::Variant;
 
-use compile::{Compiler, Sources};
+use compile::{Beside, Compiler, Sources};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, c_char, c_int};
@@ -41,51 +40,37 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// What a sanitizer's finding makes a program end with.
 pub const FOUND_EXIT: i32 = 66;
 
-/// `libcuda.so.1` with the kernels of `kernels/table.txt`; none without a g++, or not on x86-64 Linux.
+/// `libcuda.so.1` with the kernels of `kernels/table.txt`, compiled on first use; none without a g++, or not on
+/// x86-64 Linux, or without the sources.
 ///
 /// # Panics
 /// If it does not compile; the compiler's words are in the message.
 pub fn library(variant: Variant) -> Option<&'static Path> {
-    match variant {
-        Variant::Plain => built(option_env!("CLEAVE_STANDIN_CUDA")),
-        Variant::Address | Variant::Thread => {
-            library_of(&manifest().join("../../kernels"), variant)
-        }
-    }
+    library_of(&manifest().join("../../kernels"), variant)
 }
 
-/// The same with the kernels of another folder, which has a `table.txt` too; compiled on first use.
+/// The same with the kernels of another folder, which has a `table.txt` too.
 ///
 /// # Panics
 /// If it does not compile; the compiler's words are in the message.
 pub fn library_of(kernels: &Path, variant: Variant) -> Option<&'static Path> {
-    static MADE: Mutex<BTreeMap<(PathBuf, Variant), &'static Path>> = Mutex::new(BTreeMap::new());
-    built(option_env!("CLEAVE_STANDIN_CUDA"))?;
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = (kernels.to_path_buf(), variant);
-    if let Some(path) = made.get(&key) {
-        return Some(path);
-    }
-    let sources = Sources::of(manifest(), kernels);
-    if !sources.cpp.exists() {
-        return None;
-    }
-    let path = match compiler()?.stand_in(&sources, variant) {
-        Ok(path) => Box::leak(path.into_boxed_path()),
-        Err(error) => panic!("{error}"),
-    };
-    made.insert(key, path);
-    Some(path)
+    made(&Wanted::Driver(kernels.to_path_buf(), variant))
 }
 
 /// `libcublasLt.so.13`; it works with any variant of the driver that is loaded before its first call.
+///
+/// # Panics
+/// If it does not compile; the compiler's words are in the message.
 pub fn cublas_lt() -> Option<&'static Path> {
-    built(option_env!("CLEAVE_STANDIN_CUBLAS_LT"))
+    made(&Wanted::Beside(Beside::CublasLt))
 }
 
 /// `libnvrtc.so.13`, for a program that compiles its kernels when it starts; this one compiles nothing.
+///
+/// # Panics
+/// If it does not compile; the compiler's words are in the message.
 pub fn nvrtc() -> Option<&'static Path> {
-    built(option_env!("CLEAVE_STANDIN_NVRTC"))
+    made(&Wanted::Beside(Beside::Nvrtc))
 }
 
 /// Loads all three, for good and for everybody in this process; false where they cannot be built.
@@ -98,7 +83,7 @@ pub fn preload(variant: Variant) -> bool {
         && beside.into_iter().flatten().map(StandIn::open).count() == beside.len()
 }
 
-/// Starts a program such that a variant's library can be loaded in it. What a sanitizer finds is on its stderr,
+/// Starts a program such that a variant's library can be loaded in it, and says which in its environment. What a sanitizer finds is on its stderr,
 /// and it ends with [`FOUND_EXIT`].
 pub fn command(variant: Variant, program: &OsStr) -> Option<Command> {
     let Some(runtime) = variant.runtime() else {
@@ -110,6 +95,7 @@ pub fn command(variant: Variant, program: &OsStr) -> Option<Command> {
     let mut command = Command::new("setarch");
     command.arg("-R").arg("env");
     command.arg(format!("LD_PRELOAD={}", runtime.display()));
+    command.arg(format!("CLEAVE_STANDIN_VARIANT={}", variant.name()));
     command.arg(format!("ASAN_OPTIONS=detect_leaks=0:exitcode={FOUND_EXIT}"));
     command.arg(format!(
         "UBSAN_OPTIONS=print_stacktrace=1:exitcode={FOUND_EXIT}"
@@ -214,12 +200,41 @@ fn manifest() -> &'static Path {
 
 fn compiler() -> Option<&'static Compiler> {
     static FOUND: OnceLock<Option<Compiler>> = OnceLock::new();
-    FOUND
-        .get_or_init(|| Compiler::find(Path::new(env!("OUT_DIR"))))
-        .as_ref()
+    let is_possible = cfg!(all(target_os = "linux", target_arch = "x86_64"));
+    let find = || Compiler::find(Path::new(env!("OUT_DIR"))).filter(|_| is_possible);
+    FOUND.get_or_init(find).as_ref()
 }
 
-/// What the build script made, if it could, and if it is still there.
-fn built(path: Option<&'static str>) -> Option<&'static Path> {
-    path.map(Path::new).filter(|path| path.exists())
+/// A library, by what goes into it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Wanted {
+    Driver(PathBuf, Variant),
+    Beside(Beside),
+}
+
+/// Looks once for each library in a process; what an earlier one compiled is found.
+fn made(wanted: &Wanted) -> Option<&'static Path> {
+    static MADE: Mutex<BTreeMap<Wanted, &'static Path>> = Mutex::new(BTreeMap::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = made.get(wanted) {
+        return Some(path);
+    }
+    let compiler = compiler()?;
+    let sources = Sources::of(manifest());
+    if !sources.cpp.exists() {
+        return None;
+    }
+    let result = match wanted {
+        Wanted::Driver(kernels, variant) => compiler.stand_in(&sources, kernels, *variant),
+        Wanted::Beside(library) => compiler.beside(&sources, *library),
+    };
+    for warning in compiler.warnings() {
+        eprintln!("{warning}");
+    }
+    let path: &'static Path = match result {
+        Ok(path) => Box::leak(path.into_boxed_path()),
+        Err(error) => panic!("{error}"),
+    };
+    made.insert(wanted.clone(), path);
+    Some(path)
 }

@@ -3,6 +3,8 @@
 
 mod device;
 
+use cleave_emulator::{Variant, command, library_of};
+
 use device::{Args, Device, Shape, blocks};
 use half::bf16;
 use rand::{Rng, SeedableRng};
@@ -64,7 +66,7 @@ fn lanes_exchange_what_they_should() {
         assert_eq!(
             got[3],
             (0..32)
-                .filter(|lane| lane % 3 == 0)
+                .filter(|lane| lane % 6 == 3)
                 .map(|lane| 1 << lane)
                 .sum::<u32>()
         );
@@ -272,4 +274,28 @@ fn a_block_saw_that_another_had_run_before_it() {
         (1..4).any(|seed| follow(seed) != in_order),
         "no seed runs blocks in another order"
     );
+}
+
+#[test]
+fn sanitizers_found_something_in_right_kernels() {
+    // They are silent about plain ones, and this is one of those that they start.
+    if Variant::of_environment() != Variant::Plain || Device::open().is_none() {
+        return;
+    }
+    for variant in [Variant::Address, Variant::Thread] {
+        library_of(&device::kernels(), variant).expect("there is a plain one");
+        let program = std::env::current_exe().expect("this program");
+        let mut command = command(variant, program.as_os_str()).expect("a compiler");
+        command.args([
+            "--exact",
+            "tiles_multiply_like_plain_loops",
+            "lanes_exchange_what_they_should",
+        ]);
+        let said = command.output().expect("it starts");
+        let text = String::from_utf8_lossy(&said.stdout) + String::from_utf8_lossy(&said.stderr);
+        assert!(
+            said.status.success() && text.contains("2 passed") && !text.contains("Sanitizer"),
+            "{text}"
+        );
+    }
 }

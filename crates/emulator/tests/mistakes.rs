@@ -229,39 +229,29 @@ fn freed_memory_was_given_to_a_kernel() {
 
 const KERNEL: &str = "CLEAVE_TEST_MISTAKE";
 
-/// What runs in the process with the sanitizer: `variant kernel choice`.
+/// What runs in the process with the sanitizer: `kernel choice`.
 #[test]
 fn in_a_process_of_its_own() {
     let Ok(what) = env::var(KERNEL) else { return };
-    let words: Vec<&str> = what.split(' ').collect();
-    let variant = if words[0] == "address" {
-        Variant::Address
-    } else {
-        Variant::Thread
-    };
-    let device = Device::open_variant(variant).expect("whoever started us has an emulator");
-    let args = args(&device, words[2].parse().expect("a number"));
-    let shape = match words[1] {
+    let (kernel, choice) = what.split_once(' ').expect("two words");
+    let device = Device::open().expect("whoever started us has an emulator");
+    let args = args(&device, choice.parse().expect("a number"));
+    let shape = match kernel {
         "swap_halves" => self::shape(64, 256),
         "write_shared" => self::shape(32, 256),
         _ => self::shape(32, 0),
     };
-    device.run(words[1], shape, args).expect("a launch");
+    device.run(kernel, shape, args).expect("a launch");
     println!("it ran");
 }
 
 fn sanitized(variant: Variant, kernel: &str, choice: u64) -> Option<(i32, String)> {
     // Compiled here: a child finds it there.
     library_of(&device::kernels(), variant)?;
-    let name = if variant == Variant::Address {
-        "address"
-    } else {
-        "thread"
-    };
     let program = env::current_exe().expect("this program");
     let mut command = command(variant, program.as_os_str())?;
     command.args(["--exact", "in_a_process_of_its_own", "--nocapture"]);
-    command.env(KERNEL, format!("{name} {kernel} {choice}"));
+    command.env(KERNEL, format!("{kernel} {choice}"));
     let said = command.output().expect("it starts");
     let text =
         String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);

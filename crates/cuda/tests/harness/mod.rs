@@ -7,7 +7,7 @@ use cleave_emulator::{StandIn, Variant};
 use std::sync::{Arc, OnceLock};
 
 /// The device, or `None` with a message if this machine can neither run nor emulate one.
-pub fn device() -> Option<Arc<Device>> {
+pub(crate) fn device() -> Option<Arc<Device>> {
     if std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
         return Some(Device::open(0).expect("CLEAVE_TEST_DEVICE=cuda asks for a GPU"));
     }
@@ -19,11 +19,11 @@ pub fn device() -> Option<Arc<Device>> {
 }
 
 /// The stand-in driver and compiler, loaded before anything looks for NVIDIA's.
-pub fn stand_in() -> Option<StandIn> {
+pub(crate) fn stand_in() -> Option<StandIn> {
     static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
     *LOADED.get_or_init(|| {
-        cleave_emulator::load_run_time_compiler()?;
-        StandIn::load(variant())
+        let is_there = cleave_emulator::preload(variant());
+        is_there.then(|| StandIn::load(variant())).flatten()
     })
 }
 

@@ -1,10 +1,12 @@
 // The state of the block that runs, shared by the scheduler and the warps' collectives.
 //
-// Owns: which threads are ready, wait or have returned, and what waiting lanes brought along.
+// Owns: which threads are ready, wait or have returned, who is next, and what waiting lanes brought along.
 // Never: is seen by kernels or by the driver.
 // Invariant: a lane is in exactly one of `ready`, `met` and `at_barrier`, or has returned.
 #pragma once
+#include "fiber.h"
 #include "machine.h"
+#include "scheduler.h"
 
 #pragma GCC visibility push(hidden)
 namespace emulator {
@@ -15,16 +17,15 @@ constexpr uint32_t THREADS_MAX = LANES * WARPS_MAX;
 
 enum class Collective : uint8_t { Sync, Shuffle, Ballot, Ldmatrix, LdmatrixTransposed, Mma };
 
-// What each lane brings to a collective, and takes away from it.
+// What each lane brings to a collective, and takes away from it. Values and rows lie in two places in turn: a lane
+// may be at the next collective before all have taken from the last one.
 struct Brought {
-    uint64_t value[LANES];
-    uint32_t from_lane[LANES];
-    uint64_t taken[LANES];
-    Row row[LANES];
-    uint32_t* tile[LANES];
-    float* d[LANES];
-    const uint32_t* a[LANES];
-    const uint32_t* b[LANES];
+    uint64_t value[2][LANES];
+    Row row[2][LANES];
+    // Fragments of a product, part by part, as matrices of 8 × 8: rows of `a` and columns of `b` in bf16, and the upper
+    // and lower half of the sums.
+    uint32_t a[4][LANES], b[2][LANES];
+    alignas(64) float d[2][LANES * 2];
 };
 
 struct Warp {
@@ -32,23 +33,100 @@ struct Warp {
     uint32_t exists = 0, ready = 0, met = 0, at_barrier = 0;
     Collective collective = Collective::Sync;
     Site site = {};
-    uint32_t ballot_votes = 0, ballot = 0;
-    // For the race detector; two in turn, since a lane may be at the next one before all have left the last.
-    uint32_t syncs = 0;
+    // Collectives so far, modulo two.
+    uint32_t turn = 0;
+    uint32_t votes[2] = {};
+    // For the race detector.
     uint64_t gate[2] = {};
     Brought brought;
 };
 
-// The warp and lane of the thread that runs.
+// All that a switch touches of a thread, in one line of the cache.
+struct alignas(64) Thread {
+    Context context;
+    Index index;
+};
+
+struct Block {
+    const Launch* launch = nullptr;
+    Context host;
+    uint32_t threads = 0, warps = 0;
+    uint32_t now = 0, returned = 0, at_barrier = 0;
+    Site barrier = {};
+    uint32_t barriers = 0;
+    // For the race detector: barriers in turn, from the host to all threads, from all threads to the host.
+    uint64_t gate[2] = {}, start_gate = 0, end_gate = 0;
+    bool is_first = false;
+    Outcome outcome = Outcome::Done;
+};
+
+extern Block block;
+extern Warp warps[WARPS_MAX];
+extern Thread threads[THREADS_MAX];
+// Of the thread that runs.
 extern Warp* warp;
 extern uint32_t lane;
 
-// Puts the running lane among those who met. True for the last one, which then carries the collective out
-// for all and goes on; the others return after that.
-bool meet(Collective collective, Site site);
-void let_go();
+constexpr uint32_t NOBODY = ~0u;
+
+// Nobody is ready and somebody has not returned.
+[[noreturn]] void report_deadlock();
+[[noreturn]] void report_meeting(Collective collective, Site site);
+// Gives a thread that has not begun a stack.
+void prepare(uint32_t number);
+
+bool is_same_file(Site a, Site b);
+inline bool is_same(Site a, Site b) { return a.line == b.line && (a.file == b.file || is_same_file(a, b)); }
+
+inline void run_as(uint32_t number) {
+    block.now = number;
+    warp = &warps[number / LANES];
+    lane = number % LANES;
+    thread_index = &threads[number].index;
+}
+
+// The next ready lane of this warp, so that a warp runs together; else of the next warp that has one.
+inline uint32_t next_ready() {
+    uint32_t number = block.now / LANES;
+    uint32_t above = warp->ready & ~((2u << lane) - 1);
+    if (above != 0) return number * LANES + uint32_t(__builtin_ctz(above));
+    for (uint32_t tried = 0; tried < block.warps; tried++) {
+        uint32_t ready = warps[number].ready;
+        if (ready != 0) return number * LANES + uint32_t(__builtin_ctz(ready));
+        number = number + 1 == block.warps ? 0 : number + 1;
+    }
+    return NOBODY;
+}
+
+// Puts the running lane among those who met. True for the last one, which then lets go of all; the others wait.
+inline bool meet(Collective collective, Site site) {
+    bool is_other = warp->met != 0 && (warp->collective != collective || !is_same(warp->site, site));
+    if (__builtin_expect(is_other, false)) report_meeting(collective, site);
+    warp->collective = collective;
+    warp->site = site;
+    warp->met |= 1u << lane;
+    warp->ready &= ~(1u << lane);
+    return warp->met == warp->exists;
+}
+
+inline void let_go() {
+    warp->ready |= warp->met;
+    warp->met = 0;
+    // All are here, so nobody takes from the last one any more.
+    warp->votes[warp->turn ^ 1] = 0;
+    warp->turn ^= 1;
+}
+
 // Gives way to a thread that is ready, until this one is again.
-void wait();
+inline __attribute__((always_inline)) void wait() {
+    Thread& self = threads[block.now];
+    uint32_t next = next_ready();
+    if (__builtin_expect(next == NOBODY, false)) report_deadlock();
+    Thread& to = threads[next];
+    if (__builtin_expect(to.context.stack_pointer == nullptr, false)) prepare(next);
+    run_as(next);
+    switch_context(self.context, to.context);
+}
 
 }  // namespace emulator
 #pragma GCC visibility pop

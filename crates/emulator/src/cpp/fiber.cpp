@@ -24,32 +24,6 @@ void __asan_unpoison_memory_region(const volatile void* at, size_t bytes);
 }
 #endif
 
-// Saves what a called function must keep, and goes on where the other stack left off.
-extern "C" __attribute__((visibility("hidden"))) void emulator_switch(void** from, void* to);
-asm(R"(
-.text
-.hidden emulator_switch
-.globl emulator_switch
-.type emulator_switch,@function
-emulator_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-.size emulator_switch,.-emulator_switch
-)");
-
 namespace emulator {
 
 #ifdef EMULATOR_THREAD
@@ -82,18 +56,17 @@ uint8_t* make_stack() {
 // Tops at one place in each page would all want the same few lines of the cache.
 size_t colour(const uint8_t* stack) { return (reinterpret_cast<uintptr_t>(stack) / PAGE_BYTES * 320) % PAGE_BYTES & ~size_t(63); }
 
-void announce([[maybe_unused]] void** fake_stack, [[maybe_unused]] const Context& to) {
-#ifdef EMULATOR_THREAD
-    // Switching orders nothing: only barriers do.
-    constexpr unsigned NO_ORDER = 1;
-    __tsan_switch_to_fiber(to.race_thread, NO_ORDER);
-#endif
 #ifdef EMULATOR_ADDRESS
+void announce_stack(void** fake_stack, const Context& to) {
     const void* bottom = to.stack == nullptr ? host_stack : to.stack;
     size_t bytes = to.stack == nullptr ? host_stack_bytes : STACK_BYTES;
     __sanitizer_start_switch_fiber(fake_stack, bottom, bytes);
-#endif
 }
+#endif
+#ifdef EMULATOR_THREAD
+// Switching orders nothing: only barriers do.
+constexpr unsigned NO_ORDER = 1;
+#endif
 
 }  // namespace
 
@@ -109,11 +82,10 @@ void begin(Context& context, void (*entry)()) {
         context.stack = pool.back();
         pool.pop_back();
     }
-    // As if `entry` had been called from nowhere, and had then switched away before its first line.
+    // As if `entry` had been called from nowhere, and had switched away before its first line.
     auto** top = reinterpret_cast<void**>(top_of(context));
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(entry);
-    for (int saved = 0; saved < 6; saved++) *--top = nullptr;
     context.stack_pointer = top;
     context.fake_stack = nullptr;
 }
@@ -150,21 +122,27 @@ void arrived_on_new_stack([[maybe_unused]] CameFrom from) {
 #endif
 }
 
-void switch_context(Context& from, Context& to) {
-#ifdef EMULATOR_THREAD
-    if (from.race_thread == nullptr) from.race_thread = __tsan_get_current_fiber();
-#endif
-    announce(&from.fake_stack, to);
-    emulator_switch(&from.stack_pointer, to.stack_pointer);
 #ifdef EMULATOR_ADDRESS
-    __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
+void announce(Context& from, Context& to) { announce_stack(&from.fake_stack, to); }
+void arrived(Context& self) { __sanitizer_finish_switch_fiber(self.fake_stack, nullptr, nullptr); }
 #endif
+#ifdef EMULATOR_THREAD
+void announce(Context& from, Context& to) {
+    if (from.race_thread == nullptr) from.race_thread = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(to.race_thread, NO_ORDER);
 }
+void arrived(Context&) {}
+#endif
 
 void leave_context(Context& to) {
-    announce(nullptr, to);
+#ifdef EMULATOR_ADDRESS
+    announce_stack(nullptr, to);
+#endif
+#ifdef EMULATOR_THREAD
+    __tsan_switch_to_fiber(to.race_thread, NO_ORDER);
+#endif
     void* nowhere;
-    emulator_switch(&nowhere, to.stack_pointer);
+    switch_stacks(&nowhere, to.stack_pointer);
     abort();
 }
 

@@ -23,9 +23,11 @@ Index block_index, block_size, grid_size;
 Warp* warp = nullptr;
 uint32_t lane = 0;
 
-namespace {
+Block block;
+Warp warps[WARPS_MAX];
+Thread threads[THREADS_MAX];
 
-constexpr uint32_t NOBODY = ~0u;
+namespace {
 
 // One thread's asynchronous copies, oldest first.
 struct Copies {
@@ -41,28 +43,7 @@ struct Copies {
     }
 };
 
-struct Thread {
-    Context context;
-    Index index;
-    Copies copies;
-};
-
-struct Block {
-    const Launch* launch = nullptr;
-    Context host;
-    uint32_t threads = 0, warps = 0;
-    uint32_t now = 0, returned = 0, at_barrier = 0;
-    Site barrier = {};
-    uint32_t barriers = 0;
-    // For the race detector: barriers in turn, from the host to all threads, from all threads to the host.
-    uint64_t gate[2] = {}, start_gate = 0, end_gate = 0;
-    bool is_first = false;
-    Outcome outcome = Outcome::Done;
-};
-
-Block block;
-Warp warps[WARPS_MAX];
-std::vector<Thread> threads;
+Copies copies_of[THREADS_MAX];
 
 const char* name_of(Collective collective) {
     switch (collective) {
@@ -81,27 +62,6 @@ const char* file_of(Site site) {
     return slash == nullptr ? site.file : slash + 1;
 }
 
-bool is_same(Site a, Site b) { return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0); }
-
-void run_as(uint32_t number) {
-    block.now = number;
-    warp = &warps[number / LANES];
-    lane = number % LANES;
-    thread_index = &threads[number].index;
-}
-
-// The next ready lane of this warp, so that a warp runs together; else of the next warp that has one.
-uint32_t next_ready() {
-    uint32_t number = block.now / LANES;
-    uint32_t above = warp->ready & ~((2u << lane) - 1);
-    for (uint32_t tried = 0; tried < block.warps; tried++) {
-        uint32_t ready = above != 0 ? above : warps[number].ready;
-        if (ready != 0) return number * LANES + uint32_t(__builtin_ctz(ready));
-        number = number + 1 == block.warps ? 0 : number + 1;
-    }
-    return NOBODY;
-}
-
 [[noreturn]] void end_launch(Outcome outcome) {
     block.outcome = outcome;
     leave_context(block.host);
@@ -113,35 +73,13 @@ void describe_here(char* to, size_t bytes) {
              block_index.y, block_index.z, at.x, at.y, at.z);
 }
 
-// Nobody is ready and somebody has not returned.
-[[noreturn]] void report_deadlock() {
-    for (uint32_t number = 0; number < block.warps; number++) {
-        const Warp& stuck = warps[number];
-        if (stuck.met == 0) continue;
-        say("emulator: kernel %s, block (%u, %u, %u): deadlock: of warp %u the lanes %08x wait in %s at %s:%u, lanes %08x "
-            "at a barrier, the others have returned",
-            block.launch->name, block_index.x, block_index.y, block_index.z, number, stuck.met,
-            name_of(stuck.collective), file_of(stuck.site), stuck.site.line, stuck.at_barrier);
-        end_launch(Outcome::Failed);
-    }
-    say("emulator: kernel %s, block (%u, %u, %u): deadlock: %u of %u threads wait in sync_block at %s:%u, %u have returned "
-        "without it",
-        block.launch->name, block_index.x, block_index.y, block_index.z, block.at_barrier, block.threads,
-        file_of(block.barrier), block.barrier.line, block.returned);
-    end_launch(Outcome::Failed);
-}
-
 void fiber_main();
-
-void prepare(uint32_t number) {
-    Context& context = threads[number].context;
-    if (context.stack_pointer == nullptr) begin(context, fiber_main);
-}
 
 // What a thread does when its kernel has returned. True if another one goes on in its place, on its stack.
 bool go_on_as_another() {
     Thread& self = threads[block.now];
-    if (self.copies.done != self.copies.all.size()) {
+    const Copies& copies = copies_of[block.now];
+    if (copies.done != copies.all.size()) {
         fail(Outcome::Failed, "returned with asynchronous copies that nobody waited for", {});
     }
     warp->ready &= ~(1u << lane);
@@ -164,7 +102,7 @@ bool go_on_as_another() {
         run_as(next);
         return true;
     }
-    prepare(next);
+    if (!has_begun) prepare(next);
     end(self.context);
     run_as(next);
     leave_context(to);
@@ -188,7 +126,7 @@ void begin_block(Index index, uint64_t draw) {
         Warp& fresh = warps[number];
         uint32_t left = block.threads - number * LANES;
         fresh.exists = fresh.ready = left >= LANES ? ~0u : (1u << left) - 1;
-        fresh.met = fresh.at_barrier = fresh.ballot_votes = 0;
+        fresh.met = fresh.at_barrier = fresh.votes[0] = fresh.votes[1] = 0;
     }
     poison_shared(block.launch->shared_bytes);
     run_as(uint32_t(draw % block.threads));
@@ -208,7 +146,7 @@ void run_block(Index index, uint64_t draw) {
     if (block.outcome == Outcome::Done) return;
     for (uint32_t number = 0; number < block.threads; number++) {
         abandon(threads[number].context);
-        threads[number].copies.forget();
+        copies_of[number].forget();
     }
 }
 
@@ -219,7 +157,6 @@ void begin_launch(const Launch& launch) {
     grid_size = launch.grid;
     block.threads = size.x * size.y * size.z;
     block.warps = (block.threads + LANES - 1) / LANES;
-    if (threads.size() < block.threads) threads.resize(block.threads);
     for (uint32_t number = 0; number < block.threads; number++) {
         introduce(threads[number].context);
         threads[number].index = {number % size.x, number / size.x % size.y, number / (size.x * size.y)};
@@ -236,32 +173,35 @@ uint64_t common_divisor(uint64_t a, uint64_t b) { return b == 0 ? a : common_div
 
 }  // namespace
 
-bool meet(Collective collective, Site site) {
-    if (warp->met != 0 && (warp->collective != collective || !is_same(warp->site, site))) {
-        char here[160];
-        describe_here(here, sizeof here);
-        say("emulator: %s: %s at %s:%u meets %s at %s:%u of the same warp", here, name_of(collective), file_of(site),
-            site.line, name_of(warp->collective), file_of(warp->site), warp->site.line);
+void report_meeting(Collective collective, Site site) {
+    char here[160];
+    describe_here(here, sizeof here);
+    say("emulator: %s: %s at %s:%u meets %s at %s:%u of the same warp", here, name_of(collective), file_of(site),
+        site.line, name_of(warp->collective), file_of(warp->site), warp->site.line);
+    end_launch(Outcome::Failed);
+}
+
+void report_deadlock() {
+    for (uint32_t number = 0; number < block.warps; number++) {
+        const Warp& stuck = warps[number];
+        if (stuck.met == 0) continue;
+        say("emulator: kernel %s, block (%u, %u, %u): deadlock: of warp %u the lanes %08x wait in %s at %s:%u, lanes %08x "
+            "at a barrier, the others have returned",
+            block.launch->name, block_index.x, block_index.y, block_index.z, number, stuck.met,
+            name_of(stuck.collective), file_of(stuck.site), stuck.site.line, stuck.at_barrier);
         end_launch(Outcome::Failed);
     }
-    warp->collective = collective;
-    warp->site = site;
-    warp->met |= 1u << lane;
-    warp->ready &= ~(1u << lane);
-    return warp->met == warp->exists;
+    say("emulator: kernel %s, block (%u, %u, %u): deadlock: %u of %u threads wait in sync_block at %s:%u, %u have returned "
+        "without it",
+        block.launch->name, block_index.x, block_index.y, block_index.z, block.at_barrier, block.threads,
+        file_of(block.barrier), block.barrier.line, block.returned);
+    end_launch(Outcome::Failed);
 }
 
-void let_go() {
-    warp->ready |= warp->met;
-    warp->met = 0;
-}
+bool is_same_file(Site a, Site b) { return strcmp(a.file, b.file) == 0; }
 
-void wait() {
-    uint32_t self = block.now, next = next_ready();
-    if (next == NOBODY) report_deadlock();
-    prepare(next);
-    run_as(next);
-    switch_context(threads[self].context, threads[next].context);
+void prepare(uint32_t number) {
+    begin(threads[number].context, fiber_main);
 }
 
 void sync_block(Site site) {
@@ -292,7 +232,7 @@ void sync_block(Site site) {
 }
 
 void copy_begin(Copy copy) {
-    Copies& copies = threads[block.now].copies;
+    Copies& copies = copies_of[block.now];
     if (copies.done != 0) {
         copies.all.erase(copies.all.begin(), copies.all.begin() + ptrdiff_t(copies.done));
         for (size_t& end : copies.group_ends) end -= copies.done;
@@ -302,12 +242,12 @@ void copy_begin(Copy copy) {
 }
 
 void copy_commit() {
-    Copies& copies = threads[block.now].copies;
+    Copies& copies = copies_of[block.now];
     copies.group_ends.push_back(copies.all.size());
 }
 
 const Copy* copies_due(uint32_t groups_left, uint32_t* count) {
-    Copies& copies = threads[block.now].copies;
+    Copies& copies = copies_of[block.now];
     *count = 0;
     if (copies.group_ends.size() <= groups_left) return nullptr;
     size_t groups_due = copies.group_ends.size() - groups_left;

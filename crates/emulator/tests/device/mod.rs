@@ -158,13 +158,9 @@ macro_rules! call {
 impl Device {
     /// None where the emulator cannot be built.
     pub(crate) fn open() -> Option<Device> {
-        Device::open_variant(Variant::Plain)
-    }
-
-    pub(crate) fn open_variant(variant: Variant) -> Option<Device> {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(path) = library_of(&kernels(), variant) else {
+        let Some(path) = library_of(&kernels(), Variant::of_environment()) else {
             eprintln!("left out: no emulator on this machine");
             return None;
         };

@@ -16,7 +16,8 @@ extern "C" KERNEL(64, 1) exchange(GRID_CONSTANT const ExchangeArgs args) {
     to[0] = shuffle_xor(thread, 5);
     to[1] = shuffle(thread * 3, 7);
     to[2] = shuffle_up(thread, 2);
-    to[3] = ballot(lane % 3 == 0);
+    // Twice, so that who is ahead votes again before the others have read.
+    to[3] = ballot(lane % 3 == 0) & ~ballot(lane % 6 == 0);
     to[4] = u32(shuffle_xor(u64(thread) << 33, 1) >> 33);
     u32 sum = thread;
     for (u32 distance = 16; distance > 0; distance /= 2) sum += shuffle_xor(sum, distance);

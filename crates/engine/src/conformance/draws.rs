@@ -51,6 +51,7 @@ fn round_of<O: Ops>(
     let table: Vec<f32> = (0..vocab * ROWS).map(|_| dice.logit()).collect();
     let stored = StoredTensor::from_f32("head", (vocab, ROWS), &table);
     let matrix = pack.matrix(&[stored], None).map_err(told)?;
+    pack.finish().map_err(told)?;
     let mut picks = ops.rows(ROWS, ROWS, Holds::Activations).map_err(told)?;
     let ones: Vec<f32> = (0..ROWS * ROWS)
         .map(|at| f32::from(u8::from(at % (ROWS + 1) == 0)))

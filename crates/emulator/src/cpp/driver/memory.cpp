@@ -173,7 +173,9 @@ bool covers(Kind kind, const void* first, size_t bytes) {
 }
 
 const char* objection_to(const Context& context, uint64_t word) {
-    if (word >> 32 == 0 || word >> 47 != 0) return nullptr;
+    // Two numbers side by side may look like an address too, but programs and their memory are up here.
+    constexpr uint64_t LOWEST = 0x5500ull << 32, HIGHEST = 1ull << 47;
+    if (word < LOWEST || word >= HIGHEST) return nullptr;
     auto* address = reinterpret_cast<const uint8_t*>(word);
     const Region* region = region_at(address);
     // One past the end is no address to read, but a fine end.

@@ -20,7 +20,7 @@ Settings read_settings() {
     read.seed = number_of("CLEAVE_STANDIN_SEED", 1);
     read.memory_bytes = number_of("CLEAVE_STANDIN_MEMORY_MIB", 2048) << 20;
     read.devices = int(number_of("CLEAVE_STANDIN_DEVICES", 1));
-    read.multiprocessors = int(number_of("CLEAVE_STANDIN_MULTIPROCESSORS", 132));
+    read.multiprocessors = int(number_of("CLEAVE_STANDIN_MULTIPROCESSORS", 4));
     const char* capability = getenv("CLEAVE_STANDIN_CAPABILITY");
     if (capability == nullptr || sscanf(capability, "%d.%d", &read.capability_major, &read.capability_minor) != 2) {
         read.capability_major = 9;

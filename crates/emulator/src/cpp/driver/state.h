@@ -31,7 +31,7 @@ using emulator::say;
 // CLEAVE_STANDIN_MEMORY_MIB      of each device; 2048
 // CLEAVE_STANDIN_DEVICES         1
 // CLEAVE_STANDIN_CAPABILITY      9.0
-// CLEAVE_STANDIN_MULTIPROCESSORS 132
+// CLEAVE_STANDIN_MULTIPROCESSORS 4: grids that fill the device are walked by one core here
 // CLEAVE_STANDIN_FAULTS          see faults.h
 struct Settings {
     uint64_t seed, memory_bytes;
