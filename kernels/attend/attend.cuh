@@ -119,9 +119,12 @@ namespace attend {
 // Keys per tile, over which the largest score is found at once.
 constexpr u32 TILE_KEYS = 64;
 // Keys per span. Shorter ones fill a device from fewer sequences, longer ones leave fewer states to merge: one
-// sequence of 8192 tokens and 8 KV heads gives 128 spans, and a state is a sixtieth of what its span reads.
+// sequence of 8192 tokens and 8 KV heads gives 128 spans, and the state of a group of 4 heads is less than a hundredth
+// of what its span reads.
 constexpr u32 SPAN_KEYS = 512;
 constexpr u32 SPAN_TILES = SPAN_KEYS / TILE_KEYS;
+// Blocks of a span at most: those of 8 tokens.
+constexpr u32 SPAN_BLOCKS = SPAN_KEYS / 8;
 // Packed rows per item.
 constexpr u32 DECODE_ROWS = 16;
 constexpr u32 PREFILL_ROWS = 64;

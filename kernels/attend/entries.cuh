@@ -7,8 +7,8 @@
 // Decode: one tile of 16 packed rows per block, its four warps divide the keys for the scores and the dims for the
 // values; three barriers per key tile are little beside the time its bytes take. Reading is what counts: 4.8 TB/s
 // over 132 multiprocessors at a microsecond's latency ask for 36 KB on the way to each. With the slabs chosen here all
-// blocks of a multiprocessor together have 80 KB or more on the way, and each alone 36 KB or more (at head dim 128 in
-// bf16: 64 KB), so that one block can begin an item or merge while another reads on.
+// blocks of a multiprocessor together have 75 KB or more on the way, and each alone 25 KB or more (at head dim 128 in
+// bf16 64 KB), so that one block can begin an item or merge while another reads on.
 // Prefill: four tiles of 16 packed rows per block, a warp each, which share the keys and values in shared memory;
 // a tile's keys and values are on their way while the tile before is worked on. At head dim 256 two warps share a
 // row tile, or their registers would not hold its values.
@@ -19,7 +19,7 @@ namespace attend {
 
 template <u32 DIM, class Stored> struct Choice {
     static constexpr u32 KEY_BYTES = DIM * sizeof(Stored);
-    static constexpr u32 DECODE_SLABS = KEY_BYTES >= 512 ? 4 : KEY_BYTES >= 256 ? 5 : 7;
+    static constexpr u32 DECODE_SLABS = KEY_BYTES >= 512 ? 4 : KEY_BYTES > 128 ? 5 : 7;
     static constexpr u32 DECODE_BLOCKS = KEY_BYTES >= 512 ? 1 : KEY_BYTES > 128 ? 2 : 3;
     static constexpr u32 PREFILL_SPLIT = DIM >= 256 ? 2 : 1;
     static constexpr u32 PREFILL_SLABS = KEY_BYTES >= 512 ? 3 : 4;

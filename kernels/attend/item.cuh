@@ -6,13 +6,13 @@
 // last by the same steps.
 #pragma once
 #include "pages.cuh"
-#include "task.cuh"
 
 namespace attend {
 
 // Shared memory beside the slabs.
 template <class S> struct Exchange {
-    // [row tile][quarter or share][row].
+    // [row tile][quarter or share][row]: largest scores in the middle of a tile, sums of weights at a span's end,
+    // with barriers between.
     float* largest;
     float* sums;
     // Each thread's own total of values, [pair and half][thread].
@@ -21,7 +21,7 @@ template <class S> struct Exchange {
     DEVICE explicit Exchange(u8* shared) {
         totals = reinterpret_cast<Words4*>(shared + S::SLABS * S::SLAB_BYTES) + threadIdx.x;
         largest = reinterpret_cast<float*>(shared + S::SLABS * S::SLAB_BYTES + S::TOTAL_BYTES);
-        sums = largest + S::EXCHANGE_FLOATS;
+        sums = largest;
     }
 };
 
@@ -35,16 +35,15 @@ struct KeyTile {
 // A warp with its rows, in a block that goes through an item's keys together.
 template <class S> struct Warp {
     const AttendArgs& args;
-    const Task& task;
+    const Task<S>& task;
     Exchange<S> exchange;
     Share share;
-    Sight sight;
     Queries<S> queries;
     SpanState<S> state;
     Total totals[2];
 
-    DEVICE Warp(const AttendArgs& all, const Task& mine, u8* shared)
-        : args(all), task(mine), exchange(shared), share(share_of_warp<S>()), sight(sight_of(mine, share)) {
+    DEVICE Warp(const AttendArgs& all, const Task<S>& mine, u8* shared)
+        : args(all), task(mine), exchange(shared), share(share_of_warp<S>()) {
         load_queries<S>(queries, args, task, share);
         state.clear();
         totals[0] = totals[1] = {NOTHING, 0};
@@ -59,12 +58,12 @@ template <class S> struct Warp {
     // The tile's keys are there when this is called; its values once their copies are waited for. All warps of the
     // block come here together.
     DEVICE void attend(const KeyTile& tile) {
-        const View view = view_of(task, share, tile.index);
+        const View view = task.view_of(share.row_tile, tile.index);
         Scores<S> scores;
         float largest[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
         if (view != View::Nothing) {
             score<S>(scores, queries, tile.keys, first_quarter());
-            if (view == View::Some) hide<S>(scores, sight, tile.index * TILE_KEYS + first_quarter() * 16);
+            if (view == View::Some) hide<S>(scores, sight_of<S>(task, share), tile.index * TILE_KEYS + first_quarter() * 16);
             find_largest<S>(largest, scores);
         }
         if constexpr (S::SPLIT > 1) exchange_largest(largest);
@@ -74,17 +73,18 @@ template <class S> struct Warp {
             weigh<S>(own, scores, state, args.scale);
         }
         // Where the keys were: after the exchange of the largest, nobody reads them any more.
-        auto* fragments = reinterpret_cast<Words4*>(tile.keys) + share.row_tile * 4 * 32 + lane_index();
-        if constexpr (S::SPLIT > 1) {
-            if (view != View::Nothing) store_weights(fragments, own);
+        const SharedWeights all = {reinterpret_cast<Words4*>(tile.keys) + share.row_tile * 4 * 32 + lane_index()};
+        if (S::SPLIT > 1 && view != View::Nothing) {
+#pragma unroll
+            for (u32 i = 0; i < S::QUARTERS; i++) all.store(own[i], first_quarter() + i);
         }
         cp_async_wait<S::SLABS - 2>();
         sync_block();
         if (view == View::Nothing) return;
         if constexpr (S::SPLIT > 1) {
-            add_values<S>(state, load_weights(fragments), tile.values, first_pair());
+            add_values<S>(state, all, tile.values, first_pair());
         } else {
-            add_values<S>(state, Weights(own), tile.values, first_pair());
+            add_values<S>(state, OwnWeights{own}, tile.values, first_pair());
         }
     }
 
@@ -98,24 +98,6 @@ template <class S> struct Warp {
         for (u32 i = 0; i < S::SPLIT * 2; i++) {
             largest[i % 2] = max(largest[i % 2], exchange.largest[exchange_at(i / 2, i % 2)]);
         }
-    }
-
-    DEVICE void store_weights(Words4* fragments, const u32 (&own)[S::QUARTERS][4]) const {
-#pragma unroll
-        for (u32 i = 0; i < S::QUARTERS; i++) {
-            store_words(fragments + (first_quarter() + i) * 32, Words4{{own[i][0], own[i][1], own[i][2], own[i][3]}});
-        }
-    }
-
-    static DEVICE Weights load_weights(const Words4* fragments) {
-        Weights weights;
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            const Words4 words = load_words(fragments + i * 32);
-#pragma unroll
-            for (u32 word = 0; word < 4; word++) weights.of[i][word] = words.word[word];
-        }
-        return weights;
     }
 
     // The sum of a row's weights in this span: each quarter's over its lanes, then the quarters in order.
@@ -161,14 +143,14 @@ template <class S> struct Warp {
     }
 
     // Leaves the span to whoever merges the tile's, and begins the next.
-    DEVICE void leave_span(u32 states, u32 span) {
+    DEVICE void leave_span(u32 span) {
         float sums[2];
         sum_up(sums);
 #pragma unroll
         for (u32 which = 0; which < 2; which++) {
             const u32 row = lane_row(share, which);
             if (row >= task.rows) continue;
-            float* to = state_at<S>(args, task, states, span - task.span_first, row);
+            float* to = state_at<S>(args, task, span - task.span_first, row);
             if (first_pair() == 0 && lane_index() % 4 == 0) {
                 *reinterpret_cast<FloatPair*>(to) = {state.top[which], sums[which]};
             }
@@ -203,7 +185,7 @@ template <class S> struct Warp {
 };
 
 // Merges what the items of one tile left, span after span, and writes the rows out.
-template <class S> DEVICE void merge_states(const AttendArgs& args, const Task& task, u32 states) {
+template <class S> DEVICE void merge_states(const AttendArgs& args, const Task<S>& task) {
     constexpr u32 FOURS = S::DIM / 4;
     for (u32 i = threadIdx.x; i < task.rows * FOURS; i += S::THREADS) {
         const u32 row = i / FOURS, dim = i % FOURS * 4;
@@ -212,7 +194,7 @@ template <class S> DEVICE void merge_states(const AttendArgs& args, const Task& 
         const u32 spans = task.span_end - task.span_first;
 #pragma unroll 4
         for (u32 span = 0; span < spans; span++) {
-            const float* state = state_at<S>(args, task, states, span, row);
+            const float* state = state_at<S>(args, task, span, row);
             const Words4 words = load_fresh_words(state + STATE_HEADER + dim);
             const Factors factors = merge(total, {load_fresh(state), load_fresh(state + 1)});
 #pragma unroll
@@ -225,23 +207,13 @@ template <class S> DEVICE void merge_states(const AttendArgs& args, const Task& 
     }
 }
 
-template <class S> DEVICE Pages pages_of(const AttendArgs& args, const Task& task) {
-    const u64 head = (u64(task.kv_head) << args.block_shift) * S::CHUNKS * 16;
-    Pages pages;
-    pages.keys = args.pool + args.key_bytes + head;
-    pages.values = args.pool + args.value_bytes + head;
-    pages.table = args.tables + task.segment.table;
-    pages.block_bytes = u32(args.block_bytes);
-    pages.block_shift = args.block_shift;
-    pages.keys_end = task.position_of(task.rows - 1) + 1;
-    return pages;
-}
-
 template <class S> DEVICE void attend_item(const AttendArgs& args, const AttendItem& item, u32 kv_head, u8* shared) {
-    const Task task = task_of<S>(args, item, kv_head);
-    // The item before may still be read from the slabs that are filled now.
+    __shared__ Task<S> task;
+    // The item before is still looked at, and its slabs are.
     sync_block();
-    Ring<S> ring(shared, pages_of<S>(args, task), task.tile_first, task.tile_end);
+    if (threadIdx.x == 0) task.set(args, item, kv_head);
+    sync_block();
+    Ring<S> ring(shared, task);
     Warp<S> warp(args, task, shared);
     u32 slab = 0;
     bool is_first = true;
@@ -249,24 +221,23 @@ template <class S> DEVICE void attend_item(const AttendArgs& args, const AttendI
         cp_async_wait<S::SLABS - 3>();
         sync_block();
         // Two slabs are free: those of the tile before.
-        ring.fill();
-        ring.fill();
+        ring.fill(2);
         const u32 values = Ring<S>::after(slab);
         warp.attend({tile, shared + slab * S::SLAB_BYTES, shared + values * S::SLAB_BYTES});
         slab = Ring<S>::after(values);
         if ((tile + 1) % SPAN_TILES != 0 && tile + 1 != task.tile_end) continue;
-        if (item.parts == 1) {
+        if (task.parts == 1) {
             warp.keep_span(is_first);
             is_first = false;
         } else {
-            warp.leave_span(item.states, tile / SPAN_TILES);
+            warp.leave_span(tile / SPAN_TILES);
         }
     }
     cp_async_wait<0>();
-    if (item.parts == 1) {
+    if (task.parts == 1) {
         warp.store_out();
-    } else if (is_last_block(args.arrivals + item.arrival + kv_head, item.parts)) {
-        merge_states<S>(args, task, item.states);
+    } else if (is_last_block(args.arrivals + task.arrival, task.parts)) {
+        merge_states<S>(args, task);
     }
 }
 

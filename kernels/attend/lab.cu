@@ -74,7 +74,6 @@ public:
             segments.push_back({rows_, sequence.rows, sequence.position, blocks});
             rows_ += sequence.rows;
             blocks += (sequence.position + sequence.rows + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-            keys_ += sequence.position + sequence.rows;
         }
         std::vector<u32> tables(blocks);
         for (u32 i = 0; i < blocks; i++) tables[i] = i;
@@ -93,8 +92,7 @@ public:
         lab::fill(qkv_->get(), qkv_->count(), 2, 2.0f);
     }
 
-    // Of keys and values that a pass over the batch must read, and of operations in causal attention.
-    double bytes() const { return double(keys_) * 2 * heads_.kv * heads_.dim * element_bytes_; }
+    // Of causal attention.
     double operations() const {
         double pairs = 0;
         for (const Sequence& sequence : batch_) pairs += double(sequence.rows) * (sequence.position + (sequence.rows + 1) / 2.0);
@@ -158,7 +156,7 @@ private:
     Heads heads_;
     std::vector<Sequence> batch_;
     u32 element_bytes_, copies_, rows_ = 0;
-    u64 keys_ = 0, copy_bytes_ = 0;
+    u64 copy_bytes_ = 0;
     std::unique_ptr<Buffer<AttendSegment>> segments_;
     std::unique_ptr<Buffer<u32>> tables_, items_count_, arrivals_;
     std::unique_ptr<Buffer<u8>> pool_;

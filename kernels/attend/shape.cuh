@@ -36,10 +36,10 @@ template <u32 DIM_, u32 ROW_TILES_, u32 SPLIT_, u32 SLABS_, class Stored_> struc
     static constexpr u32 SLAB_CHUNKS = IS_SWIZZLED ? CHUNKS : CHUNKS | 1;
     static constexpr u32 SLAB_BYTES = TILE_KEYS * SLAB_CHUNKS * 16;
 
-    // Shared memory: slabs; every thread's total of values; scores and sums that warps of a row tile exchange.
+    // Shared memory: slabs; every thread's total of values; scores, or sums, that warps of a row tile exchange.
     static constexpr u32 TOTAL_BYTES = OWN_PAIRS * 2 * THREADS * 16;
     static constexpr u32 EXCHANGE_FLOATS = SPLIT > 1 ? ROW_TILES * 4 * 16 : 0;
-    static constexpr u32 SHARED_BYTES = SLABS * SLAB_BYTES + TOTAL_BYTES + 2 * EXCHANGE_FLOATS * 4;
+    static constexpr u32 SHARED_BYTES = SLABS * SLAB_BYTES + TOTAL_BYTES + EXCHANGE_FLOATS * 4;
     // What weights take while they are exchanged: they lie where the keys they came from were.
     static_assert(SPLIT == 1 || ROW_TILES * 4 * 32 * 16 <= SLAB_BYTES, "weights fit a slab");
 

@@ -1,6 +1,6 @@
 // One work item with one KV head: which rows, which keys, and where results go.
 //
-// Owns: the reading of items and segments, the loading of queries, the writing of states and outputs.
+// Owns: the reading of items and segments, the loading of queries, the writing of states.
 // Never: adds anything up.
 // Invariant: rows of a tile beyond the segment's last have queries of zero, and nothing is stored for them.
 #pragma once
@@ -8,10 +8,38 @@
 
 namespace attend {
 
-struct Task {
+// Where one KV head of one sequence lies in a layer.
+struct Pages {
+    // Of block 0.
+    const u8* keys;
+    const u8* values;
+    const u32* table;
+    u32 block_bytes;
+    u32 block_shift;
+    u32 keys_end;
+};
+
+// What the rows of a row tile see: the earliest `earliest_first ..= earliest`, the latest `latest_first ..= latest`.
+struct Reach {
+    u32 earliest_first;
+    u32 earliest;
+    u32 latest_first;
+    u32 latest;
+};
+
+// What a warp's rows see of a key tile, all lanes agreeing.
+enum class View { Nothing, Some, Everything };
+
+// In shared memory: all threads of a block have the same, and registers are scarce.
+template <class S> struct Task {
     AttendSegment segment;
+    Pages pages;
+    // The block table's entries of three spans, span `s` at `s % 3`.
+    u32 blocks[3][SPAN_BLOCKS];
+    Reach reach[S::ROW_TILES];
     u32 kv_head;
     u32 group;
+    u32 window;
     // The tile's first packed row, and how many of its rows there are.
     u32 row;
     u32 rows;
@@ -20,7 +48,10 @@ struct Task {
     u32 span_end;
     u32 tile_first;
     u32 tile_end;
-    u32 window;
+    // As in AttendItem.
+    u32 parts;
+    u32 states;
+    u32 arrival;
 
     DEVICE u32 position_of(u32 row_of_tile) const { return segment.position + (row + row_of_tile) / group; }
     // Rows past the end see what the last one does.
@@ -30,24 +61,40 @@ struct Task {
         const u32 packed = row + row_of_tile;
         return u64(segment.row + packed / group) * heads + kv_head * group + packed % group;
     }
-};
 
-template <class S> DEVICE Task task_of(const AttendArgs& args, const AttendItem& item, u32 kv_head) {
-    Task task;
-    task.segment = args.segments[item.segment];
-    task.kv_head = kv_head;
-    task.group = args.query_heads / args.kv_heads;
-    task.row = item.row;
-    task.rows = min(S::ROWS, task.segment.rows * task.group - item.row);
-    task.window = args.window;
-    const u32 seen_first = first_seen(task.position_of(0), args.window);
-    const u32 seen_last = task.position_of(task.rows - 1);
-    task.span_first = seen_first / SPAN_KEYS;
-    task.span_end = seen_last / SPAN_KEYS + 1;
-    task.tile_first = max(seen_first / TILE_KEYS, item.span_first * SPAN_TILES);
-    task.tile_end = min(seen_last / TILE_KEYS + 1, item.span_end * SPAN_TILES);
-    return task;
-}
+    DEVICE View view_of(u32 row_tile, u32 tile) const {
+        if (row_tile * 16 >= rows) return View::Nothing;
+        const Reach& seen = reach[row_tile];
+        const u32 first = tile * TILE_KEYS, last = first + TILE_KEYS - 1;
+        if (first > seen.latest || last < seen.earliest_first) return View::Nothing;
+        return last <= seen.earliest && first >= seen.latest_first ? View::Everything : View::Some;
+    }
+
+    // By one thread, before the others look at it.
+    DEVICE void set(const AttendArgs& args, const AttendItem& item, u32 head) {
+        segment = args.segments[item.segment];
+        kv_head = head;
+        group = args.query_heads / args.kv_heads;
+        window = args.window;
+        row = item.row;
+        rows = min(S::ROWS, segment.rows * group - item.row);
+        const u32 seen_first = first_seen(position_of(0), window), seen_last = position_of(rows - 1);
+        span_first = seen_first / SPAN_KEYS;
+        span_end = seen_last / SPAN_KEYS + 1;
+        tile_first = max(seen_first / TILE_KEYS, item.span_first * SPAN_TILES);
+        tile_end = min(seen_last / TILE_KEYS + 1, item.span_end * SPAN_TILES);
+        parts = item.parts;
+        states = item.states;
+        arrival = item.arrival + head;
+        const u64 head_bytes = (u64(head) << args.block_shift) * S::CHUNKS * 16;
+        pages = {args.pool + args.key_bytes + head_bytes, args.pool + args.value_bytes + head_bytes, args.tables + segment.table,
+                 u32(args.block_bytes), args.block_shift, seen_last + 1};
+        for (u32 i = 0; i < S::ROW_TILES; i++) {
+            const u32 earliest = position_of(clamped(i * 16)), latest = position_of(clamped(i * 16 + 15));
+            reach[i] = {first_seen(earliest, window), earliest, first_seen(latest, window), latest};
+        }
+    }
+};
 
 // A warp's place in the block: its row tile, and its share of it.
 struct Share {
@@ -63,7 +110,7 @@ template <class S> DEVICE Share share_of_warp() {
 // This lane's rows, within the block's tile.
 DEVICE u32 lane_row(const Share& share, u32 which) { return share.row_tile * 16 + lane_index() / 4 + which * 8; }
 
-template <class S> DEVICE void load_queries(Queries<S>& queries, const AttendArgs& args, const Task& task, const Share& share) {
+template <class S> DEVICE void load_queries(Queries<S>& queries, const AttendArgs& args, const Task<S>& task, const Share& share) {
 #pragma unroll
     for (u32 which = 0; which < 2; which++) {
         const u32 row = lane_row(share, which);
@@ -78,7 +125,7 @@ template <class S> DEVICE void load_queries(Queries<S>& queries, const AttendArg
     }
 }
 
-DEVICE Sight sight_of(const Task& task, const Share& share) {
+template <class S> DEVICE Sight sight_of(const Task<S>& task, const Share& share) {
     Sight sight;
 #pragma unroll
     for (u32 which = 0; which < 2; which++) {
@@ -88,21 +135,9 @@ DEVICE Sight sight_of(const Task& task, const Share& share) {
     return sight;
 }
 
-// What a warp's rows see of a key tile, all lanes agreeing.
-enum class View { Nothing, Some, Everything };
-
-DEVICE View view_of(const Task& task, const Share& share, u32 tile) {
-    const u32 row = share.row_tile * 16;
-    if (row >= task.rows) return View::Nothing;
-    const u32 earliest = task.position_of(row), latest = task.position_of(task.clamped(row + 15));
-    const u32 first = tile * TILE_KEYS, last = first + TILE_KEYS - 1;
-    if (first > latest || last < first_seen(earliest, task.window)) return View::Nothing;
-    return last <= earliest && first >= first_seen(latest, task.window) ? View::Everything : View::Some;
-}
-
 // Where a row's state of one of the tile's spans is, counted from its first.
-template <class S> DEVICE float* state_at(const AttendArgs& args, const Task& task, u32 states, u32 span, u32 row) {
-    const u64 index = states + (u64(task.kv_head) * (task.span_end - task.span_first) + span) * task.rows + row;
+template <class S> DEVICE float* state_at(const AttendArgs& args, const Task<S>& task, u32 span, u32 row) {
+    const u64 index = task.states + (u64(task.kv_head) * (task.span_end - task.span_first) + span) * task.rows + row;
     return args.states + index * S::STATE_FLOATS;
 }
 

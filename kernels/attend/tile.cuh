@@ -22,14 +22,27 @@ template <class S> struct Queries {
     u32 of[S::PAIRS][4];
 };
 
-// Weights of a whole key tile, as the left side of values; one fragment per quarter.
-struct Weights {
-    u32 of[4][4];
+// Weights of a whole key tile, as the left side of values: a fragment for each quarter, in registers where one warp
+// has them all, or in shared memory where several made them.
+struct OwnWeights {
+    const u32 (&of)[4][4];
 
-    Weights() = default;
-    DEVICE explicit Weights(const u32 (&fragments)[4][4]) {
+    DEVICE void load(u32 (&fragment)[4], u32 quarter) const {
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) of[i / 4][i % 4] = fragments[i / 4][i % 4];
+        for (u32 word = 0; word < 4; word++) fragment[word] = of[quarter][word];
+    }
+};
+struct SharedWeights {
+    // This lane's of the first quarter; a warp's lanes lie side by side.
+    Words4* first;
+
+    DEVICE void load(u32 (&fragment)[4], u32 quarter) const {
+        const Words4 words = load_words(first + quarter * 32);
+#pragma unroll
+        for (u32 word = 0; word < 4; word++) fragment[word] = words.word[word];
+    }
+    DEVICE void store(const u32 (&fragment)[4], u32 quarter) const {
+        store_words(first + quarter * 32, Words4{{fragment[0], fragment[1], fragment[2], fragment[3]}});
     }
 };
 
@@ -193,8 +206,8 @@ template <class S> DEVICE void weigh(u32 (&weights)[S::QUARTERS][4], Scores<S>& 
     }
 }
 
-// Adds two quarters of keys to one pair of dims, values stored in fp8; `quarter` is the first.
-template <class S> DEVICE void add_fp8(float (&values)[2][4], const Weights& weights, const u8* slab, u32 quarter, u32 pair) {
+// Adds two quarters of keys, from `quarter` on, to one pair of dims, values stored in fp8.
+template <class S> DEVICE void add_fp8(float (&values)[2][4], const u32 (&weights)[2][4], const u8* slab, u32 quarter, u32 pair) {
     u32 r[4];
     ldmatrix_x4_transposed(r, slab + slab_offset<S>(quarter * 16 + lane_index(), pair));
     // Of eight keys each: two dims of one key, then the same of the next. Sorted by dim: a word for each half.
@@ -204,26 +217,29 @@ template <class S> DEVICE void add_fp8(float (&values)[2][4], const Weights& wei
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         const u32(&low)[2] = fragments[i / 2 * 2], (&high)[2] = fragments[i / 2 * 2 + 1];
-        mma_bf16(values[i % 2], weights.of[quarter + i / 2], {low[i % 2], high[i % 2]});
+        mma_bf16(values[i % 2], weights[i / 2], {low[i % 2], high[i % 2]});
     }
 }
 
 // Adds the tile's weighted values to the warp's pairs, from `pair` on. Each is one chain over the keys in order.
-template <class S> DEVICE void add_values(SpanState<S>& state, const Weights& weights, const u8* values, u32 pair) {
+template <class S, class Weights> DEVICE void add_values(SpanState<S>& state, const Weights& weights, const u8* values, u32 pair) {
+    constexpr u32 QUARTERS = S::IS_FP8 ? 2 : 1;
     const u32 lane = lane_index();
-    const u32 key = lane % 16, half = lane / 16;
 #pragma unroll
-    for (u32 quarter = 0; quarter < 4; quarter += S::IS_FP8 ? 2 : 1) {
+    for (u32 quarter = 0; quarter < 4; quarter += QUARTERS) {
+        u32 fragments[QUARTERS][4];
+#pragma unroll
+        for (u32 i = 0; i < QUARTERS; i++) weights.load(fragments[i], quarter + i);
 #pragma unroll
         for (u32 own = 0; own < S::OWN_PAIRS; own++) {
             if (S::PAIRS % S::SPLIT != 0 && pair + own >= S::PAIRS) break;
             if constexpr (S::IS_FP8) {
-                add_fp8<S>(state.values[own], weights, values, quarter, pair + own);
+                add_fp8<S>(state.values[own], fragments, values, quarter, pair + own);
             } else {
                 u32 r[4];
-                ldmatrix_x4_transposed(r, values + slab_offset<S>(quarter * 16 + key, (pair + own) * 2 + half));
-                mma_bf16(state.values[own][0], weights.of[quarter], {r[0], r[1]});
-                mma_bf16(state.values[own][1], weights.of[quarter], {r[2], r[3]});
+                ldmatrix_x4_transposed(r, values + slab_offset<S>(quarter * 16 + lane % 16, (pair + own) * 2 + lane / 16));
+                mma_bf16(state.values[own][0], fragments[0], {r[0], r[1]});
+                mma_bf16(state.values[own][1], fragments[0], {r[2], r[3]});
             }
         }
     }

@@ -117,7 +117,8 @@ template <class S> struct Feed {
         weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
         if (index < work.units) unit = unit_of<S>(work, index);
-#pragma unroll
+        // As a loop: a stage's copies are code enough.
+#pragma unroll 1
         for (u32 i = 0; i < S::STAGES - 1; i++) fill();
     }
 
