@@ -109,7 +109,7 @@ struct Bench {
 
 impl Bench {
     fn ops(&self) -> CudaOps {
-        CudaOps::new(&self.device, CudaOptions::new(Precision::Bf16)).unwrap()
+        CudaOps::new(&self.device, &CudaOptions::new(Precision::Bf16)).unwrap()
     }
 
     /// Seconds of one call; each is told its number.
@@ -238,7 +238,7 @@ impl Bench {
     fn products(&self, (name, columns, width): (&str, usize, usize), rows: &[usize]) {
         let elements = columns * width;
         let copies = (TURNS_BYTES / (2 * elements)).clamp(1, 8);
-        let pack = CudaPack::new(&self.device, CudaOptions::new(Precision::Bf16)).unwrap();
+        let pack = CudaPack::new(&self.device, Precision::Bf16).unwrap();
         pack.expect(LoadPlan {
             matrix_elements: (copies * elements) as u64,
             vector_elements: 0,
