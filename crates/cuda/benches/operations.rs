@@ -151,7 +151,8 @@ impl Bench {
             "{{\"kind\": \"lab\", \"lab\": \"{lab}\", \"variant\": \"{variant}\", \"shape\": \"{shape}\", \
              \"seconds\": {median:e}, \"best\": {best:e}, {amount}, \"error\": 0, \"tolerance\": 0}}"
         );
-        writeln!(std::io::stdout(), "{line}").unwrap();
+        let mut out = std::io::stdout();
+        writeln!(out, "{line}").unwrap();
     }
 
     /// Attention of sequences that all have `context` tokens, of which the last `rows` are computed.
@@ -184,11 +185,11 @@ impl Bench {
         }
         let batch = batch((sequences, blocks_each), (context, rows));
         let count = batch.rows_count();
-        let mut qkv = ops
+        let qkv = ops
             .rows(count, heads.qkv_width(), Holds::Activations)
             .unwrap();
         let values = noise_f32(2, count * heads.qkv_width());
-        ops.set_values(&mut qkv, &values).unwrap();
+        ops.set_values(&qkv, &values).unwrap();
         let mut out = ops
             .rows(count, heads.query_width(), Holds::Activations)
             .unwrap();
@@ -252,8 +253,8 @@ impl Bench {
         pack.finish().unwrap();
         let mut ops = self.ops();
         for rows in rows.iter().copied() {
-            let mut x = ops.rows(rows, width, Holds::Activations).unwrap();
-            ops.set_values(&mut x, &noise_f32(4, rows * width)).unwrap();
+            let x = ops.rows(rows, width, Holds::Activations).unwrap();
+            ops.set_values(&x, &noise_f32(4, rows * width)).unwrap();
             let mut out = ops.rows(rows, columns, Holds::Activations).unwrap();
             let batch = batch((rows, 1), (1, 1));
             ops.begin(&batch, Wanted::Anything).unwrap();
