@@ -64,3 +64,18 @@ fn answers_do_not_depend_on_the_path() {
     let build = |dir: &Path, limits| build(dir, limits, Precision::Bf16);
     conformance::path_independence(&testdata().join("mistral"), &build).unwrap();
 }
+
+/// Whatever order the device takes that it may: results of two steps are under way, and blocks are copied beside.
+#[test]
+fn steps_that_overlap_draw_what_they_draw_alone() {
+    if harness::device().is_none() {
+        return;
+    }
+    let build = |dir: &Path, limits| build(dir, limits, Precision::Bf16);
+    for seed in 0..2 {
+        if let Some(stand_in) = harness::stand_in() {
+            stand_in.seed(seed);
+        }
+        conformance::overlap(&testdata().join("llama2"), &build, (seed, 40)).unwrap();
+    }
+}

@@ -84,7 +84,7 @@ pub trait Engine: Send {
 /// What is copied out of blocks or into them meanwhile is as if it were done before the steps under way or after
 /// them: no caller names a block that one of them writes.
 pub trait Overlap {
-    /// Begins a step.
+    /// Begins a step. It may be over when this returns, as one whose logits the host needs is.
     ///
     /// # Errors
     /// As [`Engine::step`]; a step that was refused is not collected.
@@ -98,6 +98,9 @@ pub trait Overlap {
     /// # Panics
     /// If none is under way.
     fn collect(&mut self) -> Result<StepResult, EngineError>;
+
+    /// Whether the oldest step is over, so that [`Overlap::collect`] would not wait; true if none is under way.
+    fn is_done(&mut self) -> bool;
 }
 
 /// Steps that an engine with [`Overlap`] has under way at most: one runs, one waits on the device.

@@ -3,7 +3,7 @@
 //! Owns: what is queued. Never: waits unless the name says so.
 //! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
 
-use super::{Device, DeviceMemory, PinnedMemory, STREAM_NON_BLOCKING, call};
+use super::{Device, DeviceMemory, PinnedMemory, STREAM_NON_BLOCKING, call, check};
 use crate::error::CudaError;
 use cudarc::driver::sys;
 use std::ops::Range;
@@ -245,6 +245,19 @@ impl Event {
     /// What failed on the way.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         call!(cuEventSynchronize(self.handle))
+    }
+
+    /// Whether it is reached.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub(crate) fn is_reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event is alive; the driver is there, since a `Device` is.
+        let result = unsafe { sys::cuEventQuery(self.handle) };
+        match result {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check(result, "cuEventQuery").map(|()| true),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `Ops` on a GPU.
 //!
 //! Owns: one engine's stream, its kernels, and what it sends and fetches.
-//! Never: waits in the middle of a pass: only where something comes back to the host.
+//! Never: waits in the middle of a pass, nor at its end: only where the host asks for what came of it.
 //! Invariant: everything of one engine is queued in one stream, so that it happens in the order of the calls;
 //! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
 //! and nothing grows.
@@ -235,12 +235,13 @@ impl Ops for CudaOps {
         let args = EmbedArgs {
             table: table.rows.address(),
             tokens: self.step.tokens,
+            drawn: self.sampling.tokens(),
             out: out.address(),
             width: table.width as u32,
-            padding: 0,
+            vocab: table.vocab as u32,
         };
         let grid = [rows as u32, 1, 1];
-        // SAFETY: tokens are within the vocabulary, which the engine checked when slots were opened.
+        // SAFETY: the kernel reads no row beyond the vocabulary; rows that are fed name ones that were drawn.
         unsafe { self.kernels.embed.launch(&self.stream, grid, args) }?;
         Ok(())
     }
@@ -484,9 +485,11 @@ impl Ops for CudaOps {
         head: &CudaMatrix,
         rules: &[DrawRule],
         x: &CudaRows,
-        tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), EngineError> {
         let rows = rules.len();
+        if rows == 0 {
+            return Ok(self.sampling.bring(0, &self.stream)?);
+        }
         let decode = self.step.decode.take();
         let bucket = match decode {
             Some((bucket, _)) => bucket,
@@ -519,7 +522,15 @@ impl Ops for CudaOps {
         if let Some((_, Way::Record | Way::Replay)) = decode {
             self.stream.replay(self.recordings.graph(bucket))?;
         }
-        Ok(self.sampling.fetch(rows, &self.stream, tokens)?)
+        Ok(self.sampling.bring(rows, &self.stream)?)
+    }
+
+    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+        Ok(self.sampling.fetch(&self.stream, tokens)?)
+    }
+
+    fn is_drawn(&mut self) -> bool {
+        self.sampling.is_fetched(&self.stream)
     }
 
     fn read_block(
