@@ -74,6 +74,31 @@ fn a_gpu_that_is_not_there_is_told() {
     assert!(err.contains("no GPU number 7"), "{err}");
 }
 
+/// As scripts/gpu reads it.
+#[test]
+fn how_long_the_device_stands_still_between_decode_steps_is_measured() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let folders = harness::golden_folders();
+    let model = folders[0].to_str().expect("a path");
+    let mut arguments = vec!["bench", "engine", "--device", "cuda", "--model", model];
+    arguments.extend([
+        "--shapes",
+        "decode:2x16,prefill:20",
+        "--dtype",
+        "f32",
+        "--json",
+    ]);
+    arguments.extend(["--kv-cache", "16MiB", "--max-num-seqs", "4"]);
+    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+        return;
+    };
+    let rows = answer(&mut command)["rows"].clone();
+    let seconds = |row: usize, what: &str| rows[row][what].as_f64();
+    let idle = seconds(0, "idle_seconds_median").expect("of decode steps");
+    assert!(idle <= seconds(0, "seconds_median").expect("as long as they take"));
+    assert_eq!(seconds(1, "idle_seconds_median"), None, "of a prompt");
+}
+
 #[test]
 fn tokens_are_those_of_transformers() {
     let cache = tempfile::tempdir().expect("a temporary folder");

@@ -16,6 +16,7 @@ mod attention;
 mod buffers;
 mod driver;
 mod error;
+mod idle;
 mod images;
 mod inbox;
 mod library;

@@ -17,6 +17,7 @@ use crate::EngineError;
 use crate::checkpoint::StoredTensor;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use std::ops::Range;
+use std::time::Duration;
 
 /// How weights and KV are stored and multiplied. Sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -553,6 +554,12 @@ pub trait Ops: Send {
     /// Whether [`Ops::drawn`] would not wait.
     fn is_drawn(&mut self) -> bool {
         true
+    }
+
+    /// How long the device stood still before the pass whose tokens came last, if it was asked for tokens before
+    /// and knows.
+    fn idle(&self) -> Option<Duration> {
+        None
     }
 
     /// Copies `out.len()` bytes of a block out, from byte `offset`. The range is within the block.

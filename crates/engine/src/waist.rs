@@ -1,6 +1,7 @@
 //! The upper waist: what a worker needs of a model, on whatever device.
 
 use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, StepPlan, StepResult};
+use std::time::Duration;
 
 /// What an engine is.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,6 +90,11 @@ pub trait Overlap {
     /// # Errors
     /// As [`Engine::step`]; a step that was refused is not collected.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
+
+    /// How long the device stood still before the step that was collected last, if it knows.
+    fn idle(&self) -> Option<Duration> {
+        None
+    }
 
     /// Waits for the oldest step that was begun and not collected, and gives its result.
     ///

@@ -8,6 +8,7 @@ use crate::error::CudaError;
 use cudarc::driver::sys;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A queue of work for the device.
 #[derive(Debug)]
@@ -220,9 +221,21 @@ impl Event {
     /// # Errors
     /// If the driver makes none.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        device.bind()?;
         // Only order: without a time an event is cheaper.
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// As [`Event::new`], and it knows when it was reached.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub(crate) fn timed(device: &Arc<Device>) -> Result<Self, CudaError> {
+        Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+    }
+
+    fn with(device: &Arc<Device>, flags: sys::CUevent_flags_enum) -> Result<Self, CudaError> {
+        device.bind()?;
+        let flags = flags as u32;
         let mut handle = std::ptr::null_mut();
         call!(cuEventCreate(&raw mut handle, flags))?;
         Ok(Self {
@@ -237,6 +250,20 @@ impl Event {
     /// If the driver refuses.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         call!(cuEventRecord(self.handle, stream.handle))
+    }
+
+    /// From this one to a later one; both know their times and were reached.
+    ///
+    /// # Errors
+    /// If one was not, or what failed on the way.
+    pub(crate) fn until(&self, later: &Self) -> Result<Duration, CudaError> {
+        let mut milliseconds: f32 = 0.0;
+        call!(cuEventElapsedTime_v2(
+            &raw mut milliseconds,
+            self.handle,
+            later.handle
+        ))?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) * 1e-3))
     }
 
     /// Waits until it is reached.

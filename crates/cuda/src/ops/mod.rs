@@ -14,6 +14,7 @@ use crate::attention::{Attending, Io};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
+use crate::idle::Idle;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
 use crate::matmul::{Multiplying, Product, Target};
@@ -30,6 +31,7 @@ use cleave_engine::ops::{
 use host::PIECE_BYTES;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Warps of a block where each has one head.
 const HEAD_WARPS: usize = 4;
@@ -46,6 +48,7 @@ pub struct CudaOps {
     multiplying: Multiplying,
     sampling: Sampling,
     stream: Stream,
+    idle: Idle,
     inbox: Inbox,
     recordings: Recordings,
     /// Of the pass at hand.
@@ -103,6 +106,7 @@ impl CudaOps {
             multiplying: Multiplying::new(&images, &stream, options)?,
             sampling: Sampling::new(&images, &stream)?,
             images,
+            idle: Idle::new(&stream)?,
             inbox: Inbox::new(device)?,
             recordings: Recordings::default(),
             step: StepAddresses::default(),
@@ -488,6 +492,7 @@ impl Ops for CudaOps {
     ) -> Result<(), EngineError> {
         let rows = rules.len();
         if rows == 0 {
+            self.idle.draws(&self.stream)?;
             return Ok(self.sampling.bring(0, &self.stream)?);
         }
         let decode = self.step.decode.take();
@@ -522,11 +527,18 @@ impl Ops for CudaOps {
         if let Some((_, Way::Record | Way::Replay)) = decode {
             self.stream.replay(self.recordings.graph(bucket))?;
         }
+        self.idle.draws(&self.stream)?;
         Ok(self.sampling.bring(rows, &self.stream)?)
     }
 
     fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
-        Ok(self.sampling.fetch(&self.stream, tokens)?)
+        self.sampling.fetch(&self.stream, tokens)?;
+        self.idle.fetched();
+        Ok(())
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        self.idle.last()
     }
 
     fn is_drawn(&mut self) -> bool {

@@ -40,10 +40,12 @@ impl CudaOps {
         let launched = decode.map_or(rows, |(_, bucket)| bucket);
         self.send_batch(batch, launched)?;
         let Some((rules, bucket)) = decode else {
+            self.idle.begins(&self.stream)?;
             return Ok(Pass::Run);
         };
         let queue = (&self.stream, &mut self.inbox);
         self.sampling.send(rules, bucket, queue)?;
+        self.idle.begins(&self.stream)?;
         let way = self.recordings.way(bucket, self.moves_count());
         self.step.decode = Some((bucket, way));
         match way {

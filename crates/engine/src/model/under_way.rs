@@ -11,6 +11,7 @@ use crate::ops::Ops;
 use crate::sampling::Untold;
 use crate::waist::{Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{LogitsWanted, Sampled, SlotIndex, StepId, StepPlan, StepResult};
+use std::time::Duration;
 
 /// A step that was begun and not collected.
 #[derive(Debug)]
@@ -217,6 +218,10 @@ impl<O: Ops> Overlap for ModelEngine<O> {
             State::Over(result) => result,
             State::Queued | State::InVain(_) => unreachable!("it was settled"),
         }
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        self.ops.idle()
     }
 
     fn is_done(&mut self) -> bool {
