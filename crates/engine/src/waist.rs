@@ -90,6 +90,10 @@ pub trait Overlap {
     /// As [`Engine::step`]; a step that was refused is not collected.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
 
+    /// Whether [`Overlap::collect`] would not have to wait: the oldest step is over, or none is under way.
+    /// Asked often, so it does no more than look.
+    fn is_done(&mut self) -> bool;
+
     /// Waits for the oldest step that was begun and not collected, and gives its result.
     ///
     /// # Errors
@@ -98,9 +102,6 @@ pub trait Overlap {
     /// # Panics
     /// If none is under way.
     fn collect(&mut self) -> Result<StepResult, EngineError>;
-
-    /// Whether the oldest step is over, so that [`Overlap::collect`] would not wait; true if none is under way.
-    fn is_done(&mut self) -> bool;
 }
 
 /// Steps that an engine with [`Overlap`] has under way at most: one runs, one waits on the device.

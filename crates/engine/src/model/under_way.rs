@@ -205,6 +205,16 @@ impl<O: Ops> Overlap for ModelEngine<O> {
         Ok(())
     }
 
+    fn is_done(&mut self) -> bool {
+        match self.under_way.front() {
+            Some(UnderWay {
+                state: State::Queued | State::InVain(_),
+                ..
+            }) => self.ops.is_drawn(),
+            _ => true,
+        }
+    }
+
     fn collect(&mut self) -> Result<StepResult, EngineError> {
         assert!(!self.under_way.is_empty(), "no step is under way");
         self.settle(0);
@@ -216,16 +226,6 @@ impl<O: Ops> Overlap for ModelEngine<O> {
         match oldest.state {
             State::Over(result) => result,
             State::Queued | State::InVain(_) => unreachable!("it was settled"),
-        }
-    }
-
-    fn is_done(&mut self) -> bool {
-        match self.under_way.front() {
-            Some(UnderWay {
-                state: State::Queued | State::InVain(_),
-                ..
-            }) => self.ops.is_drawn(),
-            _ => true,
         }
     }
 }
