@@ -401,6 +401,7 @@ fn matmul(bench: &Bench, name: &str) {
         .trim_start_matches("matmul_")
         .trim_start_matches("few")
         .trim_start_matches("many")
+        .trim_start_matches("wide")
         .split_once('_')
         .unwrap();
     let tile_rows: usize = tile_rows.parse().unwrap();

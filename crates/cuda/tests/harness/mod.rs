@@ -18,7 +18,8 @@ pub(crate) fn device() -> Option<Arc<Device>> {
     Some(Device::open(0).expect("the stand-in driver has a device"))
 }
 
-fn is_real() -> bool {
+/// Whether tests run on a real GPU.
+pub(crate) fn is_real() -> bool {
     std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
