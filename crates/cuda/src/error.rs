@@ -77,17 +77,28 @@ pub enum CudaError {
     },
 }
 
+/// Whether every call after it fails too.
+fn is_for_good(name: &str) -> bool {
+    matches!(
+        name,
+        "CUDA_ERROR_LAUNCH_FAILED"
+            | "CUDA_ERROR_ILLEGAL_ADDRESS"
+            | "CUDA_ERROR_MISALIGNED_ADDRESS"
+            | "CUDA_ERROR_INVALID_ADDRESS_SPACE"
+            | "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+            | "CUDA_ERROR_HARDWARE_STACK_ERROR"
+            | "CUDA_ERROR_INVALID_PC"
+            | "CUDA_ERROR_ASSERT"
+            | "CUDA_ERROR_LAUNCH_TIMEOUT"
+            | "CUDA_ERROR_ECC_UNCORRECTABLE"
+            | "CUDA_ERROR_NVLINK_UNCORRECTABLE"
+    )
+}
+
 /// What to do about a driver's error, where that is known.
 fn advice(name: &str) -> &'static str {
     match name {
-        "CUDA_ERROR_LAUNCH_FAILED"
-        | "CUDA_ERROR_ILLEGAL_ADDRESS"
-        | "CUDA_ERROR_MISALIGNED_ADDRESS"
-        | "CUDA_ERROR_ILLEGAL_INSTRUCTION"
-        | "CUDA_ERROR_HARDWARE_STACK_ERROR"
-        | "CUDA_ERROR_INVALID_PC"
-        | "CUDA_ERROR_LAUNCH_TIMEOUT"
-        | "CUDA_ERROR_ECC_UNCORRECTABLE" => {
+        _ if is_for_good(name) => {
             "; this process can use the GPU no more: start it again, and if that comes back look for Xid in the \
              kernel's log"
         }
@@ -100,6 +111,9 @@ fn advice(name: &str) -> &'static str {
 
 impl From<CudaError> for EngineError {
     fn from(error: CudaError) -> Self {
-        Self::Device(error.to_string())
+        match &error {
+            CudaError::Call { name, .. } if is_for_good(name) => Self::Lost(error.to_string()),
+            _ => Self::Device(error.to_string()),
+        }
     }
 }

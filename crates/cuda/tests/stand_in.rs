@@ -239,7 +239,7 @@ fn what_fails_on_the_device_ends_every_step_in_words() {
                     assert_eq!(results, expected, "{kind}@{strike} struck nothing");
                     break;
                 }
-                Err(EngineError::Device(problem)) => {
+                Err(EngineError::Lost(problem)) => {
                     assert!(problem.contains(name), "{kind}@{strike}: {problem}");
                     assert!(problem.contains("failed"), "which call: {problem}");
                     assert!(

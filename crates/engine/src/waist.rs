@@ -30,7 +30,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
-    /// `Device` if the device failed; what the plan was to write is then unknown.
+    /// `Device` or `Lost` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
     /// Steps ahead of results, if the device can: the same steps, begun before the last one is over.
@@ -97,7 +97,7 @@ pub trait Overlap {
     /// Waits for the oldest step that was begun and not collected, and gives its result.
     ///
     /// # Errors
-    /// `Device` if the step failed, or the one before it on whose tokens it stood.
+    /// `Device` or `Lost` if the step failed, or the one before it on whose tokens it stood.
     ///
     /// # Panics
     /// If none is under way.
@@ -116,4 +116,7 @@ pub enum EngineError {
     /// The device failed.
     #[error("device failed: {0}")]
     Device(String),
+    /// The device failed for good: nothing works on it any more in this process.
+    #[error("device lost: {0}")]
+    Lost(String),
 }
