@@ -16,6 +16,8 @@ mod attention;
 mod buffers;
 mod driver;
 mod error;
+#[cfg(test)]
+mod every_kernel;
 mod idle;
 mod images;
 mod inbox;

@@ -398,7 +398,7 @@ pub type RotaryOf<O> = <<O as Ops>::Pack as Pack>::Rotary;
 /// In one pass: [`begin`](Ops::begin), then the running operations in any order. `rows` is how many
 /// leading rows of the buffers take part; the rest keep what they hold.
 ///
-/// Every running operation fails only with [`EngineError::Device`].
+/// Every running operation fails only with [`EngineError::Device`] or [`EngineError::Lost`].
 pub trait Ops: Send {
     /// What loads its weights.
     type Pack: Pack;

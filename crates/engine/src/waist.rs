@@ -31,7 +31,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
-    /// `Device` if the device failed; what the plan was to write is then unknown.
+    /// `Device` or `Lost` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
     /// Steps ahead of results, if the device can: the same steps, begun before the last one is over.
@@ -91,22 +91,23 @@ pub trait Overlap {
     /// As [`Engine::step`]; a step that was refused is not collected.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
 
-    /// How long the device stood still before the step that was collected last, if it knows.
-    fn idle(&self) -> Option<Duration> {
-        None
-    }
+    /// Whether [`Overlap::collect`] would not have to wait: the oldest step is over, or none is under way.
+    /// Asked often, so it does no more than look.
+    fn is_done(&mut self) -> bool;
 
     /// Waits for the oldest step that was begun and not collected, and gives its result.
     ///
     /// # Errors
-    /// `Device` if the step failed, or the one before it on whose tokens it stood.
+    /// `Device` or `Lost` if the step failed, or the one before it on whose tokens it stood.
     ///
     /// # Panics
     /// If none is under way.
     fn collect(&mut self) -> Result<StepResult, EngineError>;
 
-    /// Whether the oldest step is over, so that [`Overlap::collect`] would not wait; true if none is under way.
-    fn is_done(&mut self) -> bool;
+    /// How long the device stood still before the step that was collected last, if it knows.
+    fn idle(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Steps that an engine with [`Overlap`] has under way at most: one runs, one waits on the device.
@@ -121,4 +122,7 @@ pub enum EngineError {
     /// The device failed.
     #[error("device failed: {0}")]
     Device(String),
+    /// The device failed for good: nothing works on it any more in this process.
+    #[error("device lost: {0}")]
+    Lost(String),
 }

@@ -206,6 +206,16 @@ impl<O: Ops> Overlap for ModelEngine<O> {
         Ok(())
     }
 
+    fn is_done(&mut self) -> bool {
+        match self.under_way.front() {
+            Some(UnderWay {
+                state: State::Queued | State::InVain(_),
+                ..
+            }) => self.ops.is_drawn(),
+            _ => true,
+        }
+    }
+
     fn collect(&mut self) -> Result<StepResult, EngineError> {
         assert!(!self.under_way.is_empty(), "no step is under way");
         self.settle(0);
@@ -222,15 +232,5 @@ impl<O: Ops> Overlap for ModelEngine<O> {
 
     fn idle(&self) -> Option<Duration> {
         self.ops.idle()
-    }
-
-    fn is_done(&mut self) -> bool {
-        match self.under_way.front() {
-            Some(UnderWay {
-                state: State::Queued | State::InVain(_),
-                ..
-            }) => self.ops.is_drawn(),
-            _ => true,
-        }
     }
 }

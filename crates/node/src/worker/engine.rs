@@ -323,7 +323,7 @@ impl Bench {
         let began = Instant::now();
         let reason = match self.guarded(|engine| engine.step(plan)) {
             Ok(Ok(result)) => return self.pace.stepped(plan, (result, began)),
-            Ok(Err(error)) => error.to_string(),
+            Ok(Err(error)) => self.failed(&error),
             Err(panic) => panic,
         };
         error!(step = %plan.step, %reason, "step failed");
@@ -353,7 +353,7 @@ impl Bench {
                     continue;
                 }
                 Ok(Err(Unsent::LinkBroken)) => return export.answer(ExportOutcome::Dropped),
-                Ok(Err(Unsent::Engine(error))) => error.to_string(),
+                Ok(Err(Unsent::Engine(error))) => self.failed(&error),
                 Err(panic) => panic,
             };
             error!(block = %export.from, %reason, "cannot read a block");
@@ -373,7 +373,7 @@ impl Bench {
                 error!(%block, "bytes of a block changed on their way");
                 return import.answer(ImportOutcome::Damaged);
             }
-            Ok(Err(error)) => error.to_string(),
+            Ok(Err(error)) => self.failed(&error),
             Err(panic) => panic,
         };
         error!(%block, %reason, "cannot write a block");
@@ -389,13 +389,26 @@ impl Bench {
         let caught = catch_unwind(AssertUnwindSafe(|| use_it(engine)));
         caught.map_err(|panic| {
             let reason = format!("the engine panicked: {}", words(panic.as_ref()));
-            self.pulse.broke(&reason);
-            self.health = match std::mem::replace(&mut self.health, Health::Told) {
-                Health::Sound => Health::Broke(reason.clone()),
-                known => known,
-            };
+            self.broke(&reason);
             reason
         })
+    }
+
+    /// The words of an error, which may be the end of this worker's health too.
+    fn failed(&mut self, error: &EngineError) -> String {
+        let reason = error.to_string();
+        if matches!(error, EngineError::Lost(_)) {
+            self.broke(&reason);
+        }
+        reason
+    }
+
+    fn broke(&mut self, reason: &str) {
+        self.pulse.broke(reason);
+        self.health = match std::mem::replace(&mut self.health, Health::Told) {
+            Health::Sound => Health::Broke(reason.to_owned()),
+            known => known,
+        };
     }
 }
 
