@@ -99,6 +99,7 @@ impl Bench {
                 swap_blocks: 0,
                 writer: Writer::Receiver,
                 prices: prices(),
+                steps_in_flight: 1,
             }),
             now: Time::ZERO,
             step: None,

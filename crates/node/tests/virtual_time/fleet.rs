@@ -76,6 +76,7 @@ fn device(place: usize) -> Device {
         swap_blocks: 0,
         writer: Writer::Receiver,
         prices: prices(place),
+        steps_in_flight: 1,
     };
     Device {
         limits,

@@ -1,6 +1,6 @@
 //! Scripts: one command a line, each followed by what it made the workers say.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab=]
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying=]
 //! [cache=off] [onesided]` · `reserve FLIGHT on D from P
 //! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
@@ -221,6 +221,7 @@ impl Play {
         limits.vocab_size = words.number("vocab", limits.vocab_size);
         limits.queue_max = words.number("queue", limits.queue_max);
         limits.swap_blocks = words.number("swap", 0);
+        limits.steps_in_flight = words.number("flying", 1);
         if let Some(millis) = words.keyed.get("late") {
             limits.step_max = Duration::from_millis(millis.unsigned_abs());
         }

@@ -200,6 +200,7 @@ impl Small {
             swap_blocks: 0,
             writer: self.writer,
             prices: self.prices(),
+            steps_in_flight: 1,
         }
     }
 
