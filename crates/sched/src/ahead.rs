@@ -66,9 +66,8 @@ impl Brain {
     /// Whether the planner might place one that is in no step: it has a slot, or will find one.
     fn others_wait(&self, slots_freed: usize) -> bool {
         let seats = slots_freed > 0 || !self.slots.is_empty();
-        let waiting = |sequence: &Sequence| {
-            !sequence.stepping() && (seats || sequence.slot.is_some())
-        };
+        let waiting =
+            |sequence: &Sequence| !sequence.stepping() && (seats || sequence.slot.is_some());
         let mut active = self.active.iter();
         active.any(|rank| waiting(&self.sequences[&rank.handoff]))
     }
@@ -76,7 +75,9 @@ impl Brain {
     /// Whether all of them have room for the token under way, or can have it without another's blocks.
     fn has_blocks(&self, ranks: &[Rank]) -> bool {
         let size = self.limits.capacity.block_tokens;
-        let lacking = ranks.iter().map(|rank| self.sequences[&rank.handoff].lacks(2, size));
+        let lacking = ranks
+            .iter()
+            .map(|rank| self.sequences[&rank.handoff].lacks(2, size));
         lacking.sum::<u64>() <= u64::from(self.pool.blocks_available())
     }
 

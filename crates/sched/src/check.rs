@@ -138,7 +138,9 @@ impl Brain {
         assert!(sequence.published <= first, "written and published");
         let of = sequence.rank.handoff;
         let moves = self.moves.values().filter(|leaving| leaving.order.of == of);
-        let mut senders = moves.map(|leaving| &leaving.sender).chain(&sequence.outgoing);
+        let mut senders = moves
+            .map(|leaving| &leaving.sender)
+            .chain(&sequence.outgoing);
         let read = senders.any(|sender| (first..end).any(|ordinal| sender.reads(ordinal)));
         assert!(!read, "written and read: {sequence:?}");
     }
@@ -163,7 +165,10 @@ fn check_sequence(sequence: &Sequence, block_tokens: u32) {
         }
         Stage::Still => {
             let leaves = sequence.slot.is_none() && sequence.moving.is_some();
-            assert!(leaves && !sequence.stepping(), "it stands still for nothing");
+            assert!(
+                leaves && !sequence.stepping(),
+                "it stands still for nothing"
+            );
         }
         Stage::Closing { .. } => {}
     }

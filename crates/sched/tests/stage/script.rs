@@ -2,7 +2,7 @@
 //!
 //! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying=]
 //! [cache=off] [onesided]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores]` ·
+//! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
 //! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
 //! D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
@@ -112,6 +112,9 @@ fn request(words: &Words, flight: u32) -> Request {
     let mut sampling = Sampling::greedy();
     if words.plain.contains(&"scores") {
         sampling.prompt_logprobs = Some(0);
+    }
+    if words.plain.contains(&"logprobs") {
+        sampling.logprobs = Some(0);
     }
     Request {
         generated: output[..words.number("output", 0) as usize].into(),
