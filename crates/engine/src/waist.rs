@@ -90,6 +90,10 @@ pub trait Overlap {
     /// As [`Engine::step`]; a step that was refused is not collected.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
 
+    /// Whether [`Overlap::collect`] would not have to wait: the oldest step is over, or none is under way.
+    /// Asked often, so it does no more than look.
+    fn is_done(&mut self) -> bool;
+
     /// Waits for the oldest step that was begun and not collected, and gives its result.
     ///
     /// # Errors

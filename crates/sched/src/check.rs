@@ -104,6 +104,7 @@ impl Brain {
         for (handoff, sequence) in &self.sequences {
             let (steps, tokens) = placed.remove(handoff).unwrap_or_default();
             assert_eq!(sequence.steps_count, steps, "steps of {handoff}");
+            assert!(steps == 0 || sequence.slot.is_some(), "runs without a slot");
             if steps > 0 && !sequence.closing() {
                 self.check_written(sequence, tokens);
             }

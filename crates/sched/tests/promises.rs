@@ -414,6 +414,32 @@ fn streams_without_a_promise_starved_beside_one_with_a_tight_one() {
     }
 }
 
+/// What two steps in flight run is chosen once, and its contexts grow: a stream beside it must sit out
+/// when they have become too long.
+#[test]
+fn streams_that_had_grown_too_long_ran_on_beside_one_with_a_promise() {
+    for steps_in_flight in STEPS_IN_FLIGHT {
+        let mut bench = Bench::new(steps_in_flight);
+        let long = Want {
+            prompt: 1500,
+            output: 600,
+            ..Want::default()
+        };
+        bench.submit(1, long);
+        bench.run(at(MS * 500));
+        let tight = Want {
+            prompt: 50,
+            output: 600,
+            tpot: Some(MS * 7),
+            ..Want::default()
+        };
+        bench.submit(2, tight);
+        bench.finish();
+        assert!(bench.tpot(2) <= MS * 7, "{:?}", bench.tpot(2));
+        assert!(bench.tpot(1) > bench.tpot(2), "{:?}", bench.tpot(1));
+    }
+}
+
 #[test]
 fn what_could_not_be_kept_was_taken_on() {
     for steps_in_flight in STEPS_IN_FLIGHT {
