@@ -51,6 +51,11 @@ impl Bench {
         matches!(&self.steps, Steps::Overlap(steps) if !steps.is_empty())
     }
 
+    /// Whether the engine has one more behind the oldest.
+    pub(super) fn has_another(&self) -> bool {
+        matches!(&self.steps, Steps::Overlap(steps) if steps.len() > 1)
+    }
+
     /// Whether the oldest one can be answered without waiting.
     pub(super) fn is_done(&mut self) -> bool {
         let Steps::Overlap(steps) = &self.steps else {
