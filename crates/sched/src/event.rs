@@ -141,7 +141,7 @@ pub enum Input {
     Stepped {
         /// What it gave.
         result: StepResult,
-        /// How long the engine took.
+        /// How long the engine took; of one behind another, since that was over.
         took: Duration,
     },
     /// The engine refused or broke the step; what it was to write is unknown, and nothing of its

@@ -205,7 +205,10 @@ impl Bench {
 
     /// Runs steps until then, or until nothing is left to run.
     fn run(&mut self, until: Time) {
-        while let Some((ends, plan)) = self.flying.pop_front_if(|(ends, _)| *ends <= until) {
+        let over = |(ends, _): &mut (Time, StepPlan)| *ends <= until;
+        while self.flying.front_mut().is_some_and(over)
+            && let Some((ends, plan)) = self.flying.pop_front()
+        {
             let took = prices().step(&Work::of(&plan));
             self.now = ends;
             let sampled = plan.segments.iter().filter(|s| s.logits.samples());
