@@ -2,7 +2,8 @@
 //! never waits for the host.
 //!
 //! Owns: when there is one, and what is in it. Never: chooses: where the planner might place somebody else,
-//! or somebody would have to give way, there is none, and what is new waits for one step more at most.
+//! or somebody would have to give way, there is none. It is said when the step under way is about to end: until
+//! then whoever comes is in the very next step, and only who comes later waits for one more.
 //! Invariant: whoever is in it draws a token in the step before it, and it runs that token. If that ends the
 //! sequence after all, what the step ahead gives of it is dropped, and its slot and blocks stay with it until
 //! then: what is written beyond `computed` is given to nobody.
@@ -12,13 +13,27 @@ use crate::batch;
 use crate::brain::{Placed, Step};
 use crate::policy::Rank;
 use crate::sequence::{Phase, Sequence};
-use cleave_domain::{Segment, StepPlan};
+use cleave_domain::{Segment, StepPlan, Time};
+use std::time::Duration;
+
+/// How long before the step under way is predicted to end the next one is said: what a body's timer may be
+/// late, and the host's own way to the device. Of a long step a part, since so much predictions are off.
+const LEAD: Duration = Duration::from_millis(2);
+const LEAD_PARTS: u32 = 8;
 
 impl Brain {
+    /// From when on a step ahead may be said, if the engine takes one now.
+    pub(crate) fn ahead_at(&self) -> Option<Time> {
+        let step = self.under_way.front()?;
+        let takes_one = self.limits.steps_in_flight >= 2 && self.under_way.len() == 1;
+        let lead = LEAD.max(step.predicted / LEAD_PARTS);
+        takes_one.then(|| step.since + step.predicted.saturating_sub(lead))
+    }
+
     /// Asks for one more step like the only one under way, if the engine takes it and nothing else is to
     /// be placed.
     pub(crate) fn plan_ahead(&mut self) {
-        if self.limits.steps_in_flight < 2 || self.under_way.len() != 1 {
+        if self.ahead_at().is_none_or(|at| self.now < at) {
             return;
         }
         let Some(step) = self.under_way.front() else {

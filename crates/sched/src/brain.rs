@@ -312,7 +312,8 @@ impl Brain {
         let (lease, stall) = (self.leases.next(), self.stalls.next());
         let step = self.under_way.front().filter(|step| !step.stuck);
         let step = step.map(|step| step.since + self.limits.step_max);
-        lease.into_iter().chain(stall).chain(step).min()
+        let ahead = self.ahead_at().filter(|at| *at > self.now);
+        [lease, stall, step, ahead].into_iter().flatten().min()
     }
 
     pub(crate) fn say(&mut self, output: Output) {

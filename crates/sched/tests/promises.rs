@@ -61,6 +61,8 @@ struct Bench {
     now: Time,
     /// Under way, the oldest first, each with when it ends.
     flying: VecDeque<(Time, StepPlan)>,
+    /// Steps that were said while another was under way.
+    ahead_count: u32,
     /// Work and prediction of every step, with the tightest gap promised to a stream in it.
     steps: Vec<(Work, Duration)>,
     wants: BTreeMap<HandoffId, Want>,
@@ -106,6 +108,7 @@ impl Bench {
             }),
             now: Time::ZERO,
             flying: VecDeque::new(),
+            ahead_count: 0,
             steps: Vec::new(),
             wants: BTreeMap::new(),
             seen: BTreeMap::new(),
@@ -181,6 +184,7 @@ impl Bench {
         let work = Work::of(&plan);
         let took = prices().step(&work);
         self.steps.push((work, took));
+        self.ahead_count += u32::from(!self.flying.is_empty());
         let begins = self.flying.back().map_or(self.now, |(ends, _)| *ends);
         self.flying.push_back((begins + took, plan));
     }
@@ -203,29 +207,42 @@ impl Bench {
         });
     }
 
-    /// Runs steps until then, or until nothing is left to run.
+    /// Runs steps until then, or until nothing is left to run, and wakes the brain when it wants to be.
     fn run(&mut self, until: Time) {
-        let over = |(ends, _): &mut (Time, StepPlan)| *ends <= until;
-        while self.flying.front_mut().is_some_and(over)
-            && let Some((ends, plan)) = self.flying.pop_front()
-        {
-            let took = prices().step(&Work::of(&plan));
-            self.now = ends;
-            let sampled = plan.segments.iter().filter(|s| s.logits.samples());
-            let token = Sampled {
-                token: 1,
-                scores: None,
-            };
-            let result = StepResult {
-                step: plan.step,
-                sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
-                prompt_scores: Vec::new(),
-            };
-            self.tell(Input::Stepped { result, took });
+        while let Some((ends, _)) = self.flying.front() {
+            let ends = *ends;
+            let wakes = self.brain.deadline().filter(|at| *at < ends);
+            if wakes.unwrap_or(ends) > until {
+                break;
+            }
+            match wakes {
+                Some(at) => {
+                    self.now = at;
+                    self.tell(Input::Woke);
+                }
+                None => self.end_step(),
+            }
         }
         if until < Time::from_nanos(u64::MAX) {
             self.now = self.now.max(until);
         }
+    }
+
+    fn end_step(&mut self) {
+        let (ends, plan) = self.flying.pop_front().expect("a step is under way");
+        let took = prices().step(&Work::of(&plan));
+        self.now = ends;
+        let sampled = plan.segments.iter().filter(|s| s.logits.samples());
+        let token = Sampled {
+            token: 1,
+            scores: None,
+        };
+        let result = StepResult {
+            step: plan.step,
+            sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
+            prompt_scores: Vec::new(),
+        };
+        self.tell(Input::Stepped { result, took });
     }
 
     fn finish(&mut self) {
@@ -441,6 +458,34 @@ fn streams_that_had_grown_too_long_ran_on_beside_one_with_a_promise() {
         assert!(bench.tpot(2) <= MS * 7, "{:?}", bench.tpot(2));
         assert!(bench.tpot(1) > bench.tpot(2), "{:?}", bench.tpot(1));
     }
+}
+
+/// The step ahead was said with the one before it, so that every prompt waited for two steps.
+#[test]
+fn who_came_in_the_middle_of_a_step_waited_for_the_one_behind_it() {
+    let [one, two] = STEPS_IN_FLIGHT.map(|steps_in_flight| {
+        let mut bench = Bench::new(steps_in_flight);
+        let stream = Want {
+            prompt: 50,
+            output: 600,
+            ..Want::default()
+        };
+        bench.submit(1, stream);
+        bench.run(at(MS * 200));
+        let (ends, plan) = bench.flying[0].clone();
+        let took = prices().step(&Work::of(&plan));
+        assert!(
+            took > MS * 4,
+            "the middle comes before a step ahead: {took:?}"
+        );
+        // The next one's.
+        bench.run(ends + took / 2);
+        bench.submit(2, stream);
+        bench.finish();
+        assert_eq!(bench.ahead_count > 0, steps_in_flight > 1);
+        bench.ttft(2)
+    });
+    assert_eq!(one, two);
 }
 
 #[test]
