@@ -9,21 +9,22 @@
 //! the call. The same row gives the same bits alone, in a batch, and in any chunk.
 //!
 //! Shapes are written `(rows, columns)`, row-major. Activations are f32 as far as the caller can
-//! tell; how weights and KV are stored is [`Precision`], chosen when the implementation is built.
+//! tell; how weights are stored is [`Precision`], and how keys and values are [`KvType`], both chosen when the
+//! implementation is built. Quantised weights a device may keep as narrow as they come, see [`Pack::matrix`].
 //! An implementation may assume what is written here and panics, with `assert!`, where it is not so:
 //! the forward pass is checked code, and a wrong shape is a defect, not an input.
 
 use crate::EngineError;
-use crate::checkpoint::StoredTensor;
+use crate::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use std::ops::Range;
 
-/// How weights and KV are stored and multiplied. Sums are always f32.
+/// How weights are stored and multiplied. Sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// 32-bit floats.
     F32,
-    /// bfloat16: weights, keys and values, and the activations that meet weights.
+    /// bfloat16: weights, and the activations that meet weights.
     Bf16,
 }
 
@@ -41,6 +42,47 @@ impl Precision {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How an element of keys and values is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Eight-bit floats without a scale, see [`crate::e4m3`]: what is beyond ±448 becomes that.
+    Fp8E4m3,
+}
+
+impl KvType {
+    /// Bytes of one stored element.
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::Fp8E4m3 => 1,
+        }
+    }
+
+    /// As the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Fp8E4m3 => "fp8_e4m3",
+        }
+    }
+}
+
+impl From<Precision> for KvType {
+    /// As weights are, where nobody asks for another.
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
         }
     }
 }
@@ -87,7 +129,7 @@ pub struct PoolShape {
     /// Tokens per block; also the tile over which attention walks the keys.
     pub block_tokens: usize,
     /// How an element is stored.
-    pub precision: Precision,
+    pub kv: KvType,
 }
 
 impl PoolShape {
@@ -108,7 +150,7 @@ impl PoolShape {
 
     /// Bytes of a block.
     pub const fn block_bytes(&self) -> usize {
-        self.block_elements() * self.precision.element_bytes()
+        self.block_elements() * self.kv.element_bytes()
     }
 
     /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens follow
@@ -214,10 +256,12 @@ pub enum Holds {
 }
 
 /// What is about to be loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct LoadPlan {
-    /// Elements of matrices and tables; one tensor that serves as both counts once.
+    /// Elements of dense matrices and tables; one tensor that serves as both counts once.
     pub matrix_elements: u64,
+    /// Matrices that are not dense, or not wholly, as [`Pack::matrix`] will be given them.
+    pub narrow: Vec<Vec<StoredMatrix>>,
     /// Elements of vectors, biases and rotary tables.
     pub vector_elements: u64,
     /// How many of all these there are.
@@ -320,14 +364,14 @@ pub trait Pack: Send + Sync {
     /// A rotary table on the device.
     type Rotary: Send + Sync;
 
-    /// How matrices are stored, and KV with them.
+    /// How dense matrices are stored.
     fn precision(&self) -> Precision;
 
     /// Comes before everything else: a device may take the memory for all of it at once.
     ///
     /// # Errors
     /// `Device` if memory is short.
-    fn expect(&self, plan: LoadPlan) -> Result<(), EngineError> {
+    fn expect(&self, plan: &LoadPlan) -> Result<(), EngineError> {
         let _ = plan;
         Ok(())
     }
@@ -341,14 +385,16 @@ pub trait Pack: Send + Sync {
         Ok(())
     }
 
-    /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix.
+    /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix. A device
+    /// keeps quantised ones as they are if it can multiply with them, or rounds `(code − zero) × scale`
+    /// to its own precision.
     /// `bias`, if given, has one element per row of the stack.
     ///
     /// # Errors
     /// `Device` if memory is short.
     fn matrix(
         &self,
-        stack: &[StoredTensor],
+        stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<Self::Matrix, EngineError>;
 
@@ -399,6 +445,9 @@ pub trait Ops: Send {
 
     /// The hardware, if this takes all of it: what computes on the same makes both slower.
     fn device_id(&self) -> Option<DeviceId>;
+
+    /// How keys and values are stored in its pools.
+    fn kv_type(&self) -> KvType;
 
     /// Names how it rounds, for the fingerprint: two devices of one name give the same bits, and
     /// only their blocks and streams may be mixed.
