@@ -74,10 +74,11 @@ fn cpu() -> Side<CpuOps> {
 fn cuda(precision: Precision) -> Option<Side<CudaOps>> {
     let device = harness::device()?;
     let pack = CudaPack::new(&device, precision).unwrap();
-    pack.expect(LoadPlan {
+    pack.expect(&LoadPlan {
         matrix_elements: 8 << 20,
         vector_elements: 1 << 20,
         tensors_count: 256,
+        ..LoadPlan::default()
     })
     .unwrap();
     Some(Side {

@@ -64,7 +64,7 @@ pub(crate) const STACKS: [&[&str]; 4] = [
 ];
 
 /// A projection's name, if this is its weight.
-pub(super) fn module_of(name: &str) -> Option<&str> {
+pub(crate) fn module_of(name: &str) -> Option<&str> {
     let module = name.strip_suffix(".weight")?;
     module.ends_with("_proj").then_some(module)
 }

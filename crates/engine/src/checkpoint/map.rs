@@ -55,6 +55,14 @@ impl Span {
         within.then_some(Self { source, range })
     }
 
+    /// Bytes made in memory.
+    pub(crate) fn owned(bytes: Vec<u8>) -> Self {
+        Self {
+            range: 0..bytes.len(),
+            source: Arc::new(Bytes::Owned(bytes)),
+        }
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.source.as_slice()[self.range.clone()]
     }

@@ -6,7 +6,7 @@
 //! group; every index of the shape is within the file, checked when it is made.
 
 use super::map::Span;
-use super::nibbles::Nibbles;
+use super::nibbles::{ALONG_COLUMNS, ALONG_ROWS, Nibbles, Packing};
 use super::tensor::{StoredTensor, StoredType};
 use crate::e4m3;
 use std::sync::Arc;
@@ -85,7 +85,73 @@ pub(super) enum Groups {
     Listed { of_columns: Arc<[u32]>, span: Span },
 }
 
+/// A quantised weight, a byte for each code.
+#[derive(Clone, Debug)]
+pub struct Codes8<'a> {
+    /// What a code is.
+    pub element: NarrowType,
+    /// `(rows, columns)`.
+    pub codes: &'a [u8],
+    /// Columns of a group.
+    pub group: usize,
+    /// `(rows, groups)`.
+    pub scales: &'a [f32],
+    /// `(rows, groups)`; zeros but for int4.
+    pub zeros: &'a [u8],
+}
+
 impl NarrowTensor {
+    /// A tensor made in memory, for tests and measurements.
+    ///
+    /// # Panics
+    /// If a part has not the shape's size.
+    pub fn from_codes(name: &str, (rows, columns): (usize, usize), coded: &Codes8<'_>) -> Self {
+        let Codes8 {
+            element,
+            codes,
+            group,
+            scales,
+            zeros,
+        } = *coded;
+        let groups = columns.div_ceil(group);
+        let sizes = [codes.len(), scales.len(), zeros.len()];
+        let wanted = [rows * columns, rows * groups, rows * groups];
+        assert_eq!(sizes, wanted, "{name}: codes, scales and zero points");
+        let packed = |packing: Packing, numbers: &[u8], width: usize| {
+            let shape = (rows, width);
+            let bytes = packing.pack(shape, |row, column| numbers[row * width + column]);
+            let packed = Nibbles::new(Span::owned(bytes), packing, shape);
+            packed.expect("packed in this shape")
+        };
+        let (codes, zeros) = match element {
+            NarrowType::E4m3 | NarrowType::Int8 => {
+                (Codes::Bytes(Span::owned(codes.to_vec())), Zeros::Same(0))
+            }
+            NarrowType::Int4 => {
+                let numbers = packed(ALONG_ROWS, zeros, groups);
+                let codes = packed(ALONG_COLUMNS, codes, columns);
+                (Codes::Nibbles(codes), Zeros::Each { numbers, plus: 0 })
+            }
+        };
+        let scales: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        Self {
+            name: name.into(),
+            element,
+            rows,
+            columns,
+            codes,
+            scales: Scales {
+                span: Span::owned(scales),
+                stored: StoredType::F32,
+                rows_each: 1,
+                strides: (groups, 1),
+            },
+            zeros,
+            groups: Groups::Neighbours(group),
+            layout: "in memory".into(),
+        }
+    }
+
     /// As the checkpoint would call it if it were dense.
     pub fn name(&self) -> &str {
         &self.name

@@ -8,7 +8,7 @@ use super::map::Span;
 
 /// Which index runs within a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Along {
+pub(crate) enum Along {
     /// Eight rows of one column.
     Rows,
     /// Eight columns of one row.
@@ -17,7 +17,7 @@ pub(super) enum Along {
 
 /// Which of the eight lies at which bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// The first lies lowest.
     Straight,
     /// From the lowest bits on: 0, 2, 4, 6, 1, 3, 5, 7.
@@ -48,16 +48,16 @@ pub(super) struct Nibbles {
 
 /// How the words lie.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Packing {
-    pub(super) along: Along,
-    pub(super) order: Order,
+pub(crate) struct Packing {
+    pub(crate) along: Along,
+    pub(crate) order: Order,
     /// Whether the words' rows are the numbers' columns.
-    pub(super) is_turned: bool,
+    pub(crate) is_turned: bool,
 }
 
 impl Packing {
     /// Shape of the words of so many numbers.
-    pub(super) fn words_shape(self, (rows, columns): (usize, usize)) -> [usize; 2] {
+    pub(crate) fn words_shape(self, (rows, columns): (usize, usize)) -> [usize; 2] {
         let (rows, columns) = match self.along {
             Along::Rows => (rows.div_ceil(8), columns),
             Along::Columns => (rows, columns.div_ceil(8)),
@@ -67,7 +67,61 @@ impl Packing {
             false => [rows, columns],
         }
     }
+
+    /// The words of so many numbers; what is missing in the last ones is zero.
+    pub(crate) fn pack(
+        self,
+        (rows, columns): (usize, usize),
+        number: impl Fn(usize, usize) -> u8,
+    ) -> Vec<u8> {
+        let [outer, inner] = self.words_shape((rows, columns));
+        let shifts = self.order.shifts();
+        let mut words = vec![0u32; outer * inner];
+        for row in 0..rows {
+            for column in 0..columns {
+                let (at_row, at_column, i) = match self.along {
+                    Along::Rows => (row / 8, column, row % 8),
+                    Along::Columns => (row, column / 8, column % 8),
+                };
+                let at = match self.is_turned {
+                    true => at_column * inner + at_row,
+                    false => at_row * inner + at_column,
+                };
+                words[at] |= u32::from(number(row, column) & 15) << shifts[i];
+            }
+        }
+        words.into_iter().flat_map(u32::to_le_bytes).collect()
+    }
 }
+
+/// Eight columns of a row, straight.
+pub(crate) const ALONG_COLUMNS: Packing = Packing {
+    along: Along::Columns,
+    order: Order::Straight,
+    is_turned: false,
+};
+/// Eight rows of a column, straight.
+pub(crate) const ALONG_ROWS: Packing = Packing {
+    along: Along::Rows,
+    order: Order::Straight,
+    is_turned: false,
+};
+/// As AWQ packs codes, and zero points.
+pub(crate) const AWQ: Packing = Packing {
+    along: Along::Rows,
+    order: Order::Awq,
+    is_turned: true,
+};
+/// As GPTQ packs codes.
+pub(crate) const GPTQ_CODES: Packing = Packing {
+    is_turned: true,
+    ..ALONG_COLUMNS
+};
+/// As GPTQ packs zero points.
+pub(crate) const GPTQ_ZEROS: Packing = Packing {
+    is_turned: true,
+    ..ALONG_ROWS
+};
 
 impl Nibbles {
     /// `None` if the words have not the shape's size.

@@ -4,7 +4,7 @@
 //! Never: copies a tensor as a whole.
 //! Invariant: `bytes().len() == rows × columns × element_bytes`, checked when it is made.
 
-use super::map::{Bytes, Span};
+use super::map::Span;
 use half::{bf16, f16};
 use std::sync::Arc;
 
@@ -75,9 +75,7 @@ impl StoredTensor {
 
     /// Bytes made in memory.
     fn owned(name: &str, shape: (usize, usize), stored: StoredType, bytes: Vec<u8>) -> Self {
-        let length = bytes.len();
-        let span = Span::new(Arc::new(Bytes::Owned(bytes)), 0..length);
-        let tensor = span.and_then(|span| Self::new(name.into(), span, stored, shape));
+        let tensor = Self::new(name.into(), Span::owned(bytes), stored, shape);
         tensor.expect("the size was asserted")
     }
 

@@ -7,22 +7,11 @@ use super::compressed::{Scheme, Strategy};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::folder::{Folder, Found};
 use crate::checkpoint::narrow::{Codes, Groups, NarrowTensor, NarrowType, Scales, Zeros};
-use crate::checkpoint::nibbles::{Along, Nibbles, Order, Packing};
+use crate::checkpoint::nibbles::{
+    ALONG_COLUMNS, ALONG_ROWS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Nibbles, Packing,
+};
 
 const NEEDED: &str = "its module has packed weights, which need it";
-
-/// Eight columns of a row.
-const ALONG_COLUMNS: Packing = Packing {
-    along: Along::Columns,
-    order: Order::Straight,
-    is_turned: false,
-};
-/// Eight rows of a column.
-const ALONG_ROWS: Packing = Packing {
-    along: Along::Rows,
-    order: Order::Straight,
-    is_turned: false,
-};
 
 /// What a method stores, by name and packing.
 #[derive(Clone, Copy, Debug)]
@@ -44,15 +33,10 @@ pub(super) fn awq(
     folder: &Folder,
     module: Module<'_>,
 ) -> Result<NarrowTensor, CheckpointError> {
-    let packing = Packing {
-        along: Along::Rows,
-        order: Order::Awq,
-        is_turned: true,
-    };
     let method = Method {
         name: "awq",
-        codes: ("qweight", packing),
-        zeros: Some(("qzeros", packing, 0)),
+        codes: ("qweight", AWQ),
+        zeros: Some(("qzeros", AWQ, 0)),
         scales: ("scales", true),
         index: None,
         group: group.unwrap_or(module.columns),
@@ -65,14 +49,10 @@ pub(super) fn gptq(
     folder: &Folder,
     module: Module<'_>,
 ) -> Result<NarrowTensor, CheckpointError> {
-    let turned = |packing: Packing| Packing {
-        is_turned: true,
-        ..packing
-    };
     let method = Method {
         name: "gptq",
-        codes: ("qweight", turned(ALONG_COLUMNS)),
-        zeros: Some(("qzeros", turned(ALONG_ROWS), plus)),
+        codes: ("qweight", GPTQ_CODES),
+        zeros: Some(("qzeros", GPTQ_ZEROS, plus)),
         scales: ("scales", true),
         index: Some("g_idx"),
         group: group.unwrap_or(module.columns),
