@@ -5,7 +5,6 @@
 DEVICE void store(float* at, float x) { *at = x; }
 DEVICE void store(bf16* at, float x) { *at = to_bf16(x); }
 
-DEVICE float to_f32(fp8 x) { return fp8_to_f32(x); }
 // Halves to even; beyond 448, 448. In whole numbers and one sum, as sm_80 has no such conversion.
 DEVICE fp8 to_fp8(float x) {
     const u32 bits = f32_to_bits(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80;

@@ -242,11 +242,11 @@ impl Bench {
         let pack = CudaPack::new(&self.device, Precision::Bf16).unwrap();
         pack.expect(&LoadPlan {
             matrix_elements: (copies * elements) as u64,
-            vector_elements: 0,
             tensors_count: copies,
+            ..LoadPlan::default()
         })
         .unwrap();
-        let stored = StoredTensor::from_bf16(name, (columns, width), &noise(3, elements));
+        let stored = StoredTensor::from_bf16(name, (columns, width), &noise(3, elements)).into();
         let matrices: Vec<_> = (0..copies)
             .map(|_| pack.matrix(std::slice::from_ref(&stored), None).unwrap())
             .collect();

@@ -43,6 +43,13 @@ pub struct CudaMatrix {
     pub(crate) narrow: Option<NarrowParts>,
 }
 
+impl CudaMatrix {
+    /// Whether it is kept as quantised as it came.
+    pub fn is_narrow(&self) -> bool {
+        self.narrow.is_some()
+    }
+}
+
 /// What a quantised weight has besides codes.
 #[derive(Debug)]
 pub(crate) struct NarrowParts {

@@ -48,6 +48,7 @@ pub struct Checkpoint {
     /// Weights that are quantised, by the name that they would have if they were dense.
     narrow: BTreeMap<String, Arc<NarrowTensor>>,
     tied: bool,
+    has_kv_scales: bool,
 }
 
 impl Checkpoint {
@@ -82,6 +83,9 @@ impl Checkpoint {
             tensors,
             narrow,
             tied,
+            has_kv_scales: folder
+                .names()
+                .any(|name| name.ends_with(".k_scale") || name.ends_with(".v_scale")),
         };
         match folder.names().find(|name| !opened.is_known(&folder, name)) {
             Some(extra) => Err(CheckpointError::unsupported(
@@ -158,6 +162,11 @@ impl Checkpoint {
             [name] if *name == method => Some(method.to_owned()),
             names => Some(format!("{method} {}", names.join(" and "))),
         }
+    }
+
+    /// Whether its makers measured scales for keys and values, which are not used.
+    pub fn has_kv_scales(&self) -> bool {
+        self.has_kv_scales
     }
 
     /// Every tensor of the model that is not quantised, by name.
