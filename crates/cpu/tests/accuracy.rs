@@ -119,8 +119,8 @@ fn compare(reference: &[Vec<f64>], other: &[Vec<f64>]) -> (f64, f64) {
     (divergence, agreed)
 }
 
-/// Bounds are what was measured with a margin of about a half; a code, a scale or a zero point read wrongly costs a
-/// thousand times as much. 688 columns are no multiple of 32, so four-bit groups leave `down_proj` as it is.
+/// Bounds are about twice the divergence that was measured (in nats: 0.0019 for keys and values, 0.0024, 0.0025, 0.0002,
+/// 0.027, 0.022 and 0.036). 688 columns are no multiple of 32, so four-bit groups leave `down_proj` as it is.
 #[test]
 fn quantised_answers_are_near_those_of_bf16() {
     let mut dense = engine(&demo(), KvType::Bf16);
@@ -132,14 +132,14 @@ fn quantised_answers_are_near_those_of_bf16() {
         &reference,
         &scores(&mut engine(&demo(), KvType::Fp8E4m3), &tokens),
     );
-    let mut told = vec![("fp8 keys and values", divergence, agreed, 1.0, 0.0)];
+    let mut told = vec![("fp8 keys and values", divergence, agreed, 0.004, 0.9)];
     for (layout, group, divergence_max, agreed_min) in [
-        (Layout::Fp8, 1, 1.0, 0.0),
-        (Layout::Fp8Block, 128, 1.0, 0.0),
-        (Layout::Int8, 1, 1.0, 0.0),
-        (Layout::Int4, 32, 1.0, 0.0),
-        (Layout::Awq, 64, 1.0, 0.0),
-        (Layout::Gptq, 128, 1.0, 0.0),
+        (Layout::Fp8, 1, 0.005, 0.93),
+        (Layout::Fp8Block, 128, 0.005, 0.93),
+        (Layout::Int8, 1, 0.0006, 0.97),
+        (Layout::Int4, 32, 0.05, 0.85),
+        (Layout::Awq, 64, 0.045, 0.85),
+        (Layout::Gptq, 128, 0.07, 0.82),
     ] {
         let out = tempfile::tempdir().unwrap();
         quantize(
@@ -162,7 +162,6 @@ fn quantised_answers_are_near_those_of_bf16() {
         told.push((name, divergence, agreed, divergence_max, agreed_min));
     }
     for (name, divergence, agreed, divergence_max, agreed_min) in told {
-        println!("{name}: {divergence:.6} nats, {:.1} %", agreed * 100.0);
         assert!(
             divergence < divergence_max && agreed > agreed_min,
             "{name}: {divergence:.6} nats, {:.1} % the same token",
