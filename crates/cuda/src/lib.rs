@@ -30,6 +30,7 @@ mod plan;
 mod recording;
 mod sample;
 mod upload;
+mod wide;
 
 pub use buffers::{CudaPool, CudaRows};
 pub use driver::{Device, DeviceFacts};

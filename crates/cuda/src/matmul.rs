@@ -14,6 +14,7 @@ use crate::library::Library;
 use crate::narrow::Format;
 use crate::options::{CudaOptions, Products};
 use crate::pack::{CudaMatrix, NarrowParts};
+use crate::wide;
 use cleave_engine::ops::Precision;
 
 /// Where spans may begin: `SPAN_UNIT` of the kernels.
@@ -28,6 +29,8 @@ const SPANS_MOST: usize = 16;
 const ALIGNED_ELEMENTS: usize = 8;
 /// Blocks for each multiprocessor.
 const BLOCKS_EACH: usize = 2;
+/// As `BLOCKS_EACH`, of the plain kernels.
+const PLAIN_BLOCKS_EACH: usize = 8;
 /// Rows from which cublasLt is asked, where it may be: below, bandwidth decides, and it has no more of it.
 const LIBRARY_ROWS: usize = 65;
 /// Columns and rows of a tile of the plain kernels.
@@ -60,6 +63,8 @@ struct Tiled {
     rows_max: usize,
     /// Whether spans of one tile go to several blocks.
     merges: bool,
+    /// Blocks that a multiprocessor is given.
+    blocks_each: usize,
 }
 
 #[derive(Debug)]
@@ -67,12 +72,14 @@ pub(crate) struct Multiplying {
     plain: Kernel<MatmulPlainArgs>,
     /// By rows, fewest first; empty where all is plain.
     tiled: Vec<Tiled>,
+    /// Whether the last of them is Hopper's.
+    has_wgmma: bool,
     /// The same for quantised weights.
     narrow: Vec<(Format, Vec<Tiled>)>,
     library: Option<Library>,
     sums: Growing,
     arrivals: Growing,
-    blocks_count: usize,
+    processors_count: usize,
     /// Numbers of rows that this pass has sent, and where they are.
     counts: Vec<(usize, u64)>,
     moves_count: u64,
@@ -118,6 +125,7 @@ impl Multiplying {
                     tile,
                     rows_max,
                     merges,
+                    blocks_each: BLOCKS_EACH,
                 });
             }
             for format in Format::ALL {
@@ -128,26 +136,41 @@ impl Multiplying {
                         tile,
                         rows_max,
                         merges,
+                        blocks_each: BLOCKS_EACH,
                     });
                 }
                 narrow.push((format, tiled));
             }
         }
-        let processors = stream.device().facts().processors_count as usize;
+        let mut has_wgmma = false;
+        if let Some(last) = tiled.last_mut()
+            && let Some(kernel) = wide::load(images, stream, &last.kernel)?
+        {
+            // The same tile, and the same bits.
+            last.kernel = kernel;
+            last.blocks_each = 1;
+            has_wgmma = true;
+        }
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
             tiled,
             narrow,
+            has_wgmma,
             library: match (products, precision) {
                 (Products::Fast, Precision::Bf16) => Some(Library::new(stream)?),
                 _ => None,
             },
             sums: Growing::new(stream, 0, "sums of products", Contents::Anything)?,
             arrivals: Growing::new(stream, 0, "counters of products", Contents::Zeros)?,
-            blocks_count: processors * BLOCKS_EACH,
+            processors_count: stream.device().facts().processors_count as usize,
             counts: Vec::new(),
             moves_count: 0,
         })
+    }
+
+    /// Whether many rows go through Hopper's wgmma.
+    pub(crate) fn has_wgmma(&self) -> bool {
+        self.has_wgmma
     }
 
     /// How often a workspace has moved.
@@ -205,7 +228,11 @@ impl Multiplying {
                 padding: 0,
             };
             let tiles = matrix.columns.div_ceil(PLAIN_TILE) * rows.div_ceil(PLAIN_TILE);
-            let grid = [tiles.min(self.blocks_count * 4) as u32, 1, 1];
+            let grid = [
+                tiles.min(self.processors_count * PLAIN_BLOCKS_EACH) as u32,
+                1,
+                1,
+            ];
             // SAFETY: rows were checked here, the target by the caller.
             return unsafe { self.plain.launch(stream, grid, args) };
         };
@@ -244,7 +271,7 @@ impl Multiplying {
             group_shift,
             is_out_f32: u32::from(target.stored == Precision::F32),
         };
-        let blocks = items.min(self.blocks_count);
+        let blocks = items.min(self.processors_count * tiled.blocks_each);
         // SAFETY: rows were checked here, the target by the caller; the workspace has room for all spans.
         unsafe { tiled.kernel.launch(stream, [blocks as u32, 1, 1], args) }
     }

@@ -447,6 +447,7 @@ fn products_are_those_of_the_processor() {
             (65, 72, 200),
             (130, 136, 257),
             (600, 16, 20),
+            (520, 1096, 130),
         ]);
         for shape in shapes {
             for bias in [false, true] {
@@ -602,6 +603,33 @@ fn a_row_times_quantised_weights_has_the_same_bits_among_any_others() {
                 "{case:?}, {rows} rows"
             );
         }
+    }
+}
+
+/// From every kernel: those for few rows, which share spans out, those for many, and on Hopper wgmma's.
+#[test]
+fn a_row_gives_the_same_bits_beside_any_number_of_rows() {
+    let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
+        return;
+    };
+    // Where steps round otherwise than mma's, as may be on a real device, wgmma must not be used.
+    let is_hopper = gpu.ops.hardware().facts().capability.0 == 9;
+    let is_used = gpu.ops.device().contains("wgmma");
+    assert!(
+        is_used == is_hopper || harness::is_real(),
+        "the stand-in's steps are the same"
+    );
+    let (width, columns) = (1096, 130);
+    // The second half is in f32.
+    let mut sums = |rows: usize| {
+        let both = gpu.matmul((rows, width, columns), true);
+        let of_row = both[rows * columns..].iter().map(|sum| sum.to_bits());
+        of_row.collect::<Vec<u32>>()
+    };
+    let all = sums(530);
+    for rows in [1, 8, 9, 31, 33, 65, 128] {
+        let some = sums(rows);
+        assert_eq!(some, all[..some.len()], "{rows} of 530 rows");
     }
 }
 

@@ -94,6 +94,13 @@ impl Sampling {
         }
     }
 
+    /// Whether a token can be drawn before those before it are known to the host: no penalty looks at
+    /// them, and nobody asked what the model thinks of others.
+    pub fn draws_ahead(&self) -> bool {
+        let penalties = [self.presence_penalty, self.frequency_penalty];
+        self.logprobs.is_none() && self.repetition_penalty == 1.0 && penalties == [0.0; 2]
+    }
+
     /// Whether every number is one that can be drawn with, and every biased token is of a vocabulary
     /// of `vocab_size`. Engines and schedulers ask here: what a scheduler takes, its engine runs.
     ///

@@ -21,5 +21,5 @@ mod weights;
 
 pub use mock::MockEngine;
 pub use model::{EngineLimits, ModelEngine};
-pub use waist::{Engine, EngineDescription, EngineError};
+pub use waist::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 pub use weights::{Progress, Weights};

@@ -33,6 +33,11 @@ pub trait Engine: Send {
     /// `Device` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
+    /// Steps ahead of results, if the device can: the same steps, begun before the last one is over.
+    fn overlap(&mut self) -> Option<&mut dyn Overlap> {
+        None
+    }
+
     /// Copies bytes of a block out; `out.len()` bytes from `offset`.
     ///
     /// # Errors
@@ -68,6 +73,35 @@ pub trait Engine: Send {
     /// As [`Engine::read_block`].
     fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError>;
 }
+
+/// An engine whose device takes a step while it runs the one before, so that it never waits for the host.
+///
+/// At most [`STEPS_IN_FLIGHT_MAX`] are under way, and [`Engine::step`] is for when none is. A segment of the
+/// second may end one token after what its slot's history has, if the first draws that token: the
+/// device knows it before the host does. That is only for slots whose draws need nothing of the tokens
+/// before ([`cleave_domain::Sampling::draws_ahead`]).
+///
+/// What is copied out of blocks or into them meanwhile is as if it were done before the steps under way or after
+/// them: no caller names a block that one of them writes.
+pub trait Overlap {
+    /// Begins a step.
+    ///
+    /// # Errors
+    /// As [`Engine::step`]; a step that was refused is not collected.
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
+
+    /// Waits for the oldest step that was begun and not collected, and gives its result.
+    ///
+    /// # Errors
+    /// `Device` if the step failed, or the one before it on whose tokens it stood.
+    ///
+    /// # Panics
+    /// If none is under way.
+    fn collect(&mut self) -> Result<StepResult, EngineError>;
+}
+
+/// Steps that an engine with [`Overlap`] has under way at most: one runs, one waits on the device.
+pub const STEPS_IN_FLIGHT_MAX: usize = 2;
 
 /// Why an engine could not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

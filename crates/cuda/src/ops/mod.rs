@@ -167,7 +167,11 @@ impl Ops for CudaOps {
 
     fn device(&self) -> String {
         let facts = self.hardware().facts();
-        format!("{}, {}", facts.name, self.options.precision.name())
+        let wgmma = match self.multiplying.has_wgmma() {
+            true => ", wgmma",
+            false => "",
+        };
+        format!("{}, {}{wgmma}", facts.name, self.options.precision.name())
     }
 
     fn kv_type(&self) -> KvType {

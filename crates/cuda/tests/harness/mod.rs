@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 /// The device, or `None` with a message if this machine can neither run nor emulate one.
 pub(crate) fn device() -> Option<Arc<Device>> {
-    if std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+    if is_real() {
         return Some(Device::open(0).expect("CLEAVE_TEST_DEVICE=cuda asks for a GPU"));
     }
     if stand_in().is_none() {
@@ -16,6 +16,11 @@ pub(crate) fn device() -> Option<Arc<Device>> {
         return None;
     }
     Some(Device::open(0).expect("the stand-in driver has a device"))
+}
+
+/// Whether tests run on a real GPU.
+pub(crate) fn is_real() -> bool {
+    std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
 /// The stand-in driver and compiler, loaded before anything looks for NVIDIA's.
