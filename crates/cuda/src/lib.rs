@@ -18,6 +18,9 @@ mod attention;
 mod buffers;
 mod driver;
 mod error;
+#[cfg(test)]
+mod every_kernel;
+mod idle;
 mod images;
 mod inbox;
 mod library;

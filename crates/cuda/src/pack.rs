@@ -63,6 +63,7 @@ pub(crate) struct NarrowParts {
 #[derive(Debug)]
 pub struct CudaTable {
     pub(crate) rows: Part,
+    pub(crate) vocab: usize,
     pub(crate) width: usize,
 }
 
@@ -338,6 +339,7 @@ impl Pack for CudaPack {
     fn table(&self, stored: &StoredTensor) -> Result<CudaTable, EngineError> {
         Ok(CudaTable {
             rows: self.stacked(&[stored.clone().into()])?,
+            vocab: stored.rows(),
             width: stored.columns(),
         })
     }

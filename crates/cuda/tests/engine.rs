@@ -4,11 +4,13 @@
 
 mod harness;
 
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::synth::{Layout, Quantizing, quantize};
+use cleave_engine::synth::{Layout, Quantizing, quantize, synth};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights, conformance};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -67,29 +69,89 @@ fn answers_do_not_depend_on_the_path() {
     conformance::path_independence(&testdata().join("mistral"), &build).unwrap();
 }
 
-/// The same with weights of four bits, keys and values of eight. (`down_proj` has 112 columns, which groups of 32 do
-/// not divide, and stays dense.)
+/// Whatever order the device takes that it may: results of two steps are under way, and blocks are copied beside.
+#[test]
+fn steps_that_overlap_draw_what_they_draw_alone() {
+    if harness::device().is_none() {
+        return;
+    }
+    let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
+    for seed in 0..3 {
+        if let Some(stand_in) = harness::stand_in() {
+            stand_in.seed(seed);
+        }
+        conformance::overlap(&testdata().join("llama2"), &build, (seed, 50)).unwrap();
+    }
+}
+
+/// Where tensor cores work, as far as an emulator can in a minute: attention, products, recorded steps; chunks,
+/// batches and hand-off; steps ahead; against the processor.
+fn answers_of_tensor_cores(shape: &str) {
+    if harness::device().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    synth(shape, folder.path(), 7, &mut |_| {}).unwrap();
+    write_prompts(folder.path());
+    let ours = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
+    conformance::agreement(folder.path(), [&ours, &processor], 0.03).unwrap();
+    conformance::path_independence(folder.path(), &ours).unwrap();
+    conformance::overlap(folder.path(), &ours, (1, 30)).unwrap();
+}
+
+/// A file of goldens with prompts alone.
+fn write_prompts(folder: &Path) {
+    let prompts = [3usize, 16, 17, 37].map(|len| {
+        let ids: Vec<usize> = (0..len).map(|at| (at * 37 + len) % 500).collect();
+        json!({"prompt_tokens": ids, "tokens": [], "first_top_logits": [], "last_top_logits": []})
+    });
+    let goldens = json!({"prompts": prompts}).to_string();
+    std::fs::write(folder.join("goldens.json"), goldens).unwrap();
+}
+
+/// Weights of four bits, keys and values of eight, on tensor cores.
 #[test]
 fn answers_of_quantised_weights_over_fp8_keys_do_not_depend_on_the_path() {
     if harness::device().is_none() {
         return;
     }
-    let from = testdata().join("mistral");
-    let folder = tempfile::tempdir().unwrap();
+    let (dense, narrow) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    synth("tiny-llama-64", dense.path(), 7, &mut |_| {}).unwrap();
     let quantizing = Quantizing {
         layout: Layout::Awq,
-        group: 32,
+        group: 128,
     };
-    quantize(&from, folder.path(), quantizing, &mut |_| {}).unwrap();
-    std::fs::copy(
-        from.join("goldens.json"),
-        folder.path().join("goldens.json"),
-    )
-    .unwrap();
+    quantize(dense.path(), narrow.path(), quantizing, &mut |_| {}).unwrap();
+    write_prompts(narrow.path());
     let options = CudaOptions {
         kv: KvType::Fp8E4m3,
         ..CudaOptions::new(Precision::Bf16)
     };
     let build = |dir: &Path, limits| build(dir, limits, options);
-    conformance::path_independence(folder.path(), &build).unwrap();
+    conformance::path_independence(narrow.path(), &build).unwrap();
+    conformance::overlap(narrow.path(), &build, (1, 30)).unwrap();
+}
+
+fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {
+    let options = CpuOptions {
+        threads: 1,
+        ..CpuOptions::new(Precision::Bf16)
+    };
+    let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    let pack = CpuPack::new(&options);
+    let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
+    let weights = weights.map_err(|error| error.to_string())?;
+    let ops = CpuOps::new(&options).map_err(|error| error.to_string())?;
+    let engine = ModelEngine::new(ops, Arc::new(weights), limits);
+    Ok(Box::new(engine.map_err(|error| error.to_string())?))
+}
+
+#[test]
+fn heads_of_64_on_tensor_cores_answer_as_the_processor_on_every_path() {
+    answers_of_tensor_cores("tiny-llama-64");
+}
+
+#[test]
+fn heads_of_128_on_tensor_cores_answer_as_the_processor_on_every_path() {
+    answers_of_tensor_cores("tiny-qwen3-128");
 }

@@ -7,12 +7,13 @@ mod harness;
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack, CudaRows};
 use cleave_domain::BlockIndex;
-use cleave_engine::checkpoint::{Codes8, NarrowTensor, NarrowType, StoredMatrix, StoredTensor};
+use cleave_engine::checkpoint::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix, StoredTensor};
 use cleave_engine::conformance;
 use cleave_engine::e4m3;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadNorms, HeadShape, Holds, KvType, LayerOf,
-    LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, HeadNorms, HeadShape, Holds,
+    KvType, LayerOf, LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
+    Wanted,
 };
 use half::bf16;
 
@@ -498,7 +499,7 @@ impl Quantised {
                 .map(|x| half::f16::from_f32(0.01 + x.abs() / 50.0).to_f32())
                 .collect();
             let zeros: Vec<u8> = bytes(seed + 2, rows * groups).map(|x| x & 15).collect();
-            let coded = Codes8 {
+            let coded = ByteCodes {
                 element: self.element,
                 codes: &codes,
                 group: self.group,
@@ -707,4 +708,52 @@ fn tokens_drawn_are_those_of_the_host() {
             .map_err(|error| error.to_string())
     };
     conformance::draws(&mut gpu.ops, &gpu.pack, &set).unwrap();
+}
+
+/// Of three rows one is fed a drawn token, one a token that is none, and one comes from the host.
+#[test]
+fn a_drawn_token_is_embedded_before_the_host_has_it() {
+    let Some(gpu) = cuda(Precision::F32, KvType::F32) else {
+        return;
+    };
+    let Side { mut ops, pack, .. } = gpu;
+    let (vocab, width) = (50, 40);
+    let stored = numbers(1, vocab * width);
+    let tensor = StoredTensor::from_f32("table", (vocab, width), &stored);
+    let table = pack.table(&tensor).unwrap();
+    // The logits are a column each.
+    let logits = numbers(7, vocab * 2);
+    let head = StoredTensor::from_f32("head", (vocab, 2), &logits);
+    let head = pack.matrix(&[head.into()], None).unwrap();
+    pack.finish().unwrap();
+    let mut picks = ops.rows(2, 2, Holds::Activations).unwrap();
+    ops.set(&mut picks, &[0.0, 1.0, f32::NAN, 0.0]);
+    let mut out = ops.rows(3, width, Holds::Residual).unwrap();
+    let greedy = DrawRule {
+        bits: 0,
+        heat: 0.0,
+        top_k: 0,
+        top_p: 1 << 53,
+        min_p: 0.0,
+        edits: Vec::new(),
+    };
+    ops.begin(&Batch::default(), Wanted::Anything).unwrap();
+    ops.draw(&head, &[greedy.clone(), greedy], &picks).unwrap();
+    let batch = Batch {
+        tokens: vec![0, 0, 9],
+        fed: vec![FedRow { row: 0, drawn: 0 }, FedRow { row: 1, drawn: 1 }],
+        ..Batch::default()
+    };
+    ops.begin(&batch, Wanted::Anything).unwrap();
+    ops.embed(&batch, &table, &mut out).unwrap();
+    let embedded = ops.get(&out);
+    let mut tokens = Vec::new();
+    ops.drawn(&mut tokens).unwrap();
+    let likeliest = (0..vocab).max_by(|a, b| logits[a * 2 + 1].total_cmp(&logits[b * 2 + 1]));
+    let likeliest = likeliest.unwrap();
+    assert_eq!(tokens, [Some(likeliest as u32), None]);
+    for (row, token) in [likeliest, 0, 9].into_iter().enumerate() {
+        let expected = &stored[token * width..][..width];
+        assert_eq!(&embedded[row * width..][..width], expected, "row {row}");
+    }
 }

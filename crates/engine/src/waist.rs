@@ -1,6 +1,7 @@
 //! The upper waist: what a worker needs of a model, on whatever device.
 
 use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, StepPlan, StepResult};
+use std::time::Duration;
 
 /// What an engine is.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +31,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
-    /// `Device` if the device failed; what the plan was to write is then unknown.
+    /// `Device` or `Lost` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
     /// Steps ahead of results, if the device can: the same steps, begun before the last one is over.
@@ -84,20 +85,29 @@ pub trait Engine: Send {
 /// What is copied out of blocks or into them meanwhile is as if it were done before the steps under way or after
 /// them: no caller names a block that one of them writes.
 pub trait Overlap {
-    /// Begins a step.
+    /// Begins a step. It may be over when this returns, as one whose logits the host needs is.
     ///
     /// # Errors
     /// As [`Engine::step`]; a step that was refused is not collected.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
 
+    /// Whether [`Overlap::collect`] would not have to wait: the oldest step is over, or none is under way.
+    /// Asked often, so it does no more than look.
+    fn is_done(&mut self) -> bool;
+
     /// Waits for the oldest step that was begun and not collected, and gives its result.
     ///
     /// # Errors
-    /// `Device` if the step failed, or the one before it on whose tokens it stood.
+    /// `Device` or `Lost` if the step failed, or the one before it on whose tokens it stood.
     ///
     /// # Panics
     /// If none is under way.
     fn collect(&mut self) -> Result<StepResult, EngineError>;
+
+    /// How long the device stood still before the step that was collected last, if it knows.
+    fn idle(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Steps that an engine with [`Overlap`] has under way at most: one runs, one waits on the device.
@@ -112,4 +122,7 @@ pub enum EngineError {
     /// The device failed.
     #[error("device failed: {0}")]
     Device(String),
+    /// The device failed for good: nothing works on it any more in this process.
+    #[error("device lost: {0}")]
+    Lost(String),
 }

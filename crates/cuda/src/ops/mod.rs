@@ -1,7 +1,7 @@
 //! `Ops` on a GPU.
 //!
 //! Owns: one engine's stream, its kernels, and what it sends and fetches.
-//! Never: waits in the middle of a pass: only where something comes back to the host.
+//! Never: waits in the middle of a pass, nor at its end: only where the host asks for what came of it.
 //! Invariant: everything of one engine is queued in one stream, so that it happens in the order of the calls;
 //! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
 //! and nothing grows.
@@ -14,6 +14,7 @@ use crate::attention::{Attending, Io, kernel_name};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
+use crate::idle::Idle;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
 use crate::matmul::{Multiplying, Product, Target};
@@ -30,6 +31,7 @@ use cleave_engine::ops::{
 use host::PIECE_BYTES;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Warps of a block where each has one head.
 const HEAD_WARPS: usize = 4;
@@ -46,6 +48,7 @@ pub struct CudaOps {
     multiplying: Multiplying,
     sampling: Sampling,
     stream: Stream,
+    idle: Idle,
     inbox: Inbox,
     recordings: Recordings,
     /// Of the pass at hand.
@@ -109,6 +112,7 @@ impl CudaOps {
             multiplying: Multiplying::new(&images, &stream, options)?,
             sampling: Sampling::new(&images, &stream)?,
             images,
+            idle: Idle::new(&stream)?,
             inbox: Inbox::new(device)?,
             recordings: Recordings::default(),
             step: StepAddresses::default(),
@@ -242,12 +246,13 @@ impl Ops for CudaOps {
         let args = EmbedArgs {
             table: table.rows.address(),
             tokens: self.step.tokens,
+            drawn: self.sampling.tokens(),
             out: out.address(),
             width: table.width as u32,
-            padding: 0,
+            vocab: table.vocab as u32,
         };
         let grid = [rows as u32, 1, 1];
-        // SAFETY: tokens are within the vocabulary, which the engine checked when slots were opened.
+        // SAFETY: the kernel reads no row beyond the vocabulary; rows that are fed name ones that were drawn.
         unsafe { self.kernels.embed.launch(&self.stream, grid, args) }?;
         Ok(())
     }
@@ -491,9 +496,12 @@ impl Ops for CudaOps {
         head: &CudaMatrix,
         rules: &[DrawRule],
         x: &CudaRows,
-        tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), EngineError> {
         let rows = rules.len();
+        if rows == 0 {
+            self.idle.draws(&self.stream)?;
+            return Ok(self.sampling.bring(0, &self.stream)?);
+        }
         let decode = self.step.decode.take();
         let bucket = match decode {
             Some((bucket, _)) => bucket,
@@ -526,7 +534,22 @@ impl Ops for CudaOps {
         if let Some((_, Way::Record | Way::Replay)) = decode {
             self.stream.replay(self.recordings.graph(bucket))?;
         }
-        Ok(self.sampling.fetch(rows, &self.stream, tokens)?)
+        self.idle.draws(&self.stream)?;
+        Ok(self.sampling.bring(rows, &self.stream)?)
+    }
+
+    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+        self.sampling.fetch(&self.stream, tokens)?;
+        self.idle.fetched();
+        Ok(())
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        self.idle.last()
+    }
+
+    fn is_drawn(&mut self) -> bool {
+        self.sampling.is_fetched(&self.stream)
     }
 
     fn read_block(

@@ -23,20 +23,15 @@ pub(crate) fn is_real() -> bool {
     std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
-/// The stand-in driver and compiler, loaded before anything looks for NVIDIA's.
+/// The stand-in driver and compiler, loaded before anything looks for NVIDIA's; none beside a real device.
 pub(crate) fn stand_in() -> Option<StandIn> {
+    if is_real() {
+        return None;
+    }
     static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
     *LOADED.get_or_init(|| {
-        let is_there = cleave_emulator::preload(variant());
-        is_there.then(|| StandIn::load(variant())).flatten()
+        let variant = Variant::of_environment();
+        let is_there = cleave_emulator::preload(variant);
+        is_there.then(|| StandIn::load(variant)).flatten()
     })
-}
-
-/// `CLEAVE_TEST_SANITIZER=address` or `thread` asks for kernels that watch themselves.
-fn variant() -> Variant {
-    match std::env::var("CLEAVE_TEST_SANITIZER").as_deref() {
-        Ok("address") => Variant::Address,
-        Ok("thread") => Variant::Thread,
-        _ => Variant::Plain,
-    }
 }

@@ -25,7 +25,7 @@ mod tensor;
 pub use config::{Architecture, Biases, ModelConfig};
 pub use error::CheckpointError;
 pub use generation::GenerationConfig;
-pub use narrow::{Codes8, NarrowTensor, NarrowType, StoredMatrix};
+pub use narrow::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix};
 pub use revision::Revision;
 pub use rope::{Rope, RopeScaling, RotaryValues};
 pub use tensor::{StoredTensor, StoredType};

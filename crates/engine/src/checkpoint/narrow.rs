@@ -87,7 +87,7 @@ pub(super) enum Groups {
 
 /// A quantised weight, a byte for each code.
 #[derive(Clone, Debug)]
-pub struct Codes8<'a> {
+pub struct ByteCodes<'a> {
     /// What a code is.
     pub element: NarrowType,
     /// `(rows, columns)`.
@@ -105,8 +105,8 @@ impl NarrowTensor {
     ///
     /// # Panics
     /// If a part has not the shape's size.
-    pub fn from_codes(name: &str, (rows, columns): (usize, usize), coded: &Codes8<'_>) -> Self {
-        let Codes8 {
+    pub fn from_codes(name: &str, (rows, columns): (usize, usize), coded: &ByteCodes<'_>) -> Self {
+        let ByteCodes {
             element,
             codes,
             group,
