@@ -17,14 +17,14 @@ pub(crate) enum Along {
 
 /// Which of the eight lies at which bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum Arrangement {
     /// The first lies lowest.
     Straight,
     /// From the lowest bits on: 0, 2, 4, 6, 1, 3, 5, 7.
     Awq,
 }
 
-impl Order {
+impl Arrangement {
     /// Where number `i` of the eight begins.
     fn shifts(self) -> [u32; 8] {
         match self {
@@ -50,7 +50,7 @@ pub(super) struct Nibbles {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
     pub(crate) along: Along,
-    pub(crate) order: Order,
+    pub(crate) order: Arrangement,
     /// Whether the words' rows are the numbers' columns.
     pub(crate) is_turned: bool,
 }
@@ -97,19 +97,19 @@ impl Packing {
 /// Eight columns of a row, straight.
 pub(crate) const ALONG_COLUMNS: Packing = Packing {
     along: Along::Columns,
-    order: Order::Straight,
+    order: Arrangement::Straight,
     is_turned: false,
 };
 /// Eight rows of a column, straight.
 pub(crate) const ALONG_ROWS: Packing = Packing {
     along: Along::Rows,
-    order: Order::Straight,
+    order: Arrangement::Straight,
     is_turned: false,
 };
 /// As AWQ packs codes, and zero points.
 pub(crate) const AWQ: Packing = Packing {
     along: Along::Rows,
-    order: Order::Awq,
+    order: Arrangement::Awq,
     is_turned: true,
 };
 /// As GPTQ packs codes.
