@@ -124,15 +124,41 @@ fn tokens_are_those_of_transformers() {
 /// A prefill and a decode worker on one GPU; each request is handed over; answers are those of one process alone.
 #[test]
 fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_worker() {
-    let cache = tempfile::tempdir().expect("a temporary folder");
     let folder = harness::root().join("testdata/llama3");
+    handed_over(&folder, &[]);
+}
+
+/// The same with weights of four bits and fp8 keys and values.
+#[test]
+fn a_stream_of_quantised_weights_over_fp8_keys_handed_over_is_the_one_of_a_single_worker() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().join("llama3");
+    let dense = harness::root().join("testdata/llama3");
+    let (from, to) = (dense.to_str(), out.to_str());
+    let (status, _, err) = harness::run(&[
+        "synth",
+        "--model",
+        from.expect("a readable path"),
+        "--quantization",
+        "gptq",
+        "--group-size",
+        "32",
+        "--out",
+        to.expect("a readable path"),
+    ]);
+    assert!(status.success(), "{err}");
+    handed_over(&out, &["--kv-cache-dtype", "fp8"]);
+}
+
+fn handed_over(folder: &Path, flags: &[&str]) {
+    let cache = tempfile::tempdir().expect("a temporary folder");
     let model = folder.to_str().expect("a readable path");
-    let common = ["--device", "cuda", "--model", model];
+    let common = [&["--device", "cuda", "--model", model], flags].concat();
     let prompt: Vec<u32> = (3..60).collect();
     let ids: Vec<String> = prompt.iter().map(u32::to_string).collect();
     let ids = ids.join(",");
     let mut alone = vec!["generate", "--json", "--max-tokens", "24", "--ignore-eos"];
-    alone.extend(common);
+    alone.extend(&common);
     alone.extend([
         "--temperature",
         "0.9",
@@ -153,7 +179,8 @@ fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_work
     let client = harness::Client::new(&server.address());
     let body = json!({
         "model": "llama3", "prompt": prompt, "max_tokens": 24, "temperature": 0.9, "seed": 5,
-        "ignore_eos": true,
+        // The checkpoint has a default of its own, which `generate` does not take.
+        "top_p": 1.0, "ignore_eos": true,
     });
     let (status, answer) = client.post("/v1/completions", &body);
     assert_eq!(status, 200, "{answer}");

@@ -113,13 +113,43 @@ fn a_text_prompt_is_tokenized_as_transformers_does() {
 
 #[test]
 fn the_bundled_checkpoint_writes_english() {
-    let (status, out, err) = harness::run(&[
+    writes_english(&[]);
+}
+
+#[test]
+fn quantised_weights_and_fp8_keys_write_english() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().join("demo-awq");
+    let (from, to) = (harness::root().join("assets/demo"), out.to_str());
+    let (from, to) = (from.to_str(), to.expect("a readable path"));
+    let mut synth = vec!["synth", "--model", from.expect("a readable path")];
+    synth.extend(["--quantization", "awq", "--group-size", "64", "--out", to]);
+    let (status, _, err) = harness::run(&synth);
+    assert!(status.success(), "{err}");
+    writes_english(&["--model", to, "--kv-cache-dtype", "fp8"]);
+}
+
+#[test]
+fn a_kv_cache_that_does_not_go_with_the_weights_is_refused() {
+    let (status, _, err) = harness::run(&[
         "generate",
+        "--dtype",
+        "f32",
+        "--kv-cache-dtype",
+        "bf16",
         "--prompt",
-        "The Rust compiler",
-        "--max-tokens",
-        "48",
+        "x",
     ]);
+    assert_eq!(status.code(), Some(1), "{err}");
+    assert!(err.contains("KV cache in bf16"), "{err}");
+    assert!(err.contains("f32 and fp8_e4m3 are"), "{err}");
+}
+
+fn writes_english(flags: &[&str]) {
+    let mut arguments = vec!["generate", "--prompt", "The Rust compiler"];
+    arguments.extend(["--max-tokens", "48"]);
+    arguments.extend(flags);
+    let (status, out, err) = harness::run(&arguments);
     assert!(status.success(), "{err}");
     let words: Vec<&str> = out.split_whitespace().collect();
     assert!(words.len() >= 20, "{out}");
@@ -192,6 +222,16 @@ fn a_damaged_checkpoint_is_one_clear_error() {
         )
         .expect("written");
     });
+    let quantised = spoil("quantisation", &|folder| {
+        let path = folder.join("config.json");
+        let text = std::fs::read_to_string(&path).expect("readable");
+        let method = "{ \"quantization_config\": {\"quant_method\": \"hqq\"},";
+        std::fs::write(&path, text.replacen('{', method, 1)).expect("written");
+    });
+    assert!(
+        quantised.contains("quantization_config.quant_method") && quantised.contains("awq"),
+        "{quantised}"
+    );
     assert!(
         unknown.contains("config.json") && unknown.contains("Mamba"),
         "{unknown}"

@@ -5,15 +5,13 @@
 // Invariant: a row's keys go in order, 32 at a time from its first, whatever is computed beside it; keys and
 // values that it may not see are never read.
 #include "attend.cuh"
+#include "stored.cuh"
 
 namespace attend {
 
 // Keys at a time, one per lane.
 constexpr u32 PLAIN_KEYS = 32;
 constexpr u32 PLAIN_WARPS = 4;
-
-DEVICE void store_as(float* to, float x) { *to = x; }
-DEVICE void store_as(bf16* to, float x) { *to = to_bf16(x); }
 
 // One warp's part of the shared memory: PLAIN_KEYS places, as many weights, a query, and the weighted values.
 struct Bench {
@@ -59,8 +57,8 @@ DEVICE u64 place_of(const AttendPlainArgs& args, const AttendSegment& segment, u
     return block * args.block_elements + token * args.head_dim;
 }
 
-template <class T> DEVICE float score_of(const AttendPlainArgs& args, const Bench& bench, u64 place) {
-    const T* key = static_cast<const T*>(args.pool) + args.key_elements + place;
+template <class Stored> DEVICE float score_of(const AttendPlainArgs& args, const Bench& bench, u64 place) {
+    const Stored* key = static_cast<const Stored*>(args.pool) + args.key_elements + place;
     float sum = 0;
     for (u32 i = 0; i < args.head_dim; i++) sum = fma_rn(bench.query[i], to_f32(key[i]), sum);
     return mul_rn(sum, args.scale);
@@ -76,7 +74,7 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-template <class T> DEVICE void attend_row(const AttendPlainArgs& args, const Bench& bench, u32 row, u32 head) {
+template <class T, class Stored> DEVICE void attend_row(const AttendPlainArgs& args, const Bench& bench, u32 row, u32 head) {
     const u32 segment_index = segment_of(args, row);
     if (segment_index == *args.segments_count) return;
     const AttendSegment segment = args.segments[segment_index];
@@ -98,7 +96,7 @@ template <class T> DEVICE void attend_row(const AttendPlainArgs& args, const Ben
         float score = NEGATIVE_INFINITY;
         if (lane < keys) {
             bench.places[lane] = place_of(args, segment, kv_head, first + lane);
-            score = score_of<T>(args, bench, bench.places[lane]);
+            score = score_of<Stored>(args, bench, bench.places[lane]);
         }
         const float top = max(total.top, warp_max(score));
         const float kept = exp2_fast(add_rn(total.top, -top));
@@ -106,7 +104,7 @@ template <class T> DEVICE void attend_row(const AttendPlainArgs& args, const Ben
         total = {top, fma_rn(total.sum, kept, warp_sum(weight))};
         bench.weights[lane] = weight;
         sync_warp();
-        const T* values = static_cast<const T*>(args.pool) + args.value_elements;
+        const Stored* values = static_cast<const Stored*>(args.pool) + args.value_elements;
         for (u32 i = lane; i < args.head_dim; i += 32) {
             float sum = mul_rn(bench.values[i], kept);
             for (u32 key = 0; key < keys; key++) {
@@ -118,18 +116,18 @@ template <class T> DEVICE void attend_row(const AttendPlainArgs& args, const Ben
     }
 
     T* out = static_cast<T*>(args.out) + (u64(row) * args.query_heads + head) * args.head_dim;
-    for (u32 i = lane; i < args.head_dim; i += 32) store_as(out + i, bench.values[i] / total.sum);
+    for (u32 i = lane; i < args.head_dim; i += 32) store(out + i, bench.values[i] / total.sum);
     sync_warp();
 }
 
-template <class T> DEVICE void attend_rows(const AttendPlainArgs& args, u8* shared) {
+template <class T, class Stored> DEVICE void attend_rows(const AttendPlainArgs& args, u8* shared) {
     const u32 segments = *args.segments_count;
     if (segments == 0) return;
     const AttendSegment last = args.segments[segments - 1];
     const u32 work_end = (last.row + last.rows) * args.query_heads;
     const Bench bench = bench_of(shared, args.head_dim);
     for (u32 work = blockIdx.x * PLAIN_WARPS + threadIdx.x / 32; work < work_end; work += gridDim.x * PLAIN_WARPS) {
-        attend_row<T>(args, bench, work / args.query_heads, work % args.query_heads);
+        attend_row<T, Stored>(args, bench, work / args.query_heads, work % args.query_heads);
     }
 }
 
@@ -138,10 +136,16 @@ template <class T> DEVICE void attend_rows(const AttendPlainArgs& args, u8* shar
 // Dynamic shared memory, per warp and rounded up to 16 bytes: 384 + 8 × head_dim. Any number of blocks.
 extern "C" KERNEL(32 * attend::PLAIN_WARPS, 4) attend_plain_f32(GRID_CONSTANT const AttendPlainArgs args) {
     DYNAMIC_SHARED(u8, shared);
-    attend::attend_rows<float>(args, shared);
+    attend::attend_rows<float, float>(args, shared);
 }
 
 extern "C" KERNEL(32 * attend::PLAIN_WARPS, 4) attend_plain_bf16(GRID_CONSTANT const AttendPlainArgs args) {
     DYNAMIC_SHARED(u8, shared);
-    attend::attend_rows<bf16>(args, shared);
+    attend::attend_rows<bf16, bf16>(args, shared);
+}
+
+// Queries and outputs in bf16, the pool in e4m3.
+extern "C" KERNEL(32 * attend::PLAIN_WARPS, 4) attend_plain_fp8(GRID_CONSTANT const AttendPlainArgs args) {
+    DYNAMIC_SHARED(u8, shared);
+    attend::attend_rows<bf16, fp8>(args, shared);
 }

@@ -71,6 +71,7 @@ DEVICE float fp8_to_f32(fp8 x) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(low));
     return (x.bits & 0x7f) == 0x7f ? __int_as_float(0x7fc00000) : wide * 256.0f;
 }
+DEVICE float to_f32(fp8 x) { return fp8_to_f32(x); }
 
 // Bytes by number, 0 to 3 of `low` and 4 to 7 of `high`; each digit of `order` picks one, the lowest first.
 DEVICE u32 permute_bytes(u32 low, u32 high, u32 order) { return __byte_perm(low, high, order); }

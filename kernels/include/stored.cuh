@@ -1,9 +1,21 @@
-// How activations lie in memory, one element at a time or eight neighbours with one or two wide accesses.
+// How activations, keys and values lie in memory, one element at a time or eight neighbours with one or two wide accesses.
 #pragma once
 #include "prims.cuh"
 
 DEVICE void store(float* at, float x) { *at = x; }
 DEVICE void store(bf16* at, float x) { *at = to_bf16(x); }
+
+// Halves to even; beyond 448, 448. In whole numbers and one sum, as sm_80 has no such conversion.
+DEVICE fp8 to_fp8(float x) {
+    const u32 bits = f32_to_bits(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80;
+    if (size > 0x7f800000u) return fp8{u8(sign | 0x7f)};
+    // 448, and the least number with a full fraction, 2^-6. At 2^14 the last bit of a float is 2^-9, the smallest step.
+    const u32 most = 0x43e00000u, least_normal = 0x3c800000u, steps = 0x46800000u;
+    const u32 kept = min(size, most);
+    if (kept < least_normal) return fp8{u8(sign | (f32_to_bits(add_rn(bits_to_f32(kept), bits_to_f32(steps))) - steps))};
+    return fp8{u8(sign | (((kept + 0x7ffff + (kept >> 20 & 1)) >> 20) - (120 << 3)))};
+}
+DEVICE void store(fp8* at, float x) { *at = to_fp8(x); }
 
 // N neighbours. Eight need `at` aligned to 16 bytes, which rows have whose width is a multiple of eight.
 template <u32 N, class T> DEVICE void load_all(const T* at, float (&x)[N]) {

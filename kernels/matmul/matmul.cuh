@@ -30,8 +30,8 @@
 //   element 2c + 8i, and for i = 4 .. 7 element 2c + 1 + 8 (i - 4). `width` is a multiple of 32.
 // Scales: `column_scales`, (columns) f32, multiplies a column's sums at the end; or `group_scales`, (groups,
 // columns rounded up to 4) words, for groups of 32, 64 or 128 elements of the inner dimension, of which `width` is a
-// multiple: an f32 that multiplies the group's sum. For int4 its lowest byte is the zero point, 0 to 15, which is
-// subtracted from the elements; the other bits are the scale's, exact for scales that were f16 or bf16.
+// multiple: an f32 that multiplies the group's sum, without its lowest byte, so exact for scales that were f16 or
+// bf16. That byte is, for int4, the zero point, 0 to 15, which is subtracted from the elements.
 #pragma once
 #include "prims.cuh"
 

@@ -4,7 +4,7 @@
 //! Never: serves. Invariant: when loading returns, everything a checkpoint could be refused for has
 //! been looked at.
 
-use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, ModelArgs};
+use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs};
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
@@ -14,7 +14,7 @@ use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
 use cleave_engine::checkpoint::{Checkpoint, ModelConfig, StoredType};
-use cleave_engine::ops::{Pack, PoolShape, Precision};
+use cleave_engine::ops::{KvType, Pack, PoolShape, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Progress, Weights};
 use cleave_planner::Shape;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -30,6 +30,7 @@ pub(crate) struct Loaded {
     pub(crate) files: ModelFiles,
     backend: Backend,
     precision: Precision,
+    kv: KvType,
     /// What bringing the weights to where they are took.
     pub(crate) weights_time: Duration,
 }
@@ -77,6 +78,16 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     }
     ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
     let precision = precision(model.dtype, &checkpoint);
+    let kv = match model.kv_cache_dtype {
+        KvCacheDtype::Auto => precision.into(),
+        KvCacheDtype::Bf16 => KvType::Bf16,
+        KvCacheDtype::Fp8E4m3 => KvType::Fp8E4m3,
+    };
+    if checkpoint.has_kv_scales() {
+        tracing::info!(
+            "the checkpoint's k_scale and v_scale are not used: the KV cache has a scale of 1"
+        );
+    }
     let limit = model.max_model_len.map(|tokens| tokens as usize);
     let from = Instant::now();
     let backend = match place {
@@ -105,6 +116,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         files,
         backend,
         precision,
+        kv,
         weights_time: from.elapsed(),
     })
 }
@@ -175,8 +187,12 @@ impl Loaded {
 
     /// The model for people: architecture, size and number format.
     pub(crate) fn title(&self) -> String {
+        let kv = match self.kv == self.precision.into() {
+            true => String::new(),
+            false => format!(", KV cache {}", self.kv.name()),
+        };
         format!(
-            "{} ({}, {})",
+            "{} ({}, {}{kv})",
             self.files.name,
             self.facts().name,
             self.precision.name()
@@ -257,6 +273,7 @@ impl Loaded {
                 let options = CpuOptions {
                     threads,
                     isa: *isa,
+                    kv: self.kv,
                     ..CpuOptions::new(self.precision)
                 };
                 let ops = CpuOps::new(&options)?;
@@ -269,6 +286,7 @@ impl Loaded {
             } => {
                 let options = CudaOptions {
                     products: *products,
+                    kv: self.kv,
                     ..CudaOptions::new(self.precision)
                 };
                 let ops = CudaOps::new(device, &options)?;
@@ -346,7 +364,7 @@ impl Loaded {
             layers_count: config.layers_count(),
             heads: config.heads,
             block_tokens: block_tokens as usize,
-            precision: self.precision,
+            kv: self.kv,
         };
         shape.block_bytes() as u64
     }

@@ -10,8 +10,8 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Threads, cores_count};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, Ops, Pack, PoolShape, Precision,
-    Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, Ops, Pack, PoolShape,
+    Precision, Wanted,
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -32,7 +32,7 @@ fn products(criterion: &mut Criterion) {
     let options = CpuOptions::new(Precision::Bf16);
     let mut ops = CpuOps::new(&options).expect("the best instruction set");
     let weights = vec![half::bf16::from_f32(0.01); WIDTH * COLUMNS];
-    let stored = StoredTensor::from_bf16("weights", (COLUMNS, WIDTH), &weights);
+    let stored = StoredTensor::from_bf16("weights", (COLUMNS, WIDTH), &weights).into();
     let matrices: Vec<_> = (0..COPIES)
         .map(|_| CpuPack::new(&options).matrix(std::slice::from_ref(&stored), None))
         .collect::<Result<_, _>>()
@@ -77,7 +77,7 @@ fn attention(criterion: &mut Criterion) {
             layers_count: LAYERS,
             heads: HEADS,
             block_tokens: 16,
-            precision: Precision::Bf16,
+            kv: KvType::Bf16,
         };
         let mut batch = Batch::default();
         for sequence in 0..sequences {

@@ -49,14 +49,14 @@ impl CpuRows {
 
 impl CpuPool {
     pub(crate) fn elements<T: Plain>(&self) -> &[T] {
-        assert_eq!(size_of::<T>(), self.shape.precision.element_bytes());
+        assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
         let len = self.bytes.len() / size_of::<T>();
         // SAFETY: memory is page-aligned, and every bit pattern is a value.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), len) }
     }
 
     pub(crate) fn elements_mut<T: Plain>(&mut self) -> &mut [T] {
-        assert_eq!(size_of::<T>(), self.shape.precision.element_bytes());
+        assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
         let len = self.bytes.len() / size_of::<T>();
         // SAFETY: as in `elements`, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), len) }

@@ -15,6 +15,7 @@ use crate::isa::Isa;
 use crate::memory::Plain;
 use crate::simd::Simd;
 use attention::{Attend, Queries, Scratch, Share};
+use cleave_engine::e4m3;
 use product::{Left, Piece, Product};
 use std::ops::Range;
 use tile::{Brain, Single};
@@ -56,19 +57,53 @@ pub(crate) struct FormatKernels<T> {
     pub combine: unsafe fn(&Attend<'_, T>, (Queries<'_>, usize), &mut Scratch),
 }
 
-/// How the pool stores an element, and the kernels that go with it.
+/// What attention reads of a pool, and the kernels that go with it.
 pub(crate) trait Stored: Plain {
     /// The kernels of this format.
     fn of(kernels: &Kernels) -> &FormatKernels<Self>;
+    /// An e4m3, exactly.
+    fn of_e4m3(bits: u8) -> Self;
+}
+
+/// An element of a pool, whatever attends over it.
+pub(crate) trait Kept: Plain {
+    /// What rounds a head and stores it.
+    fn store(kernels: &Kernels) -> unsafe fn(&[f32], &mut [Self]);
+}
+
+impl<T: Stored> Kept for T {
+    fn store(kernels: &Kernels) -> unsafe fn(&[f32], &mut [T]) {
+        T::of(kernels).store
+    }
+}
+
+/// e4m3.
+impl Kept for u8 {
+    fn store(_: &Kernels) -> unsafe fn(&[f32], &mut [u8]) {
+        |x, to| {
+            for (to, x) in to.iter_mut().zip(x) {
+                *to = e4m3::from_f32(*x);
+            }
+        }
+    }
 }
 
 impl Stored for f32 {
+    fn of_e4m3(bits: u8) -> Self {
+        e4m3::to_f32(bits)
+    }
+
     fn of(kernels: &Kernels) -> &FormatKernels<f32> {
         &kernels.single
     }
 }
 
 impl Stored for u16 {
+    fn of_e4m3(bits: u8) -> Self {
+        // bf16 has every bit of it.
+        (e4m3::to_f32(bits).to_bits() >> 16) as u16
+    }
+
     fn of(kernels: &Kernels) -> &FormatKernels<u16> {
         &kernels.brain
     }

@@ -31,6 +31,7 @@ mod pack;
 mod plan;
 mod simd;
 mod threads;
+mod widened;
 
 pub use affinity::cores_count;
 pub use buffers::{CpuPool, CpuRows};

@@ -60,6 +60,22 @@ impl<T: Plain> Memory<T> {
     }
 }
 
+impl Memory<u8> {
+    /// The first `len` elements of another type.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub(crate) fn seen_as_mut<T: Plain>(&mut self, len: usize) -> &mut [T] {
+        assert!(
+            len * size_of::<T>() <= self.len,
+            "elements of {} bytes",
+            self.len
+        );
+        // SAFETY: page-aligned, long enough, borrowed mutably, and every bit pattern is a `T`.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), len) }
+    }
+}
+
 impl<T: Plain> Deref for Memory<T> {
     type Target = [T];
 

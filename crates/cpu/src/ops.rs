@@ -12,16 +12,17 @@ use crate::isa::Isa;
 use crate::kernel::attention::{Attend, Scratch, head_width};
 use crate::kernel::product::{Left, Product};
 use crate::kernel::tile::Tiles;
-use crate::kernel::{Kernels, Stored};
+use crate::kernel::{Kept, Kernels, Stored};
 use crate::memory::{Memory, Parts, Plain};
 use crate::options::{CpuError, CpuOptions};
 use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
 use crate::plan::AttentionPlan;
 use crate::threads::Threads;
+use crate::widened::Widened;
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm, Ops, Pass,
     PoolShape, Precision, Residual, Wanted,
 };
 
@@ -30,6 +31,7 @@ pub struct CpuOps {
     isa: Isa,
     kernels: &'static Kernels,
     precision: Precision,
+    kv: KvType,
     threads: Threads,
     /// Packed rows of the product at hand.
     left: Memory<u32>,
@@ -39,6 +41,7 @@ pub struct CpuOps {
     scratch_heads: Option<HeadShape>,
     /// What spans of keys leave for each other.
     partials: Memory<f32>,
+    widened: Widened,
 }
 
 /// Elements below which an operation on rows is not worth dividing.
@@ -62,6 +65,8 @@ impl CpuOps {
             isa,
             kernels,
             precision: options.precision,
+            kv: options.checked_kv()?,
+            widened: Widened::default(),
             threads: Threads::new(count, &options.cores).map_err(failed)?,
             left: Memory::zeroed(0).map_err(no_memory)?,
             plan: AttentionPlan::default(),
@@ -116,7 +121,7 @@ impl CpuOps {
         Ok(())
     }
 
-    fn store_rows<T: Stored>(
+    fn store_rows<T: Kept>(
         &mut self,
         batch: &Batch,
         rotary: &CpuRotary,
@@ -132,7 +137,7 @@ impl CpuOps {
         } = shape.heads;
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(rotary.half * 2, head_dim);
-        let (kernels, stores) = (self.kernels, T::of(self.kernels));
+        let (kernels, store) = (self.kernels, T::store(self.kernels));
         let group = query_heads / kv_heads;
         let width = qkv.width;
         let rows = Parts::new(qkv.head_mut(batch.rows_count()));
@@ -168,8 +173,8 @@ impl CpuOps {
                     // SAFETY: as above.
                     unsafe {
                         (kernels.rotate)(head(key), cos, sin);
-                        (stores.store)(head(key), slot(shape.key_offset(layer, kv_head)));
-                        (stores.store)(head(value), slot(shape.value_offset(layer, kv_head)));
+                        store(head(key), slot(shape.key_offset(layer, kv_head)));
+                        store(head(value), slot(shape.value_offset(layer, kv_head)));
                     }
                 }
             }
@@ -184,6 +189,7 @@ impl CpuOps {
         });
     }
 
+    /// Attention over a pool of `T`, or one of e4m3 by way of it.
     fn attend_rows<T: Stored>(
         &mut self,
         batch: &Batch,
@@ -191,7 +197,41 @@ impl CpuOps {
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
-        let shape = pool.shape;
+        if self.kv != KvType::Fp8E4m3 {
+            let view = View {
+                shape: pool.shape,
+                layer: attention.layer,
+                elements: pool.elements::<T>(),
+            };
+            return self.attend_over((batch, attention), view, (qkv, out));
+        }
+        // Taken out for as long as attention reads it.
+        let mut widened = std::mem::take(&mut self.widened);
+        let (batch, elements) = widened.widen::<T>(&mut self.threads, pool, attention.layer)?;
+        let view = View {
+            shape: PoolShape {
+                layers_count: 1,
+                ..pool.shape
+            },
+            layer: 0,
+            elements,
+        };
+        let done = self.attend_over((batch, attention), view, (qkv, out));
+        self.widened = widened;
+        done
+    }
+
+    fn attend_over<T: Stored>(
+        &mut self,
+        (batch, attention): (&Batch, &Attention),
+        view: View<'_, T>,
+        (qkv, out): (&CpuRows, &mut CpuRows),
+    ) -> Result<(), EngineError> {
+        let View {
+            shape,
+            layer,
+            elements,
+        } = view;
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(out.width, shape.heads.query_width());
         self.plan.make(batch, shape.heads, self.threads.count());
@@ -201,12 +241,9 @@ impl CpuOps {
         let attend = Attend {
             heads: shape.heads,
             block_tokens: shape.block_tokens,
-            pool: pool.elements::<T>(),
+            pool: elements,
             block_elements: shape.block_elements(),
-            layer_offsets: (
-                shape.key_offset(attention.layer, 0),
-                shape.value_offset(attention.layer, 0),
-            ),
+            layer_offsets: (shape.key_offset(layer, 0), shape.value_offset(layer, 0)),
             qkv: qkv.head(rows),
             scale: attention.scale * std::f32::consts::LOG2_E,
             window: attention.window.unwrap_or(usize::MAX),
@@ -254,6 +291,14 @@ impl CpuOps {
     }
 }
 
+/// A pool as attention reads it.
+#[derive(Clone, Copy)]
+struct View<'a, T> {
+    shape: PoolShape,
+    layer: usize,
+    elements: &'a [T],
+}
+
 /// Makes sure of `len` elements; what was there is lost.
 fn grow<T: Plain>(memory: &mut Memory<T>, len: usize) -> Result<(), EngineError> {
     if memory.len() < len {
@@ -285,6 +330,10 @@ impl Ops for CpuOps {
         format!("{title}, {precision}, {count} {threads}{pinned}")
     }
 
+    fn kv_type(&self) -> KvType {
+        self.kv
+    }
+
     fn device_id(&self) -> Option<DeviceId> {
         affinity::device_id(self.threads.count())
     }
@@ -297,18 +346,18 @@ impl Ops for CpuOps {
     }
 
     fn pool(&self, shape: PoolShape) -> Result<CpuPool, EngineError> {
-        assert_eq!(
-            shape.precision, self.precision,
-            "a pool of another precision"
-        );
+        assert_eq!(shape.kv, self.kv, "a pool of another format");
         Ok(CpuPool {
             bytes: Memory::zeroed(shape.blocks_count * shape.block_bytes())?,
             shape,
         })
     }
 
-    fn begin(&mut self, _: &Batch, _: Wanted<'_>) -> Result<Pass, EngineError> {
+    fn begin(&mut self, batch: &Batch, _: Wanted<'_>) -> Result<Pass, EngineError> {
         self.plan.forget();
+        if self.kv == KvType::Fp8E4m3 {
+            self.widened.begin(batch);
+        }
         Ok(Pass::Run)
     }
 
@@ -422,9 +471,10 @@ impl Ops for CpuOps {
         qkv: &mut CpuRows,
         pool: LayerOf<'_, CpuPool>,
     ) -> Result<(), EngineError> {
-        match self.precision {
-            Precision::F32 => self.store_rows::<f32>(batch, rotary, qkv, pool),
-            Precision::Bf16 => self.store_rows::<u16>(batch, rotary, qkv, pool),
+        match self.kv {
+            KvType::F32 => self.store_rows::<f32>(batch, rotary, qkv, pool),
+            KvType::Bf16 => self.store_rows::<u16>(batch, rotary, qkv, pool),
+            KvType::Fp8E4m3 => self.store_rows::<u8>(batch, rotary, qkv, pool),
         }
         Ok(())
     }

@@ -2,13 +2,15 @@
 
 use crate::affinity::cores_count;
 use crate::isa::Isa;
-use cleave_engine::ops::Precision;
+use cleave_engine::ops::{KvType, Precision};
 
 /// How one engine uses the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// How weights and KV are stored and multiplied.
+    /// How weights are stored and multiplied.
     pub precision: Precision,
+    /// How keys and values are stored: as weights are, or in fp8.
+    pub kv: KvType,
     /// Threads that compute, the engine's own included; 0 is one per core.
     pub threads: usize,
     /// Cores to bind the threads to, in turn; empty leaves it to the system. Cores that the process
@@ -23,6 +25,7 @@ impl CpuOptions {
     pub fn new(precision: Precision) -> Self {
         Self {
             precision,
+            kv: precision.into(),
             threads: 0,
             cores: Vec::new(),
             isa: None,
@@ -33,6 +36,14 @@ impl CpuOptions {
         match self.threads {
             0 => cores_count(),
             count => count,
+        }
+    }
+
+    pub(crate) fn checked_kv(&self) -> Result<KvType, CpuError> {
+        let Self { precision, kv, .. } = *self;
+        match kv == precision.into() || kv == KvType::Fp8E4m3 {
+            true => Ok(kv),
+            false => Err(CpuError::NoKvType { kv, precision }),
         }
     }
 
@@ -59,6 +70,14 @@ pub enum CpuError {
         asked: Isa,
         /// What [`Isa::detect`] chooses.
         best: Isa,
+    },
+    /// Choose the weights' format, or fp8.
+    #[error("a KV cache in {} beside weights in {} is not supported; {} and fp8_e4m3 are", .kv.name(), .precision.name(), .precision.name())]
+    NoKvType {
+        /// What was asked for.
+        kv: KvType,
+        /// The weights' format.
+        precision: Precision,
     },
     /// Choose fewer threads, or raise the system's limit.
     #[error("cannot start {count} threads: {source}")]

@@ -9,7 +9,7 @@ use crate::kernel::product::PANEL;
 use crate::memory::{Memory, Parts};
 use crate::options::CpuOptions;
 use cleave_engine::EngineError;
-use cleave_engine::checkpoint::{StoredTensor, StoredType};
+use cleave_engine::checkpoint::{StoredMatrix, StoredTensor, StoredType};
 use cleave_engine::ops::{Pack, Precision, RotaryTable};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -88,22 +88,25 @@ fn brain(x: f32) -> u32 {
 /// One column's words: the bytes as they are where the file has them so, else by way of f32.
 fn column_words(
     precision: Precision,
-    (tensor, index): (&StoredTensor, usize),
+    (matrix, index): (&StoredMatrix, usize),
     row: &mut [f32],
     to: &mut [u32],
 ) {
-    let as_stored = matches!(
-        (precision, tensor.stored()),
-        (Precision::F32, StoredType::F32) | (Precision::Bf16, StoredType::Bf16)
-    );
-    let bytes = tensor.row_bytes(index);
-    if as_stored && bytes.len() == size_of_val(to) {
-        for (to, bytes) in to.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *to = u32::from_le_bytes(*bytes);
+    if let StoredMatrix::Dense(tensor) = matrix
+        && matches!(
+            (precision, tensor.stored()),
+            (Precision::F32, StoredType::F32) | (Precision::Bf16, StoredType::Bf16)
+        )
+    {
+        let bytes = tensor.row_bytes(index);
+        if bytes.len() == size_of_val(to) {
+            for (to, bytes) in to.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *to = u32::from_le_bytes(*bytes);
+            }
+            return;
         }
-        return;
     }
-    tensor.read_row(index, row);
+    matrix.read_row(index, row);
     match precision {
         Precision::F32 => {
             for (to, x) in to.iter_mut().zip(row) {
@@ -141,7 +144,7 @@ impl Bench {
     }
 
     /// `columns[i]` is where column `i` of the panel comes from; the columns after those are zero.
-    fn pack(&mut self, precision: Precision, columns: &[(&StoredTensor, usize)], to: &mut [u32]) {
+    fn pack(&mut self, precision: Precision, columns: &[(&StoredMatrix, usize)], to: &mut [u32]) {
         let steps = to.len() / PANEL;
         let used = columns.len() * self.stride;
         for (&column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
@@ -165,16 +168,16 @@ impl Pack for CpuPack {
 
     fn matrix(
         &self,
-        stack: &[StoredTensor],
+        stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        let width = stack.first().map_or(0, StoredTensor::columns);
+        let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
-        let columns: usize = stack.iter().map(StoredTensor::rows).sum();
+        let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
         let steps = self.steps(width);
         let panels = columns.div_ceil(PANEL);
         let mut words = Memory::zeroed(panels * steps * PANEL)?;
-        let sources: Vec<(&StoredTensor, usize)> = stack
+        let sources: Vec<(&StoredMatrix, usize)> = stack
             .iter()
             .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
             .collect();

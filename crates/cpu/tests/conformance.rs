@@ -5,7 +5,7 @@
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::conformance::{goldens, path_independence};
-use cleave_engine::ops::Precision;
+use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,6 +85,45 @@ fn no_bit_depends_on_the_path_in_f32() {
 #[test]
 fn no_bit_depends_on_the_path_in_bf16() {
     path_independent(Precision::Bf16, Isa::detect(), &FOLDERS);
+}
+
+/// Blocks of eight-bit numbers mean nothing to an engine of others.
+#[test]
+fn another_format_of_keys_and_values_is_another_fingerprint() {
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 1,
+        slots_count: 1,
+        step_tokens_max: 1,
+    };
+    let described = |kv: KvType| {
+        let options = CpuOptions {
+            kv,
+            ..options(Precision::Bf16, Isa::detect(), 1)
+        };
+        let engine = engine(&folder("qwen2"), limits, &options).unwrap();
+        let about = engine.describe();
+        (about.fingerprint.clone(), about.capacity.block_bytes)
+    };
+    let (wide, narrow) = (described(KvType::Bf16), described(KvType::Fp8E4m3));
+    assert_ne!(wide.0, narrow.0);
+    assert_eq!(wide.1, 2 * narrow.1);
+    assert_eq!(narrow, described(KvType::Fp8E4m3));
+}
+
+/// Keys and values of eight bits, in both number formats.
+#[test]
+fn no_bit_depends_on_the_path_with_fp8_keys_and_values() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let build = |dir: &Path, limits| {
+            let options = CpuOptions {
+                kv: KvType::Fp8E4m3,
+                ..options(precision, Isa::detect(), 2)
+            };
+            engine(dir, limits, &options)
+        };
+        path_independence(&folder("mistral"), &build).unwrap();
+    }
 }
 
 #[test]

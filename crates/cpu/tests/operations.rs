@@ -4,13 +4,22 @@
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows, Isa};
 use cleave_domain::BlockIndex;
-use cleave_engine::checkpoint::StoredTensor;
+use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
+use cleave_engine::e4m3;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, LayerOf, Norm, Ops, Pack,
-    PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, LayerOf, Norm, Ops,
+    Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
+
+/// How weights and activations are rounded, and how keys and values are.
+const FORMATS: [(Precision, KvType); 4] = [
+    (Precision::F32, KvType::F32),
+    (Precision::Bf16, KvType::Bf16),
+    (Precision::F32, KvType::Fp8E4m3),
+    (Precision::Bf16, KvType::Fp8E4m3),
+];
 
 fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.available())
@@ -45,6 +54,17 @@ fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
             Precision::Bf16 => half::bf16::from_f32(v).to_f64(),
         })
         .collect()
+}
+
+fn kept(kv: KvType, values: &[f32]) -> Vec<f64> {
+    match kv {
+        KvType::F32 => rounded(Precision::F32, values),
+        KvType::Bf16 => rounded(Precision::Bf16, values),
+        KvType::Fp8E4m3 => {
+            let narrow = values.iter().map(|v| e4m3::from_f32(*v));
+            narrow.map(|bits| f64::from(e4m3::to_f32(bits))).collect()
+        }
+    }
 }
 
 fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
@@ -90,7 +110,7 @@ impl Case {
     fn run(&self, options: &CpuOptions, rows: usize, x: &[f32]) -> Vec<f32> {
         let weights = StoredTensor::from_f32("w", (self.columns, self.width), &self.weights());
         let matrix = CpuPack::new(options)
-            .matrix(&[weights], self.bias().as_deref())
+            .matrix(&[weights.into()], self.bias().as_deref())
             .unwrap();
         let mut ops = CpuOps::new(options).unwrap();
         let x = filled(&ops, rows, x);
@@ -162,7 +182,9 @@ fn a_product_of_no_rows_is_empty() {
     };
     let options = options(Precision::Bf16, Isa::detect(), 2);
     let weights = StoredTensor::from_f32("w", (8, 8), &case.weights());
-    let matrix = CpuPack::new(&options).matrix(&[weights], None).unwrap();
+    let matrix = CpuPack::new(&options)
+        .matrix(&[weights.into()], None)
+        .unwrap();
     let mut ops = CpuOps::new(&options).unwrap();
     let (x, mut out) = (
         ops.rows(4, 8, Holds::Activations).unwrap(),
@@ -237,6 +259,7 @@ fn weights_of_every_stored_type_are_packed_alike_where_they_are_exact() {
                 StoredTensor::from_f32("c", (3, 24), &wide[37 * 24..]),
             ],
         ] {
+            let stack: Vec<StoredMatrix> = stack.into_iter().map(Into::into).collect();
             let matrix = pack.matrix(&stack, None).unwrap();
             let mut out = ops.rows(2, 40, Holds::Activations).unwrap();
             ops.matmul(&matrix, 2, &x, &mut out).unwrap();
@@ -337,14 +360,14 @@ struct Sequences {
 const LAYERS: usize = 2;
 
 impl Sequences {
-    fn shape(&self, precision: Precision) -> PoolShape {
+    fn shape(&self, kv: KvType) -> PoolShape {
         let blocks = self.lengths.iter().map(|n| n.div_ceil(self.block_tokens));
         PoolShape {
             blocks_count: blocks.sum::<usize>() + 1,
             layers_count: LAYERS,
             heads: self.heads,
             block_tokens: self.block_tokens,
-            precision,
+            kv,
         }
     }
 
@@ -379,7 +402,7 @@ impl Sequences {
     /// Runs the steps: in each, `(sequence, from, to)` tokens. Returns every sequence's output.
     fn run(&self, options: &CpuOptions, steps: &[Vec<(usize, usize, usize)>]) -> Vec<Vec<f32>> {
         let mut ops = CpuOps::new(options).unwrap();
-        let mut pool = ops.pool(self.shape(options.precision)).unwrap();
+        let mut pool = ops.pool(self.shape(options.kv)).unwrap();
         let (cos, sin) = self.rotary();
         let half = self.heads.head_dim / 2;
         let (cos, sin) = (&cos, &sin);
@@ -442,7 +465,7 @@ impl Sequences {
     }
 
     /// The formula, in f64.
-    fn expected(&self, precision: Precision, sequence: usize) -> Vec<f64> {
+    fn expected(&self, (precision, kv): (Precision, KvType), sequence: usize) -> Vec<f64> {
         let HeadShape {
             query_heads,
             kv_heads,
@@ -463,15 +486,17 @@ impl Sequences {
                     x[i + half] = b * c + a * s;
                 }
             }
-            rounded(precision, &x)
+            match index < query_heads {
+                true => rounded(precision, &x),
+                false => kept(kv, &x),
+            }
         };
         let mut out = vec![0.0; tokens * query_heads * head_dim];
         for query in 0..query_heads {
-            let kv = query / (query_heads / kv_heads);
-            let keys: Vec<_> = (0..tokens).map(|t| head(query_heads + kv, t)).collect();
-            let values: Vec<_> = (0..tokens)
-                .map(|t| head(query_heads + kv_heads + kv, t))
-                .collect();
+            let kv_head = query / (query_heads / kv_heads);
+            let all = |index: usize| -> Vec<_> { (0..tokens).map(|t| head(index, t)).collect() };
+            let keys = all(query_heads + kv_head);
+            let values = all(query_heads + kv_heads + kv_head);
             for token in 0..tokens {
                 let q = head(query, token);
                 let first = self.window.map_or(0, |w| (token + 1).saturating_sub(w));
@@ -525,7 +550,7 @@ fn sequences() -> Vec<Sequences> {
 #[test]
 fn attention_follows_its_formula_on_every_instruction_set() {
     for isa in available() {
-        for precision in PRECISIONS {
+        for (precision, kv) in FORMATS {
             for case in sequences() {
                 let whole: Vec<_> = case
                     .lengths
@@ -533,15 +558,21 @@ fn attention_follows_its_formula_on_every_instruction_set() {
                     .enumerate()
                     .map(|(i, &n)| (i, 0, n))
                     .collect();
-                let outs = case.run(&options(precision, isa, 2), &[whole]);
+                let options = CpuOptions {
+                    kv,
+                    ..options(precision, isa, 2)
+                };
+                let outs = case.run(&options, &[whole]);
                 for (sequence, out) in outs.iter().enumerate() {
-                    let bound = match precision {
-                        Precision::F32 => 2e-5,
-                        // Queries and weights are rounded on the way: 8 bits each.
-                        Precision::Bf16 => 2e-2,
+                    let bound = match (precision, kv) {
+                        (Precision::F32, KvType::F32) => 2e-5,
+                        // Queries and weights are rounded on the way, 8 bits each; and where a key is just
+                        // between two numbers of eight bits, its last bit may take it to the other.
+                        _ => 2e-2,
                     };
-                    let what = format!("{isa} {precision:?} {:?}", case.heads);
-                    assert_close(out, &case.expected(precision, sequence), bound, &what);
+                    let what = format!("{isa} {precision:?} {kv:?} {:?}", case.heads);
+                    let expected = case.expected((precision, kv), sequence);
+                    assert_close(out, &expected, bound, &what);
                 }
             }
         }
@@ -551,7 +582,7 @@ fn attention_follows_its_formula_on_every_instruction_set() {
 #[test]
 fn attention_has_the_same_bits_in_any_chunks_batches_and_threads() {
     for isa in available() {
-        for precision in PRECISIONS {
+        for (precision, kv) in FORMATS {
             for case in sequences() {
                 let whole: Vec<_> = case
                     .lengths
@@ -559,7 +590,11 @@ fn attention_has_the_same_bits_in_any_chunks_batches_and_threads() {
                     .enumerate()
                     .map(|(i, &n)| (i, 0, n))
                     .collect();
-                let together = case.run(&options(precision, isa, 1), &[whole]);
+                let options = |threads| CpuOptions {
+                    kv,
+                    ..options(precision, isa, threads)
+                };
+                let together = case.run(&options(1), &[whole]);
                 // One after the other, in chunks that end anywhere, the last ones token by token.
                 let mut steps = Vec::new();
                 for (sequence, &tokens) in case.lengths.iter().enumerate() {
@@ -577,11 +612,11 @@ fn attention_has_the_same_bits_in_any_chunks_batches_and_threads() {
                     }
                 }
                 for threads in [1, 3] {
-                    let apart = case.run(&options(precision, isa, threads), &steps);
+                    let apart = case.run(&options(threads), &steps);
                     for (a, b) in together.iter().zip(&apart) {
                         assert!(
                             same_bits(a, b),
-                            "{isa} {precision:?} {:?} on {threads} threads",
+                            "{isa} {precision:?} {kv:?} {:?} on {threads} threads",
                             case.heads
                         );
                     }
@@ -599,7 +634,7 @@ fn blocks_are_read_written_and_copied_as_bytes() {
         layers_count: 1,
         heads: heads(1, 1, 16),
         block_tokens: 2,
-        precision: Precision::Bf16,
+        kv: KvType::Bf16,
     };
     let mut pool = ops.pool(shape).unwrap();
     let bytes: Vec<u8> = (0..shape.block_bytes()).map(|i| i as u8).collect();

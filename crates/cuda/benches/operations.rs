@@ -13,8 +13,8 @@ use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Device};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, LoadPlan, Ops, Pack, PoolShape,
-    Precision, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, LoadPlan, Ops, Pack,
+    PoolShape, Precision, Wanted,
 };
 use half::bf16;
 use std::io::Write;
@@ -170,7 +170,7 @@ impl Bench {
             layers_count: (TURNS_BYTES / layer_bytes).clamp(1, 32),
             heads,
             block_tokens: BLOCK_TOKENS,
-            precision: Precision::Bf16,
+            kv: KvType::Bf16,
         };
         let mut pool = ops.pool(shape).unwrap();
         let noise: Vec<u8> = noise(1, shape.block_bytes() / 2)
@@ -240,13 +240,13 @@ impl Bench {
         let elements = columns * width;
         let copies = (TURNS_BYTES / (2 * elements)).clamp(1, 8);
         let pack = CudaPack::new(&self.device, Precision::Bf16).unwrap();
-        pack.expect(LoadPlan {
+        pack.expect(&LoadPlan {
             matrix_elements: (copies * elements) as u64,
-            vector_elements: 0,
             tensors_count: copies,
+            ..LoadPlan::default()
         })
         .unwrap();
-        let stored = StoredTensor::from_bf16(name, (columns, width), &noise(3, elements));
+        let stored = StoredTensor::from_bf16(name, (columns, width), &noise(3, elements)).into();
         let matrices: Vec<_> = (0..copies)
             .map(|_| pack.matrix(std::slice::from_ref(&stored), None).unwrap())
             .collect();

@@ -13,7 +13,7 @@ use crate::error::CudaError;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
 use crate::plan::{AttentionPlan, Item, PlanShape, STATE_HEADER, segments};
-use cleave_engine::ops::{Attention, Batch, HeadShape, PoolShape, Precision};
+use cleave_engine::ops::{Attention, Batch, HeadShape, KvType, PoolShape};
 
 /// Head sizes that the tensor-core kernels are built for.
 const DIMS: [usize; 5] = [64, 80, 96, 128, 256];
@@ -81,9 +81,18 @@ pub(crate) struct Io<'a> {
     pub(crate) out: &'a CudaRows,
 }
 
+/// What kernels over such a pool have in their names.
+pub(crate) fn kernel_name(kv: KvType) -> &'static str {
+    match kv {
+        KvType::F32 => "f32",
+        KvType::Bf16 => "bf16",
+        KvType::Fp8E4m3 => "fp8",
+    }
+}
+
 /// Whether tensor cores can be used for such a pool.
 fn is_tensor(shape: &PoolShape) -> bool {
-    shape.precision == Precision::Bf16
+    shape.kv != KvType::F32
         && DIMS.contains(&shape.heads.head_dim)
         && shape.block_tokens.is_power_of_two()
         && BLOCK_TOKENS.contains(&shape.block_tokens)
@@ -96,14 +105,13 @@ impl Attending {
         shape: &PoolShape,
     ) -> Result<Self, CudaError> {
         let dim = shape.heads.head_dim;
+        let kv = kernel_name(shape.kv);
         let kernels = match is_tensor(shape) {
             true => Kernels::Tensor {
-                decode: images.kernel(&format!("attend_decode_bf16_{dim}"))?,
-                prefill: images.kernel(&format!("attend_prefill_bf16_{dim}"))?,
+                decode: images.kernel(&format!("attend_decode_{kv}_{dim}"))?,
+                prefill: images.kernel(&format!("attend_prefill_{kv}_{dim}"))?,
             },
-            false => {
-                Kernels::Plain(images.kernel(&format!("attend_plain_{}", shape.precision.name()))?)
-            }
+            false => Kernels::Plain(images.kernel(&format!("attend_plain_{kv}"))?),
         };
         let processors = stream.device().facts().processors_count as usize;
         Ok(Self {
@@ -270,7 +278,7 @@ fn window_of(attention: &Attention) -> u32 {
 
 fn tensor_args(attention: &Attention, io: &Io<'_>, sent: Sent) -> AttendArgs {
     let shape = &io.pool.shape;
-    let bytes = |elements: usize| (elements * shape.precision.element_bytes()) as u64;
+    let bytes = |elements: usize| (elements * shape.kv.element_bytes()) as u64;
     AttendArgs {
         qkv: io.qkv.address(),
         out: io.out.address(),

@@ -3,6 +3,7 @@
 //! Owns: the sentences that users read. Never: decides what to do instead.
 
 use cleave_engine::EngineError;
+use cleave_engine::ops::{KvType, Precision};
 
 /// Why the GPU cannot be used, by what a user can do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,6 +55,17 @@ pub enum CudaError {
         free: usize,
         /// Bytes that the device has.
         total: usize,
+    },
+    /// Choose another format.
+    #[error(
+        "a KV cache in {} beside weights in {} is not supported on a GPU; as wide as weights, or fp8_e4m3 beside bf16 are",
+        .kv.name(), .precision.name()
+    )]
+    NoKvType {
+        /// What was asked for.
+        kv: KvType,
+        /// The weights' format.
+        precision: Precision,
     },
     /// Give the host's memory some room.
     #[error(

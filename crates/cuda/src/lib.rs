@@ -8,7 +8,9 @@
 //! how many rows, chunks or sequences are computed beside.
 //!
 //! Precision. In f32 everything is f32, in plain kernels: a reference, not fast. In bf16, weights, keys, values and
-//! all activations but the residual stream are bf16; the residual stream, norms, softmax and all sums are f32.
+//! all activations but the residual stream are bf16; the residual stream, norms, softmax and all sums are f32. There
+//! quantised weights stay as narrow as checkpoints have them wherever a kernel takes their shape (any number of rows
+//! goes through the same family of kernels), and keys and values may be fp8.
 #![allow(unsafe_code)] // Calls of the driver, and kernels that get addresses.
 
 mod args;
@@ -23,6 +25,7 @@ mod images;
 mod inbox;
 mod library;
 mod matmul;
+mod narrow;
 mod ops;
 mod options;
 mod pack;

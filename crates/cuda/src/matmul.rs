@@ -11,8 +11,9 @@ use crate::error::CudaError;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
 use crate::library::Library;
+use crate::narrow::Format;
 use crate::options::{CudaOptions, Products};
-use crate::pack::CudaMatrix;
+use crate::pack::{CudaMatrix, NarrowParts};
 use crate::wide;
 use cleave_engine::ops::Precision;
 
@@ -73,6 +74,8 @@ pub(crate) struct Multiplying {
     tiled: Vec<Tiled>,
     /// Whether the last of them is Hopper's.
     has_wgmma: bool,
+    /// The same for quantised weights.
+    narrow: Vec<(Format, Vec<Tiled>)>,
     library: Option<Library>,
     sums: Growing,
     arrivals: Growing,
@@ -92,6 +95,17 @@ const TILED: [(&str, usize, (usize, usize), bool); 6] = [
     ("matmul_many128_bf16", usize::MAX, (128, 128), false),
 ];
 
+/// The same for quantised weights, of each format. Beyond 32 rows there is one kernel: a tile of more rows would
+/// convert as many weights for each.
+const NARROW: [(&str, usize, (usize, usize), bool); 4] = [
+    ("matmul_few8", 8, (NARROW_COLUMNS, 8), true),
+    ("matmul_few16", 16, (NARROW_COLUMNS, 16), true),
+    ("matmul_few32", 32, (NARROW_COLUMNS, 32), true),
+    ("matmul_many64", usize::MAX, (NARROW_COLUMNS, 64), false),
+];
+/// Columns of a tile of those.
+const NARROW_COLUMNS: usize = 128;
+
 impl Multiplying {
     pub(crate) fn new(
         images: &Images,
@@ -100,9 +114,10 @@ impl Multiplying {
     ) -> Result<Self, CudaError> {
         let CudaOptions {
             precision,
+            kv: _,
             products,
         } = *options;
-        let mut tiled = Vec::new();
+        let (mut tiled, mut narrow) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
             for (name, rows_max, tile, merges) in TILED {
                 tiled.push(Tiled {
@@ -112,6 +127,19 @@ impl Multiplying {
                     merges,
                     blocks_each: BLOCKS_EACH,
                 });
+            }
+            for format in Format::ALL {
+                let mut tiled = Vec::new();
+                for (name, rows_max, tile, merges) in NARROW {
+                    tiled.push(Tiled {
+                        kernel: images.kernel(&format!("{name}_{}", format.name()))?,
+                        tile,
+                        rows_max,
+                        merges,
+                        blocks_each: BLOCKS_EACH,
+                    });
+                }
+                narrow.push((format, tiled));
             }
         }
         let mut has_wgmma = false;
@@ -126,6 +154,7 @@ impl Multiplying {
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
             tiled,
+            narrow,
             has_wgmma,
             library: match (products, precision) {
                 (Products::Fast, Precision::Bf16) => Some(Library::new(stream)?),
@@ -176,14 +205,17 @@ impl Multiplying {
         assert_eq!(x.width, matrix.width, "left side of a product");
         x.check_rows(rows);
         let library = self.library.as_mut().filter(|_| rows >= LIBRARY_ROWS);
-        // A bias in f32 is not among what it adds.
-        if let (Some(library), None) = (library, &matrix.bias) {
+        // A bias in f32 is not among what it adds, and of quantised weights it takes but some.
+        if let (Some(library), None, None) = (library, &matrix.bias, &matrix.narrow) {
             return library.run(stream, product, target);
         }
         let rows_count = self.count(live, stream, inbox)?;
-        let is_aligned = matrix.width.is_multiple_of(ALIGNED_ELEMENTS);
-        let tiled = self.tiled.iter().find(|tiled| rows <= tiled.rows_max);
-        let Some(tiled) = tiled.filter(|_| is_aligned) else {
+        let family = match &matrix.narrow {
+            None if matrix.width.is_multiple_of(ALIGNED_ELEMENTS) => self.tiled.as_slice(),
+            None => &[],
+            Some(parts) => of_format(&self.narrow, parts.format),
+        };
+        let Some(tiled) = family.iter().find(|tiled| rows <= tiled.rows_max) else {
             let args = MatmulPlainArgs {
                 weights: matrix.weight.address(),
                 x: x.address(),
@@ -221,10 +253,11 @@ impl Multiplying {
                 self.moves_count += u64::from(sums != before || arrivals != counters);
             }
         }
+        let (column_scales, group_scales, group_shift) = scales_of(matrix.narrow.as_ref());
         let args = MatmulArgs {
             weights: matrix.weight.address(),
-            column_scales: 0,
-            group_scales: 0,
+            column_scales,
+            group_scales,
             x: x.address(),
             bias: matrix.bias.as_ref().map_or(0, |bias| bias.address()),
             out: target.address,
@@ -235,7 +268,7 @@ impl Multiplying {
             width: matrix.width as u32,
             span_width: span_width as u32,
             spans: spans as u32,
-            group_shift: 0,
+            group_shift,
             is_out_f32: u32::from(target.stored == Precision::F32),
         };
         let blocks = items.min(self.processors_count * tiled.blocks_each);
@@ -252,6 +285,25 @@ impl Multiplying {
         let at = inbox.send(stream, place, &[rows as u32])?;
         self.counts.push((rows, at));
         Ok(at)
+    }
+}
+
+/// The kernels of a format.
+fn of_format(narrow: &[(Format, Vec<Tiled>)], format: Format) -> &[Tiled] {
+    let found = narrow.iter().find(|(of, _)| *of == format);
+    &found
+        .expect("quantised weights are packed for bf16 alone")
+        .1
+}
+
+/// Addresses of a column's and of a group's scales, and the group's size as a power of two.
+fn scales_of(narrow: Option<&NarrowParts>) -> (u64, u64, u32) {
+    match narrow {
+        None => (0, 0, 0),
+        Some(parts) => match parts.group {
+            None => (parts.scales.address(), 0, 0),
+            Some(group) => (0, parts.scales.address(), group.trailing_zeros()),
+        },
     }
 }
 

@@ -1,12 +1,14 @@
 //! How a GPU is to be used.
 
-use cleave_engine::ops::Precision;
+use cleave_engine::ops::{KvType, Precision};
 
 /// How one engine uses a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// How weights and KV are stored and multiplied.
+    /// How dense weights are stored, and activations that meet weights.
     pub precision: Precision,
+    /// How keys and values are stored: as activations are, or beside bf16 in fp8.
+    pub kv: KvType,
     /// Who makes large matrix products.
     pub products: Products,
 }
@@ -27,6 +29,7 @@ impl CudaOptions {
     pub fn new(precision: Precision) -> Self {
         Self {
             precision,
+            kv: precision.into(),
             products: Products::PathIndependent,
         }
     }

@@ -1,14 +1,16 @@
 //! Weights on the device.
 //!
 //! Owns: one allocation for all of them, and who has which part.
-//! Never: changes a layout: matrices lie as checkpoints store them, `(out, in)`, row-major.
+//! Never: changes a dense layout: matrices lie as checkpoints store them, `(out, in)`, row-major. Quantised ones are
+//! packed as their kernels want them (see `narrow`), or widened where no kernel takes them, and then that is said.
 //! Invariant: every part begins on 256 bytes; a tensor that serves twice (a tied head) is there once.
 
 use crate::driver::{Device, DeviceMemory};
 use crate::error::CudaError;
+use crate::narrow::{Format, Narrow, Packing};
 use crate::upload::{Source, Uploader};
 use cleave_engine::EngineError;
-use cleave_engine::checkpoint::StoredTensor;
+use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::ops::{LoadPlan, Pack, Precision, RotaryTable};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +39,24 @@ pub struct CudaMatrix {
     pub(crate) bias: Option<Part>,
     pub(crate) columns: usize,
     pub(crate) width: usize,
+    /// How it is stored if it is not dense.
+    pub(crate) narrow: Option<NarrowParts>,
+}
+
+impl CudaMatrix {
+    /// Whether it is kept as quantised as it came.
+    pub fn is_narrow(&self) -> bool {
+        self.narrow.is_some()
+    }
+}
+
+/// What a quantised weight has besides codes.
+#[derive(Debug)]
+pub(crate) struct NarrowParts {
+    pub(crate) format: Format,
+    pub(crate) scales: Part,
+    /// Elements of a group, where groups have scales.
+    pub(crate) group: Option<usize>,
 }
 
 /// Embedding rows `(vocab, width)`.
@@ -69,6 +89,15 @@ pub struct CudaPack {
     precision: Precision,
     uploader: Uploader,
     arena: Mutex<Option<Arena>>,
+    widened: Mutex<Widened>,
+}
+
+/// Quantised matrices that no kernel takes.
+#[derive(Debug, Default)]
+struct Widened {
+    count: usize,
+    /// The first one's name, and why.
+    first: Option<(String, String)>,
 }
 
 /// The one allocation.
@@ -92,6 +121,7 @@ impl CudaPack {
             precision,
             uploader: Uploader::new(device)?,
             arena: Mutex::new(None),
+            widened: Mutex::new(Widened::default()),
         })
     }
 
@@ -127,17 +157,82 @@ impl CudaPack {
 
     fn floats(&self, values: &[f32]) -> Result<Part, EngineError> {
         let part = self.take(size_of_val(values))?;
-        self.push(Source::Floats(values.to_vec()), &part, 0)?;
+        let words = values.iter().map(|value| value.to_bits()).collect();
+        self.push(Source::Words(words), &part, 0)?;
         Ok(part)
     }
 
+    /// The stack as kernels for quantised weights take it, if they do.
+    fn narrow(&self, stack: &[StoredMatrix]) -> Result<Narrow, String> {
+        match self.precision {
+            Precision::Bf16 => Narrow::of(stack),
+            Precision::F32 => Err("everything is f32".to_owned()),
+        }
+    }
+
+    /// Codes one tensor after the other, and the scales of all.
+    fn packed(
+        &self,
+        stack: &[StoredMatrix],
+        narrow: Narrow,
+    ) -> Result<(Part, NarrowParts), EngineError> {
+        let codes = self.take(narrow.weight_bytes())?;
+        let mut offset = 0;
+        for matrix in stack {
+            let StoredMatrix::Narrow(tensor) = matrix else {
+                continue;
+            };
+            let tensor = Arc::clone(tensor);
+            let bytes = tensor.rows() * narrow.row_bytes();
+            self.push(Source::Packed(Packing { tensor, narrow }), &codes, offset)?;
+            offset += bytes;
+        }
+        let scales = self.take(narrow.scales_count() * size_of::<u32>())?;
+        self.push(Source::Words(narrow.scales(stack)), &scales, 0)?;
+        let parts = NarrowParts {
+            format: narrow.format,
+            scales,
+            group: narrow.group,
+        };
+        Ok((codes, parts))
+    }
+
+    fn note_widened(&self, stack: &[StoredMatrix], reason: String) {
+        let narrow = |matrix: &&StoredMatrix| matches!(matrix, StoredMatrix::Narrow(_));
+        let Some(first) = stack.iter().find(narrow) else {
+            return;
+        };
+        let mut widened = self.widened.lock().unwrap_or_else(PoisonError::into_inner);
+        widened.count += 1;
+        let first = (first.name().to_owned(), reason);
+        widened.first.get_or_insert(first);
+    }
+
+    /// Says once what takes more memory than its checkpoint would have it.
+    fn tell_widened(&self) {
+        let mut widened = self.widened.lock().unwrap_or_else(PoisonError::into_inner);
+        let Widened { count, first } = std::mem::take(&mut *widened);
+        if let Some((name, reason)) = first {
+            let precision = self.precision.name();
+            tracing::warn!(
+                "{count} quantised matrices are kept in {precision}; the first has {name}: {reason}"
+            );
+        }
+    }
+
+    /// What a stack takes in elements of the pack's precision.
+    fn dense_bytes(&self, stack: &[StoredMatrix]) -> usize {
+        let elements = stack.iter().map(|matrix| matrix.rows() * matrix.columns());
+        elements.sum::<usize>() * self.precision.element_bytes()
+    }
+
     /// Tensors one after the other; a single one that is there already is not copied again.
-    fn stacked(&self, stack: &[StoredTensor]) -> Result<Part, EngineError> {
+    fn stacked(&self, stack: &[StoredMatrix]) -> Result<Part, EngineError> {
         let place = |tensor: &StoredTensor| {
             let bytes = tensor.bytes();
             (bytes.as_ptr() as usize, bytes.len())
         };
-        if let [tensor] = stack {
+        if let [StoredMatrix::Dense(tensor)] = stack {
             let arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
             let there = arena
                 .as_ref()
@@ -146,20 +241,17 @@ impl CudaPack {
                 return Ok(part.clone());
             }
         }
-        let bytes_of = |tensor: &StoredTensor| {
-            tensor.rows() * tensor.columns() * self.precision.element_bytes()
-        };
-        let part = self.take(stack.iter().map(bytes_of).sum())?;
+        let part = self.take(self.dense_bytes(stack))?;
         let mut offset = 0;
-        for tensor in stack {
-            self.push(
-                Source::Tensor(tensor.clone(), self.precision),
-                &part,
-                offset,
-            )?;
-            offset += bytes_of(tensor);
+        for matrix in stack {
+            let source = match matrix {
+                StoredMatrix::Dense(tensor) => Source::Tensor(tensor.clone(), self.precision),
+                StoredMatrix::Narrow(tensor) => Source::Widened(Arc::clone(tensor), self.precision),
+            };
+            self.push(source, &part, offset)?;
+            offset += self.dense_bytes(std::slice::from_ref(matrix));
         }
-        if let [tensor] = stack {
+        if let [StoredMatrix::Dense(tensor)] = stack {
             let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
             let arena = arena.as_mut().expect("room was taken from it");
             let kept = (tensor.clone(), part.clone());
@@ -179,15 +271,22 @@ impl Pack for CudaPack {
         self.precision
     }
 
-    fn expect(&self, plan: LoadPlan) -> Result<(), EngineError> {
+    fn expect(&self, plan: &LoadPlan) -> Result<(), EngineError> {
         let LoadPlan {
             matrix_elements,
+            narrow,
             vector_elements,
             tensors_count,
         } = plan;
-        let bytes = matrix_elements as usize * self.precision.element_bytes()
-            + vector_elements as usize * size_of::<f32>()
-            + tensors_count * ALIGNMENT;
+        let stack_bytes = |stack: &Vec<StoredMatrix>| match self.narrow(stack) {
+            Ok(narrow) => narrow.weight_bytes() + narrow.scales_count() * size_of::<u32>(),
+            Err(_) => self.dense_bytes(stack),
+        };
+        let bytes = *matrix_elements as usize * self.precision.element_bytes()
+            + narrow.iter().map(stack_bytes).sum::<usize>()
+            + *vector_elements as usize * size_of::<f32>()
+            // Codes and scales of a quantised matrix are two.
+            + (tensors_count + narrow.len()) * ALIGNMENT;
         let memory = DeviceMemory::new(&self.device, bytes, "weights")?;
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
         *arena = Some(Arena {
@@ -200,6 +299,7 @@ impl Pack for CudaPack {
 
     fn finish(&self) -> Result<(), EngineError> {
         self.uploader.finish()?;
+        self.tell_widened();
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(arena) = arena.as_mut() {
             arena.there.clear();
@@ -209,25 +309,36 @@ impl Pack for CudaPack {
 
     fn matrix(
         &self,
-        stack: &[StoredTensor],
+        stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CudaMatrix, EngineError> {
-        let width = stack.first().map_or(0, StoredTensor::columns);
+        let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(
             stack.iter().all(|tensor| tensor.columns() == width),
             "a stack of different widths"
         );
+        let (weight, narrow) = match self.narrow(stack) {
+            Ok(narrow) => {
+                let (codes, parts) = self.packed(stack, narrow)?;
+                (codes, Some(parts))
+            }
+            Err(reason) => {
+                self.note_widened(stack, reason);
+                (self.stacked(stack)?, None)
+            }
+        };
         Ok(CudaMatrix {
-            weight: self.stacked(stack)?,
+            weight,
             bias: bias.map(|bias| self.floats(bias)).transpose()?,
-            columns: stack.iter().map(StoredTensor::rows).sum(),
+            columns: stack.iter().map(StoredMatrix::rows).sum(),
             width,
+            narrow,
         })
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CudaTable, EngineError> {
         Ok(CudaTable {
-            rows: self.stacked(std::slice::from_ref(stored))?,
+            rows: self.stacked(&[stored.clone().into()])?,
             vocab: stored.rows(),
             width: stored.columns(),
         })

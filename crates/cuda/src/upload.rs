@@ -8,7 +8,8 @@
 
 use crate::driver::{Device, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::error::CudaError;
-use cleave_engine::checkpoint::{StoredTensor, StoredType};
+use crate::narrow::Packing;
+use cleave_engine::checkpoint::{NarrowTensor, StoredTensor, StoredType};
 use cleave_engine::ops::Precision;
 use half::bf16;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -33,8 +34,12 @@ struct Job {
 pub(crate) enum Source {
     /// A tensor, as elements of this precision.
     Tensor(StoredTensor, Precision),
-    /// Floats as they are.
-    Floats(Vec<f32>),
+    /// A quantised tensor's codes, in the kernels' order.
+    Packed(Packing),
+    /// A quantised tensor, as elements of this precision.
+    Widened(Arc<NarrowTensor>, Precision),
+    /// Words as they are.
+    Words(Vec<u32>),
 }
 
 /// Copies in the background.
@@ -209,21 +214,43 @@ impl Reader {
 
 impl Source {
     /// What is read whole, how many there are, and the bytes that each becomes: elements, since a row may
-    /// be longer than a piece.
+    /// be longer than a piece, but rows where they are packed; those are shorter.
     fn units(&self) -> (usize, usize) {
         match self {
             Self::Tensor(tensor, precision) => {
                 (tensor.rows() * tensor.columns(), precision.element_bytes())
             }
-            Self::Floats(values) => (values.len(), size_of::<f32>()),
+            Self::Packed(Packing { tensor, narrow }) => (tensor.rows(), narrow.row_bytes()),
+            Self::Widened(tensor, precision) => {
+                (tensor.rows(), tensor.columns() * precision.element_bytes())
+            }
+            Self::Words(words) => (words.len(), size_of::<u32>()),
         }
     }
 
     fn read(&self, units: std::ops::Range<usize>, out: &mut [u8]) {
         match self {
-            Self::Floats(values) => {
-                for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&values[units]) {
-                    *bytes = value.to_le_bytes();
+            Self::Words(words) => {
+                for (bytes, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(&words[units]) {
+                    *bytes = word.to_le_bytes();
+                }
+            }
+            Self::Packed(Packing { tensor, narrow }) => {
+                for (row, out) in units.zip(out.chunks_exact_mut(narrow.row_bytes().max(1))) {
+                    narrow.pack_row(tensor, row, out);
+                }
+            }
+            Self::Widened(tensor, precision) => {
+                let mut values = vec![0.0; tensor.columns()];
+                let width = values.len() * precision.element_bytes();
+                for (row, out) in units.zip(out.chunks_exact_mut(width.max(1))) {
+                    tensor.read_row(row, &mut values);
+                    match precision {
+                        Precision::F32 => put(&values, out, f32::to_le_bytes),
+                        Precision::Bf16 => {
+                            put(&values, out, |value| bf16::from_f32(value).to_le_bytes());
+                        }
+                    }
                 }
             }
             Self::Tensor(tensor, precision) => {
@@ -240,6 +267,13 @@ impl Source {
                 }
             }
         }
+    }
+}
+
+/// Writes each value as `to` says.
+fn put<const N: usize>(values: &[f32], out: &mut [u8], to: impl Fn(f32) -> [u8; N]) {
+    for (target, value) in out.as_chunks_mut::<N>().0.iter_mut().zip(values) {
+        *target = to(*value);
     }
 }
 

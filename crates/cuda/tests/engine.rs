@@ -7,8 +7,8 @@ mod harness;
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
 use cleave_engine::checkpoint::Checkpoint;
-use cleave_engine::ops::Precision;
-use cleave_engine::synth::synth;
+use cleave_engine::ops::{KvType, Precision};
+use cleave_engine::synth::{Layout, Quantizing, quantize, synth};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights, conformance};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -35,15 +35,15 @@ fn folders() -> Vec<PathBuf> {
 fn build(
     dir: &Path,
     limits: EngineLimits,
-    precision: Precision,
+    options: CudaOptions,
 ) -> Result<Box<dyn Engine>, String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
     let device = harness::device().expect("asked for only where there is one");
     let checkpoint = Checkpoint::open(dir).map_err(|error| told(&error))?;
-    let pack = CudaPack::new(&device, precision).map_err(|error| told(&error))?;
+    let pack = CudaPack::new(&device, options.precision).map_err(|error| told(&error))?;
     let weights =
         Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| told(&error))?;
-    let ops = CudaOps::new(&device, &CudaOptions::new(precision)).map_err(|error| told(&error))?;
+    let ops = CudaOps::new(&device, &options).map_err(|error| told(&error))?;
     let engine = ModelEngine::new(ops, Arc::new(weights), limits).map_err(|error| told(&error))?;
     Ok(Box::new(engine))
 }
@@ -54,7 +54,8 @@ fn f32_agrees_with_the_reference() {
         return;
     }
     for folder in folders() {
-        conformance::goldens(&folder, &|dir, limits| build(dir, limits, Precision::F32)).unwrap();
+        let options = CudaOptions::new(Precision::F32);
+        conformance::goldens(&folder, &|dir, limits| build(dir, limits, options)).unwrap();
     }
 }
 
@@ -64,7 +65,7 @@ fn answers_do_not_depend_on_the_path() {
     if harness::device().is_none() {
         return;
     }
-    let build = |dir: &Path, limits| build(dir, limits, Precision::Bf16);
+    let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
     conformance::path_independence(&testdata().join("mistral"), &build).unwrap();
 }
 
@@ -74,7 +75,7 @@ fn steps_that_overlap_draw_what_they_draw_alone() {
     if harness::device().is_none() {
         return;
     }
-    let build = |dir: &Path, limits| build(dir, limits, Precision::Bf16);
+    let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
     for seed in 0..3 {
         if let Some(stand_in) = harness::stand_in() {
             stand_in.seed(seed);
@@ -91,16 +92,44 @@ fn answers_of_tensor_cores(shape: &str) {
     }
     let folder = tempfile::tempdir().unwrap();
     synth(shape, folder.path(), 7, &mut |_| {}).unwrap();
+    write_prompts(folder.path());
+    let ours = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
+    conformance::agreement(folder.path(), [&ours, &processor], 0.03).unwrap();
+    conformance::path_independence(folder.path(), &ours).unwrap();
+    conformance::overlap(folder.path(), &ours, (1, 30)).unwrap();
+}
+
+/// A file of goldens with prompts alone.
+fn write_prompts(folder: &Path) {
     let prompts = [3usize, 16, 17, 37].map(|len| {
         let ids: Vec<usize> = (0..len).map(|at| (at * 37 + len) % 500).collect();
         json!({"prompt_tokens": ids, "tokens": [], "first_top_logits": [], "last_top_logits": []})
     });
     let goldens = json!({"prompts": prompts}).to_string();
-    std::fs::write(folder.path().join("goldens.json"), goldens).unwrap();
-    let ours = |dir: &Path, limits| build(dir, limits, Precision::Bf16);
-    conformance::agreement(folder.path(), [&ours, &processor], 0.03).unwrap();
-    conformance::path_independence(folder.path(), &ours).unwrap();
-    conformance::overlap(folder.path(), &ours, (1, 30)).unwrap();
+    std::fs::write(folder.join("goldens.json"), goldens).unwrap();
+}
+
+/// Weights of four bits, keys and values of eight, on tensor cores.
+#[test]
+fn answers_of_quantised_weights_over_fp8_keys_do_not_depend_on_the_path() {
+    if harness::device().is_none() {
+        return;
+    }
+    let (dense, narrow) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    synth("tiny-llama-64", dense.path(), 7, &mut |_| {}).unwrap();
+    let quantizing = Quantizing {
+        layout: Layout::Awq,
+        group: 128,
+    };
+    quantize(dense.path(), narrow.path(), quantizing, &mut |_| {}).unwrap();
+    write_prompts(narrow.path());
+    let options = CudaOptions {
+        kv: KvType::Fp8E4m3,
+        ..CudaOptions::new(Precision::Bf16)
+    };
+    let build = |dir: &Path, limits| build(dir, limits, options);
+    conformance::path_independence(narrow.path(), &build).unwrap();
+    conformance::overlap(narrow.path(), &build, (1, 30)).unwrap();
 }
 
 fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {

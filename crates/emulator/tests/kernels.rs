@@ -103,9 +103,15 @@ fn narrow_numbers_are_rounded_as_on_the_device() {
         128.0,
     ]);
     numbers.extend((0..256).map(|byte| f32::from_bits(0x3f80_0000 | byte)));
+    // Every e4m3, and what is between it and the next.
+    for byte in (0..=255u8).filter(|byte| byte & 0x7f < 0x7e) {
+        let (x, next) = (e4m3(byte), e4m3(byte + 1));
+        let middle = f32::midpoint(x, next);
+        numbers.extend([x, middle, middle.next_up(), middle.next_down()]);
+    }
     let (from, to) = (
         device.upload(&numbers),
-        device.alloc(numbers.len() * 16).expect("memory"),
+        device.alloc(numbers.len() * 20).expect("memory"),
     );
     let args = Convert {
         numbers: from,
@@ -119,9 +125,9 @@ fn narrow_numbers_are_rounded_as_on_the_device() {
             args,
         )
         .expect("a launch");
-    let results: Vec<f32> = device.read(to, numbers.len() * 4).expect("results");
+    let results: Vec<f32> = device.read(to, numbers.len() * 5).expect("results");
     for (index, &x) in numbers.iter().enumerate() {
-        let got = &results[index * 4..index * 4 + 4];
+        let got = &results[index * 5..index * 5 + 5];
         let rounded = bf16::from_f32(x).to_f32();
         assert!(
             rounded.is_nan() && got[0].is_nan() || rounded.to_bits() == got[0].to_bits(),
@@ -153,6 +159,12 @@ fn narrow_numbers_are_rounded_as_on_the_device() {
             "a number and its opposite: {}",
             got[3]
         );
+        let narrow = nearest_e4m3(x);
+        assert!(
+            narrow.is_nan() && got[4].is_nan() || narrow.to_bits() == got[4].to_bits(),
+            "{x} as e4m3: {} is not {narrow}",
+            got[4]
+        );
     }
 }
 
@@ -168,6 +180,20 @@ fn e4m3(byte: u8) -> f32 {
         (0, _) => sign * fraction / 512.0,
         _ => sign * (1.0 + fraction / 8.0) * 2.0_f32.powi(exponent - 7),
     }
+}
+
+/// Of two as near, the one whose last bit is zero; beyond the largest, the largest.
+fn nearest_e4m3(x: f32) -> f32 {
+    if x.is_nan() {
+        return x;
+    }
+    let size = x.abs().min(448.0);
+    let apart = |byte: &u8| (f64::from(e4m3(*byte)) - f64::from(size)).abs();
+    let nearest = (0..0x7f).min_by(|a, b| {
+        let order = apart(a).total_cmp(&apart(b));
+        order.then((a & 1).cmp(&(b & 1)))
+    });
+    e4m3(nearest.expect("there are numbers")).copysign(x)
 }
 
 #[test]

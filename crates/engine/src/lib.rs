@@ -8,6 +8,7 @@
 
 pub mod checkpoint;
 pub mod conformance;
+pub mod e4m3;
 mod forward;
 mod mock;
 mod model;

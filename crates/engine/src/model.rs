@@ -134,7 +134,7 @@ impl<O: Ops> ModelEngine<O> {
             return Err(EngineError::Plan(format!("a limit is 0: {limits:?}")));
         }
         let vocab_size = weights.config().vocab_size;
-        let shape = weights.pool_shape(block_tokens as usize, blocks_count as usize);
+        let shape = weights.pool_shape(block_tokens as usize, blocks_count as usize, ops.kv_type());
         let block_bytes = u32::try_from(shape.block_bytes())
             .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
         let rows_max = step_tokens_max as usize;
@@ -412,12 +412,13 @@ fn fingerprint<P: crate::ops::Pack>(
         layers_count,
         heads,
         block_tokens,
-        precision,
+        kv,
     } = shape;
     Fingerprint(format!(
-        "{}-{}-{arithmetic}-l{layers_count}h{}d{}t{block_tokens}",
+        "{}-{}-{arithmetic}-{}l{layers_count}h{}d{}t{block_tokens}",
         weights.revision,
-        precision.name(),
+        weights.precision.name(),
+        kv.name(),
         heads.kv_heads,
         heads.head_dim,
     ))

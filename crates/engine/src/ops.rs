@@ -9,124 +9,22 @@
 //! the call. The same row gives the same bits alone, in a batch, and in any chunk.
 //!
 //! Shapes are written `(rows, columns)`, row-major. Activations are f32 as far as the caller can
-//! tell; how weights and KV are stored is [`Precision`], chosen when the implementation is built.
+//! tell; how weights are stored is [`Precision`], and how keys and values are [`KvType`], both chosen when the
+//! implementation is built. Quantised weights a device may keep as narrow as they come, see [`Pack::matrix`].
 //! An implementation may assume what is written here and panics, with `assert!`, where it is not so:
 //! the forward pass is checked code, and a wrong shape is a defect, not an input.
 
 mod draw;
+mod shapes;
 
 pub use draw::{Change, DrawRule, Edit};
+pub use shapes::{HeadShape, KvType, PoolShape, Precision};
 
 use crate::EngineError;
-use crate::checkpoint::StoredTensor;
+use crate::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use std::ops::Range;
 use std::time::Duration;
-
-/// How weights and KV are stored and multiplied. Sums are always f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// 32-bit floats.
-    F32,
-    /// bfloat16: weights, keys and values, and the activations that meet weights.
-    Bf16,
-}
-
-impl Precision {
-    /// Bytes of one stored element.
-    pub const fn element_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
-    }
-
-    /// As the command line spells it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
-    }
-}
-
-/// The shape of attention's heads, equal in every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadShape {
-    /// Query heads; a multiple of `kv_heads`. Query head `h` reads KV head
-    /// `h / (query_heads / kv_heads)`.
-    pub query_heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Elements per head, even.
-    pub head_dim: usize,
-}
-
-impl HeadShape {
-    /// Width of all query heads side by side; also of attention's output.
-    pub const fn query_width(&self) -> usize {
-        self.query_heads * self.head_dim
-    }
-
-    /// Width of all key heads side by side; the same for values.
-    pub const fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Width of a row of queries, keys and values: `q | k | v`, heads in order within each.
-    pub const fn qkv_width(&self) -> usize {
-        self.query_width() + 2 * self.kv_width()
-    }
-}
-
-/// The shape of a KV pool: `[block][layer][K|V][kv_head][token][dim]`, each block one contiguous
-/// span of little-endian elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolShape {
-    /// Blocks.
-    pub blocks_count: usize,
-    /// Layers.
-    pub layers_count: usize,
-    /// Heads; `query_heads` plays no part in the layout.
-    pub heads: HeadShape,
-    /// Tokens per block; also the tile over which attention walks the keys.
-    pub block_tokens: usize,
-    /// How an element is stored.
-    pub precision: Precision,
-}
-
-impl PoolShape {
-    /// Elements of one head of K or of V in one block: `block_tokens × head_dim`.
-    pub const fn head_elements(&self) -> usize {
-        self.block_tokens * self.heads.head_dim
-    }
-
-    /// Elements of one layer in one block, K then V.
-    pub const fn layer_elements(&self) -> usize {
-        2 * self.heads.kv_heads * self.head_elements()
-    }
-
-    /// Elements of a block.
-    pub const fn block_elements(&self) -> usize {
-        self.layers_count * self.layer_elements()
-    }
-
-    /// Bytes of a block.
-    pub const fn block_bytes(&self) -> usize {
-        self.block_elements() * self.precision.element_bytes()
-    }
-
-    /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens follow
-    /// one another, `(block_tokens, head_dim)`.
-    pub const fn key_offset(&self, layer: usize, kv_head: usize) -> usize {
-        layer * self.layer_elements() + kv_head * self.head_elements()
-    }
-
-    /// The same for V.
-    pub const fn value_offset(&self, layer: usize, kv_head: usize) -> usize {
-        self.key_offset(layer, kv_head) + self.heads.kv_heads * self.head_elements()
-    }
-}
 
 /// The rows of one forward pass: every segment's tokens one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -231,10 +129,12 @@ pub enum Holds {
 }
 
 /// What is about to be loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct LoadPlan {
-    /// Elements of matrices and tables; one tensor that serves as both counts once.
+    /// Elements of dense matrices and tables; one tensor that serves as both counts once.
     pub matrix_elements: u64,
+    /// Matrices that are not dense, or not wholly, as [`Pack::matrix`] will be given them.
+    pub narrow: Vec<Vec<StoredMatrix>>,
     /// Elements of vectors, biases and rotary tables.
     pub vector_elements: u64,
     /// How many of all these there are.
@@ -271,14 +171,14 @@ pub trait Pack: Send + Sync {
     /// A rotary table on the device.
     type Rotary: Send + Sync;
 
-    /// How matrices are stored, and KV with them.
+    /// How dense matrices are stored.
     fn precision(&self) -> Precision;
 
     /// Comes before everything else: a device may take the memory for all of it at once.
     ///
     /// # Errors
     /// `Device` if memory is short.
-    fn expect(&self, plan: LoadPlan) -> Result<(), EngineError> {
+    fn expect(&self, plan: &LoadPlan) -> Result<(), EngineError> {
         let _ = plan;
         Ok(())
     }
@@ -292,14 +192,16 @@ pub trait Pack: Send + Sync {
         Ok(())
     }
 
-    /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix.
+    /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix. A device
+    /// keeps quantised ones as they are if it can multiply with them, or rounds `(code − zero) × scale`
+    /// to its own precision.
     /// `bias`, if given, has one element per row of the stack.
     ///
     /// # Errors
     /// `Device` if memory is short.
     fn matrix(
         &self,
-        stack: &[StoredTensor],
+        stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<Self::Matrix, EngineError>;
 
@@ -350,6 +252,9 @@ pub trait Ops: Send {
 
     /// The hardware, if this takes all of it: what computes on the same makes both slower.
     fn device_id(&self) -> Option<DeviceId>;
+
+    /// How keys and values are stored in its pools.
+    fn kv_type(&self) -> KvType;
 
     /// Names how it rounds, for the fingerprint: two devices of one name give the same bits, and
     /// only their blocks and streams may be mixed.

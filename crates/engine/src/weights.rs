@@ -5,9 +5,9 @@
 //! Invariant: immutable once loaded; several engines of one process share it.
 
 use crate::EngineError;
-use crate::checkpoint::layout::{LAST_NORM, in_layer};
-use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredTensor};
-use crate::ops::{LoadPlan, Pack, PoolShape, Precision, RotaryTable};
+use crate::checkpoint::layout::{LAST_NORM, STACKS, in_layer};
+use crate::checkpoint::{Checkpoint, CheckpointError, ModelConfig, Revision, StoredMatrix};
+use crate::ops::{KvType, LoadPlan, Pack, PoolShape, Precision, RotaryTable};
 
 /// How far a long piece of work on a checkpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Progress {
 pub struct Weights<P: Pack> {
     pub(crate) config: ModelConfig,
     pub(crate) revision: Revision,
-    /// Architecture and size, for people: `qwen3 0.6B`.
+    /// Architecture, size and quantisation, for people: `qwen3 0.6B, awq int4`.
     pub(crate) name: String,
     /// The context in tokens: the model's own, or less where the caller asked for less.
     pub(crate) context_tokens_max: usize,
@@ -69,7 +69,7 @@ impl<P: Pack> Weights<P> {
             .unwrap_or(config.context_tokens_max)
             .clamp(1, config.context_tokens_max);
         let values = config.rope.table(config.heads.head_dim, context);
-        pack.expect(load_plan(checkpoint, values.cos.len() + values.sin.len()))?;
+        pack.expect(&load_plan(checkpoint, values.cos.len() + values.sin.len()))?;
         let rotary = pack.rotary(RotaryTable {
             cos: &values.cos,
             sin: &values.sin,
@@ -87,15 +87,11 @@ impl<P: Pack> Weights<P> {
             .map(|layer| loader.layer(layer))
             .collect::<Result<_, _>>()?;
         let norm = loader.vector(LAST_NORM)?;
-        let head = loader.stack(&[checkpoint.head().clone()], None)?;
+        let head = loader.stack(&[checkpoint.head().clone().into()], None)?;
         pack.finish()?;
         Ok(Self {
             revision: checkpoint.revision(),
-            name: format!(
-                "{} {}",
-                config.architecture.name(),
-                rounded(checkpoint.parameters_count())
-            ),
+            name: name(checkpoint),
             context_tokens_max: context,
             precision: pack.precision(),
             config,
@@ -107,7 +103,7 @@ impl<P: Pack> Weights<P> {
         })
     }
 
-    /// Architecture and size, for people: `qwen3 0.6B`.
+    /// Architecture, size and quantisation, for people: `qwen3 0.6B, awq int4`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -118,13 +114,13 @@ impl<P: Pack> Weights<P> {
     }
 
     /// The KV pool of an engine over these weights; says what a block takes before one is built.
-    pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize) -> PoolShape {
+    pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize, kv: KvType) -> PoolShape {
         PoolShape {
             blocks_count,
             layers_count: self.config.layers_count(),
             heads: self.config.heads,
             block_tokens,
-            precision: self.precision,
+            kv,
         }
     }
 
@@ -149,7 +145,33 @@ fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
         }
         plan.tensors_count += 1;
     }
+    for layer in 0..checkpoint.config().layers_count() {
+        for parts in STACKS {
+            let of = |part: &&str| checkpoint.projection(layer, part);
+            let stack: Vec<StoredMatrix> = parts.iter().map(of).collect();
+            let dense = stack.iter().filter_map(|matrix| match matrix {
+                StoredMatrix::Dense(tensor) => Some(tensor.rows() * tensor.columns()),
+                StoredMatrix::Narrow(_) => None,
+            });
+            if dense.clone().count() < stack.len() {
+                plan.matrix_elements -= dense.sum::<usize>() as u64;
+                plan.narrow.push(stack);
+                plan.tensors_count += 1;
+            }
+        }
+    }
     plan
+}
+
+fn name(checkpoint: &Checkpoint) -> String {
+    let (architecture, count) = (
+        checkpoint.config().architecture.name(),
+        rounded(checkpoint.parameters_count()),
+    );
+    match checkpoint.quantization() {
+        Some(quantization) => format!("{architecture} {count}, {quantization}"),
+        None => format!("{architecture} {count}"),
+    }
 }
 
 /// 1235814400 as `1.2B`.
@@ -180,10 +202,10 @@ impl<P: Pack> Loader<'_, P> {
         let config = self.checkpoint.config();
         let biases = config.biases;
         let has_head_norms = config.head_norms;
+        let [qkv, output, gate_up, down] = STACKS;
         let matrix = |loader: &mut Self, parts: &[&str], has_bias: bool| {
             loader.matrix(layer, parts, has_bias)
         };
-        let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
         let head_norm = |loader: &mut Self, part: &str| {
             has_head_norms
                 .then(|| loader.vector(&in_layer(layer, part)))
@@ -191,13 +213,13 @@ impl<P: Pack> Loader<'_, P> {
         };
         Ok(Layer {
             input_norm: self.vector(&in_layer(layer, "input_layernorm.weight"))?,
-            qkv: matrix(self, &qkv, biases.qkv)?,
+            qkv: matrix(self, qkv, biases.qkv)?,
             query_norm: head_norm(self, "self_attn.q_norm.weight")?,
             key_norm: head_norm(self, "self_attn.k_norm.weight")?,
-            output: matrix(self, &["self_attn.o_proj"], biases.output)?,
+            output: matrix(self, output, biases.output)?,
             post_norm: self.vector(&in_layer(layer, "post_attention_layernorm.weight"))?,
-            gate_up: matrix(self, &["mlp.gate_proj", "mlp.up_proj"], biases.mlp)?,
-            down: matrix(self, &["mlp.down_proj"], biases.mlp)?,
+            gate_up: matrix(self, gate_up, biases.mlp)?,
+            down: matrix(self, down, biases.mlp)?,
         })
     }
 
@@ -214,19 +236,20 @@ impl<P: Pack> Loader<'_, P> {
         parts: &[&str],
         has_bias: bool,
     ) -> Result<P::Matrix, EngineError> {
-        let tensor = |part: &str, kind: &str| {
+        let bias_of = |part: &str| {
             self.checkpoint
-                .tensor(&in_layer(layer, &format!("{part}.{kind}")))
+                .tensor(&in_layer(layer, &format!("{part}.bias")))
         };
-        let stack: Vec<StoredTensor> = parts.iter().map(|p| tensor(p, "weight").clone()).collect();
+        let weight_of = |part: &&str| self.checkpoint.projection(layer, part);
+        let stack: Vec<StoredMatrix> = parts.iter().map(weight_of).collect();
         let bias: Option<Vec<f32>> = has_bias.then(|| {
             parts
                 .iter()
-                .flat_map(|part| tensor(part, "bias").to_f32())
+                .flat_map(|part| bias_of(part).to_f32())
                 .collect()
         });
         let bias_bytes: usize = match has_bias {
-            true => parts.iter().map(|p| tensor(p, "bias").bytes().len()).sum(),
+            true => parts.iter().map(|part| bias_of(part).bytes().len()).sum(),
             false => 0,
         };
         let matrix = self.stack(&stack, bias.as_deref())?;
@@ -236,11 +259,11 @@ impl<P: Pack> Loader<'_, P> {
 
     fn stack(
         &mut self,
-        stack: &[StoredTensor],
+        stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<P::Matrix, EngineError> {
         let matrix = self.pack.matrix(stack, bias)?;
-        self.advance(stack.iter().map(|tensor| tensor.bytes().len()).sum());
+        self.advance(stack.iter().map(StoredMatrix::stored_bytes).sum());
         Ok(matrix)
     }
 

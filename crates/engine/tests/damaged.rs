@@ -1,72 +1,19 @@
 //! Damaged and unsupported checkpoints: one clear error that names the file and the place.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
+mod folder;
+
 use cleave_engine::checkpoint::{Architecture, Checkpoint, CheckpointError, RopeScaling};
+use folder::{assert_says, copy, edit, edit_header, error};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tempfile::TempDir;
-
-fn testdata(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../testdata")
-        .join(name)
-}
 
 type Spoil = fn(&mut Value);
 
-/// A copy of a checkpoint, to be spoiled.
-fn copy(name: &str) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(testdata(name)).unwrap() {
-        let path = entry.unwrap().path();
-        let file = path.file_name().unwrap();
-        let text = file.to_string_lossy();
-        if !text.contains("tokenizer") && !text.contains("goldens") {
-            fs::copy(&path, dir.path().join(file)).unwrap();
-        }
-    }
-    dir
-}
-
-fn error(dir: &Path) -> String {
-    match Checkpoint::open(dir) {
-        Ok(_) => panic!("{} was opened", dir.display()),
-        Err(error) => error.to_string(),
-    }
-}
-
-#[track_caller]
-fn assert_says(dir: &Path, words: &[&str]) {
-    let error = error(dir);
-    for word in words {
-        assert!(error.contains(word), "`{error}` does not say `{word}`");
-    }
-    assert!(!error.contains('\n'), "{error}");
-}
-
-fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Value)) {
-    let path = dir.join(file);
-    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    change(&mut json);
-    fs::write(path, json.to_string()).unwrap();
-}
-
 fn edit_config(dir: &Path, field: &str, value: Value) {
     edit(dir, "config.json", |config| config[field] = value);
-}
-
-/// Rewrites a shard's header.
-fn edit_header(file: &Path, change: impl FnOnce(&mut Value)) {
-    let bytes = fs::read(file).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    change(&mut header);
-    let text = header.to_string();
-    let mut written = (text.len() as u64).to_le_bytes().to_vec();
-    written.extend(text.as_bytes());
-    written.extend(&bytes[8 + length..]);
-    fs::write(file, written).unwrap();
 }
 
 #[test]
@@ -99,11 +46,7 @@ fn what_is_not_supported_is_named_with_what_is() {
             json!(["GPT2LMHeadModel"]),
             "LlamaForCausalLM",
         ),
-        (
-            "quantization_config",
-            json!({"quant_method": "gptq"}),
-            "gptq",
-        ),
+        ("quantization_config", json!({"quant_method": "hqq"}), "hqq"),
         ("hidden_act", json!("gelu"), "silu"),
         (
             "rope_scaling",

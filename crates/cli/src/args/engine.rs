@@ -17,9 +17,13 @@ pub(crate) struct ModelArgs {
     /// Name under which the API serves the model; the folder's name if absent.
     #[arg(long, value_name = "NAME")]
     pub(crate) served_model_name: Option<String>,
-    /// Number format of weights and KV cache; `auto` takes the checkpoint's (f16 runs as bf16).
+    /// Number format of weights and activations; `auto` takes the checkpoint's (f16 runs as bf16). Quantised
+    /// weights run beside it as they are on a GPU, and rounded to it on a processor.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub(crate) dtype: Dtype,
+    /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1.
+    #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
+    pub(crate) kv_cache_dtype: KvCacheDtype,
     /// Shorten the model's context to this many tokens (prompt and output).
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_model_len: Option<u32>,
@@ -138,6 +142,15 @@ pub(crate) enum Dtype {
     Auto,
     F32,
     Bf16,
+}
+
+/// See [`ModelArgs::kv_cache_dtype`]; named as vLLM names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvCacheDtype {
+    Auto,
+    Bf16,
+    #[value(name = "fp8_e4m3", alias = "fp8")]
+    Fp8E4m3,
 }
 
 /// See [`EngineArgs::gpu_matmul`].

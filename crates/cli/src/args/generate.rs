@@ -2,7 +2,7 @@
 
 use super::{EngineArgs, ModelArgs};
 use crate::values::{parse_temperature, parse_top_p};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 #[derive(Args, Debug)]
@@ -55,15 +55,48 @@ pub(crate) struct GenerateArgs {
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
-  cleave synth --shape llama-3.2-1b --out /tmp/llama-1b && cleave serve --model /tmp/llama-1b")]
+  cleave synth --shape llama-3.2-1b --out /tmp/llama-1b && cleave serve --model /tmp/llama-1b
+  cleave synth --model /tmp/llama-1b --quantization awq --out /tmp/llama-1b-awq")]
 pub(crate) struct SynthArgs {
     /// Which shape; an unknown one lists all.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) shape: String,
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "model",
+        conflicts_with = "model"
+    )]
+    pub(crate) shape: Option<String>,
+    /// A dense checkpoint to write anew with quantised weights, rounded to nearest: for measuring speed, since
+    /// those who look at activations lose less.
+    #[arg(long, value_name = "DIR", requires = "quantization")]
+    pub(crate) model: Option<PathBuf>,
+    /// As what.
+    #[arg(long, value_enum, requires = "model")]
+    pub(crate) quantization: Option<Quantized>,
+    /// Weights that share a scale, in layouts with groups; rows and columns of a block.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) group_size: u32,
     /// Folder to write; must not exist or be empty.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Same seed, same weights.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
+}
+
+/// See [`SynthArgs::quantization`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantized {
+    /// compressed-tensors, eight-bit floats, a scale for each row.
+    Fp8,
+    /// Eight-bit floats, a scale for each block.
+    Fp8Block,
+    /// compressed-tensors, eight bits, a scale for each row.
+    Int8,
+    /// compressed-tensors, four bits, symmetric groups.
+    Int4,
+    /// Four bits, groups with zero points.
+    Awq,
+    /// Four bits, groups with zero points.
+    Gptq,
 }

@@ -13,8 +13,10 @@ mod serve;
 mod sim;
 
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
-pub(crate) use engine::{Device, Dtype, EngineArgs, EngineKind, GpuMatmul, MockArgs, ModelArgs};
-pub(crate) use generate::{GenerateArgs, SynthArgs};
+pub(crate) use engine::{
+    Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
+};
+pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};
 pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
 pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};

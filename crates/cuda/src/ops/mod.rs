@@ -10,7 +10,7 @@ mod host;
 mod pass;
 
 use crate::args::{Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
-use crate::attention::{Attending, Io};
+use crate::attention::{Attending, Io, kernel_name};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
@@ -25,8 +25,8 @@ use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
-    PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm,
+    Ops, Pass, PoolShape, Precision, Residual, Wanted,
 };
 use host::PIECE_BYTES;
 use std::cell::{Cell, RefCell};
@@ -88,13 +88,19 @@ impl CudaOps {
     /// If there is no code for this GPU, or no memory.
     pub fn new(device: &Arc<Device>, options: &CudaOptions) -> Result<Self, CudaError> {
         let precision = options.precision;
+        if options.kv != precision.into()
+            && (precision, options.kv) != (Precision::Bf16, KvType::Fp8E4m3)
+        {
+            let kv = options.kv;
+            return Err(CudaError::NoKvType { kv, precision });
+        }
         let images = Images::load(device)?;
         let of = |name: &str| format!("{name}_{}", precision.name());
         let kernels = Kernels {
             embed: images.kernel(&of("embed"))?,
             norm: images.kernel(&of("norm"))?,
             head_norm: images.kernel(&of("head_norm"))?,
-            rotate: images.kernel(&of("rotate"))?,
+            rotate: images.kernel(&format!("rotate_{}", kernel_name(options.kv)))?,
             gate: images.kernel(&of("silu_gate"))?,
             gather: images.kernel("gather_rows")?,
         };
@@ -172,6 +178,10 @@ impl Ops for CudaOps {
         format!("{}, {}{wgmma}", facts.name, self.options.precision.name())
     }
 
+    fn kv_type(&self) -> KvType {
+        self.options.kv
+    }
+
     fn device_id(&self) -> Option<DeviceId> {
         let uuid = self.hardware().facts().uuid;
         let name: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -202,10 +212,7 @@ impl Ops for CudaOps {
     }
 
     fn pool(&self, shape: PoolShape) -> Result<CudaPool, EngineError> {
-        assert_eq!(
-            shape.precision, self.options.precision,
-            "a pool of another precision"
-        );
+        assert_eq!(shape.kv, self.options.kv, "a pool of another format");
         let slots = shape.blocks_count.checked_mul(shape.block_tokens);
         if slots.is_none_or(|slots| slots >= u32::MAX as usize) {
             let most = u32::MAX as usize / shape.block_tokens;

@@ -70,6 +70,7 @@ DEVICE u32 pack_bf16(float low, float high) { return u32(numbers::to_bf16(high))
 DEVICE float low_bf16(u32 word) { return bits_to_f32(word << 16); }
 DEVICE float high_bf16(u32 word) { return bits_to_f32(word & 0xffff0000u); }
 DEVICE float fp8_to_f32(fp8 x) { return numbers::from_e4m3(x.bits); }
+DEVICE float to_f32(fp8 x) { return fp8_to_f32(x); }
 
 DEVICE u32 permute_bytes(u32 low, u32 high, u32 order) {
     u64 bytes = u64(high) << 32 | low;

@@ -1,5 +1,5 @@
 // What the lanes of a warp tell each other, and numbers in narrow formats.
-#include "prims.cuh"
+#include "stored.cuh"
 
 struct ExchangeArgs {
     u32* results;
@@ -36,17 +36,18 @@ struct ConvertArgs {
     u32 count;
 };
 
-// For each number: rounded to bf16, its power of two, its bits' low byte as e4m3.
+// For each number: rounded to bf16, its power of two, its bits' low byte as e4m3, a pair's sum, rounded to e4m3.
 extern "C" KERNEL(64, 1) convert(GRID_CONSTANT const ConvertArgs args) {
     u32 index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= args.count) return;
     float x = args.numbers[index];
-    float* to = args.results + index * 4;
+    float* to = args.results + index * 5;
     to[0] = to_f32(to_bf16(x));
     to[1] = exp2_fast(x);
     to[2] = fp8_to_f32(fp8{u8(f32_to_bits(x))});
     u32 pair = pack_bf16(x, -x);
     to[3] = low_bf16(pair) + high_bf16(pair);
+    to[4] = to_f32(to_fp8(x));
 }
 
 struct ReadUnwrittenArgs {

@@ -7,6 +7,7 @@
 
 use super::CheckpointError;
 use super::fields::Fields;
+use super::quantization::Quantization;
 use super::rope::Rope;
 use crate::ops::HeadShape;
 use cleave_domain::TokenId;
@@ -89,6 +90,8 @@ pub struct ModelConfig {
     pub biases: Biases,
     /// Whether queries and keys are normalised per head.
     pub head_norms: bool,
+    /// How projections are stored, if not as floats of 16 or 32 bits.
+    pub(super) quantization: Option<Quantization>,
     /// The token that begins a text.
     pub bos: Option<TokenId>,
     /// Tokens that end a text.
@@ -141,6 +144,7 @@ impl ModelConfig {
             tied: fields.flag("tie_word_embeddings")?,
             biases: biases(fields, architecture)?,
             head_norms: architecture == Architecture::Qwen3,
+            quantization: Quantization::read(fields)?,
             bos: fields
                 .token_ids("bos_token_id")?
                 .and_then(|ids| ids.first().copied()),
@@ -177,11 +181,6 @@ fn architecture(fields: &Fields) -> Result<Architecture, CheckpointError> {
 
 /// Refuses what would run, but wrongly.
 fn refuse(fields: &Fields) -> Result<(), CheckpointError> {
-    if let Some(quantization) = fields.object("quantization_config")? {
-        let method = quantization.text("quant_method")?.unwrap_or("unnamed");
-        let problem = format!("{method} weights are not supported; use the bf16, f16 or f32 ones");
-        return Err(fields.unsupported("quantization_config", problem));
-    }
     if let Some(act) = fields.text("hidden_act")?
         && !matches!(act, "silu" | "swish")
     {

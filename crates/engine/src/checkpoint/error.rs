@@ -63,7 +63,7 @@ impl CheckpointError {
         }
     }
 
-    pub(super) fn unsupported(
+    pub(crate) fn unsupported(
         file: &Path,
         place: impl Into<String>,
         problem: impl Into<String>,

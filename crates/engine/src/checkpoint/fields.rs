@@ -159,6 +159,26 @@ impl Fields {
             .transpose()
     }
 
+    /// A list of whole numbers of at most `max`.
+    pub(super) fn counts(
+        &self,
+        name: &str,
+        max: usize,
+    ) -> Result<Option<Vec<usize>>, CheckpointError> {
+        let one = |value: &Value| {
+            let number = value.as_u64().and_then(|n| usize::try_from(n).ok());
+            number.filter(|number| *number <= max)
+        };
+        self.get(name)
+            .map(|value| {
+                let list = value.as_array();
+                let list = list.and_then(|list| list.iter().map(one).collect());
+                let wanted = format!("a list of whole numbers up to {max}");
+                list.ok_or_else(|| self.wrong(name, &wanted, value))
+            })
+            .transpose()
+    }
+
     /// An object within this one.
     pub(super) fn object(&self, name: &str) -> Result<Option<Self>, CheckpointError> {
         self.get(name)

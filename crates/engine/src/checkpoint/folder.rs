@@ -6,7 +6,8 @@
 
 use super::CheckpointError;
 use super::fields::Fields;
-use super::shard::{Entry, Shard};
+use super::map::Span;
+use super::shard::Shard;
 use super::tensor::{StoredTensor, StoredType};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,47 +98,118 @@ impl Folder {
         }
     }
 
+    /// A tensor, whatever it is.
+    pub(super) fn find<'a>(&'a self, name: &'a str) -> Option<Found<'a>> {
+        let shard = &self.shards[*self.places.get(name)?];
+        let entry = &shard.entries[name];
+        let span = Span::new(Arc::clone(&shard.bytes), entry.range.clone());
+        Some(Found {
+            name,
+            file: &shard.file,
+            dtype: &entry.dtype,
+            shape: &entry.shape,
+            span: span.expect("a shard's entries lie within it"),
+        })
+    }
+
+    /// Whether a tensor is there and nothing but zeros.
+    pub(super) fn is_zero(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|found| {
+            // A sign of its own makes a zero no other number.
+            let bytes = found.span.bytes();
+            let width = found.stored_type().map_or(1, StoredType::element_bytes);
+            bytes.chunks_exact(width).all(|element| {
+                let [rest @ .., last] = element else {
+                    return true;
+                };
+                rest.iter().all(|byte| *byte == 0) && last & 0x7f == 0
+            })
+        })
+    }
+
+    /// A tensor that must be there; `reason` says why.
+    pub(super) fn need<'a>(
+        &'a self,
+        name: &'a str,
+        reason: impl FnOnce() -> String,
+    ) -> Result<Found<'a>, CheckpointError> {
+        let missing = || format!("missing; {}", reason());
+        self.find(name)
+            .ok_or_else(|| CheckpointError::tensor(&self.root, name, missing()))
+    }
+
     /// A tensor of this shape, one or two dimensions.
     pub(super) fn tensor(
         &self,
         name: &str,
         shape: &[usize],
     ) -> Result<StoredTensor, CheckpointError> {
-        let Some(place) = self.places.get(name) else {
-            let problem = format!("missing; config.json calls for it, shape {shape:?}");
-            return Err(CheckpointError::tensor(&self.root, name, problem));
-        };
-        let shard = &self.shards[*place];
-        let entry = &shard.entries[name];
-        if entry.shape != shape {
-            let problem = format!("shape {:?}, config.json calls for {shape:?}", entry.shape);
-            return Err(CheckpointError::tensor(&shard.file, name, problem));
+        let found = self.need(name, || {
+            format!("config.json calls for it, shape {shape:?}")
+        })?;
+        if found.shape != shape {
+            let problem = format!("shape {:?}, config.json calls for {shape:?}", found.shape);
+            return Err(found.damaged(problem));
         }
-        let stored = stored_type(&shard.file, name, entry)?;
+        let stored = found.stored_type()?;
         let (rows, columns) = match *shape {
             [rows, columns] => (rows, columns),
             _ => (1, shape.iter().product()),
         };
-        StoredTensor::new(
-            name.into(),
-            (Arc::clone(&shard.bytes), entry.range.clone()),
-            stored,
-            (rows, columns),
-        )
-        .ok_or_else(|| CheckpointError::tensor(&shard.file, name, "does not fill its range"))
+        StoredTensor::new(name.into(), found.span.clone(), stored, (rows, columns))
+            .ok_or_else(|| found.damaged("does not fill its range"))
     }
 }
 
-fn stored_type(file: &Path, name: &str, entry: &Entry) -> Result<StoredType, CheckpointError> {
-    match entry.dtype.as_str() {
-        "F32" => Ok(StoredType::F32),
-        "F16" => Ok(StoredType::F16),
-        "BF16" => Ok(StoredType::Bf16),
-        other => Err(CheckpointError::unsupported(
-            file,
-            format!("tensor `{name}`"),
-            format!("stored as {other}, which is not supported; BF16, F16 and F32 are"),
-        )),
+/// A tensor as its file tells of it.
+#[derive(Debug)]
+pub(super) struct Found<'a> {
+    pub(super) name: &'a str,
+    pub(super) file: &'a Path,
+    /// As the file spells it: `BF16`.
+    pub(super) dtype: &'a str,
+    pub(super) shape: &'a [usize],
+    pub(super) span: Span,
+}
+
+impl Found<'_> {
+    /// The format, if it is one of floats that every tensor may have.
+    pub(super) fn stored_type(&self) -> Result<StoredType, CheckpointError> {
+        match self.dtype {
+            "F32" => Ok(StoredType::F32),
+            "F16" => Ok(StoredType::F16),
+            "BF16" => Ok(StoredType::Bf16),
+            other => Err(self.unsupported(format!(
+                "stored as {other}, which is not supported; BF16, F16 and F32 are"
+            ))),
+        }
+    }
+
+    /// Refuses another format than this.
+    pub(super) fn of_type(&self, dtype: &str) -> Result<&Self, CheckpointError> {
+        match self.dtype == dtype {
+            true => Ok(self),
+            false => Err(self.damaged(format!("stored as {}, not as {dtype}", self.dtype))),
+        }
+    }
+
+    /// Refuses another shape than this.
+    pub(super) fn of_shape(&self, shape: &[usize]) -> Result<&Self, CheckpointError> {
+        match self.shape == shape {
+            true => Ok(self),
+            false => Err(self.damaged(format!(
+                "shape {:?}, its matrix calls for {shape:?}",
+                self.shape
+            ))),
+        }
+    }
+
+    pub(super) fn damaged(&self, problem: impl Into<String>) -> CheckpointError {
+        CheckpointError::tensor(self.file, self.name, problem)
+    }
+
+    pub(super) fn unsupported(&self, problem: impl Into<String>) -> CheckpointError {
+        CheckpointError::unsupported(self.file, format!("tensor `{}`", self.name), problem)
     }
 }
 

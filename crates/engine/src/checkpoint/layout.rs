@@ -55,6 +55,20 @@ pub(crate) fn expected(config: &ModelConfig, tied: bool) -> Vec<Expected> {
         .collect()
 }
 
+/// The matrices of a layer, each of one or several projections, stacked.
+pub(crate) const STACKS: [&[&str]; 4] = [
+    &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    &["self_attn.o_proj"],
+    &["mlp.gate_proj", "mlp.up_proj"],
+    &["mlp.down_proj"],
+];
+
+/// A projection's name, if this is its weight.
+pub(crate) fn module_of(name: &str) -> Option<&str> {
+    let module = name.strip_suffix(".weight")?;
+    module.ends_with("_proj").then_some(module)
+}
+
 fn layer_parts(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let (hidden, gate) = (config.hidden_size, config.intermediate_size);
     let (query, kv) = (config.heads.query_width(), config.heads.kv_width());

@@ -7,6 +7,8 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes that stay where they are while anyone holds them.
 #[derive(Debug)]
@@ -36,5 +38,32 @@ impl Bytes {
             Self::Mapped(map) => map,
             Self::Owned(bytes) => bytes,
         }
+    }
+}
+
+/// A part of a file. Cheap to clone: the file stays mapped as long as any part of it is held.
+#[derive(Clone, Debug)]
+pub(crate) struct Span {
+    source: Arc<Bytes>,
+    range: Range<usize>,
+}
+
+impl Span {
+    /// `None` if the file has no such bytes.
+    pub(crate) fn new(source: Arc<Bytes>, range: Range<usize>) -> Option<Self> {
+        let within = range.start <= range.end && range.end <= source.as_slice().len();
+        within.then_some(Self { source, range })
+    }
+
+    /// Bytes made in memory.
+    pub(crate) fn owned(bytes: Vec<u8>) -> Self {
+        Self {
+            range: 0..bytes.len(),
+            source: Arc::new(Bytes::Owned(bytes)),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.source.as_slice()[self.range.clone()]
     }
 }

@@ -4,7 +4,8 @@
 //! the API's.)
 //! Never: copies weights; tensors are views of mapped files.
 //! Invariant: an open [`Checkpoint`] is complete: every tensor that the model needs is there in the
-//! right shape and a known format, and there is none that it would ignore without a reason.
+//! right shape and a known format, and there is none that it would ignore without a reason. Embedding, head, norms
+//! and biases are floats; projections may be quantised (see `quantization` for the layouts).
 
 mod config;
 mod error;
@@ -13,6 +14,9 @@ mod folder;
 mod generation;
 pub(crate) mod layout;
 mod map;
+mod narrow;
+pub(crate) mod nibbles;
+mod quantization;
 mod revision;
 mod rope;
 mod shard;
@@ -21,6 +25,7 @@ mod tensor;
 pub use config::{Architecture, Biases, ModelConfig};
 pub use error::CheckpointError;
 pub use generation::GenerationConfig;
+pub use narrow::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix};
 pub use revision::Revision;
 pub use rope::{Rope, RopeScaling, RotaryValues};
 pub use tensor::{StoredTensor, StoredType};
@@ -28,8 +33,10 @@ pub use tensor::{StoredTensor, StoredType};
 use cleave_domain::TokenId;
 use folder::Folder;
 use layout::{EMBEDDING, HEAD};
+use quantization::{Module, Quantization};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A checkpoint, mapped and checked.
 #[derive(Debug)]
@@ -38,7 +45,10 @@ pub struct Checkpoint {
     config: ModelConfig,
     generation: GenerationConfig,
     tensors: BTreeMap<String, StoredTensor>,
+    /// Weights that are quantised, by the name that they would have if they were dense.
+    narrow: BTreeMap<String, Arc<NarrowTensor>>,
     tied: bool,
+    has_kv_scales: bool,
 }
 
 impl Checkpoint {
@@ -56,29 +66,58 @@ impl Checkpoint {
         let generation = GenerationConfig::read(&dir.join("generation_config.json"))?;
         let folder = Folder::open(dir)?;
         let tied = config.tied.unwrap_or_else(|| !folder.contains(HEAD));
-        let mut tensors = BTreeMap::new();
+        let (mut tensors, mut narrow) = (BTreeMap::new(), BTreeMap::new());
         for expected in layout::expected(&config, tied) {
-            let tensor = folder.tensor(&expected.name, &expected.shape)?;
-            tensors.insert(expected.name, tensor);
+            match narrow_weight(&config, &folder, &expected)? {
+                Some(tensor) => drop(narrow.insert(expected.name, Arc::new(tensor))),
+                None => {
+                    let tensor = folder.tensor(&expected.name, &expected.shape)?;
+                    tensors.insert(expected.name, tensor);
+                }
+            }
         }
-        let is_known = |name: &&str| tensors.contains_key(*name) || layout::is_harmless(name, tied);
-        if let Some(extra) = folder.names().find(|name| !is_known(name)) {
-            return Err(CheckpointError::unsupported(
+        let opened = Self {
+            dir: dir.to_owned(),
+            config,
+            generation,
+            tensors,
+            narrow,
+            tied,
+            has_kv_scales: folder
+                .names()
+                .any(|name| name.ends_with(".k_scale") || name.ends_with(".v_scale")),
+        };
+        match folder.names().find(|name| !opened.is_known(&folder, name)) {
+            Some(extra) => Err(CheckpointError::unsupported(
                 folder.file_of(extra),
                 format!("tensor `{extra}`"),
                 format!(
                     "is not part of a {} model as config.json describes it; it would be ignored, \
                      and the answers would be wrong",
-                    config.architecture.name()
+                    opened.config.architecture.name()
                 ),
-            ));
+            )),
+            None => Ok(opened),
         }
-        Ok(Self {
-            dir: dir.to_owned(),
-            config,
-            generation,
-            tensors,
-            tied,
+    }
+
+    /// Whether a tensor of the files is used, or may be left out.
+    fn is_known(&self, folder: &Folder, name: &str) -> bool {
+        if self.tensors.contains_key(name)
+            || self.narrow.contains_key(name)
+            || layout::is_harmless(name, self.tied)
+        {
+            return true;
+        }
+        let Some(quantization) = &self.config.quantization else {
+            return false;
+        };
+        let is_narrow = |module: &str| self.narrow.contains_key(&format!("{module}.weight"));
+        name.rsplit_once('.').is_some_and(|(module, kind)| {
+            let is_weight_part = is_narrow(module) || module.ends_with("self_attn");
+            let is_known = is_weight_part && quantization.is_known(kind);
+            // Some writers give every quantised module a bias, of zeros where it had none.
+            is_known || (is_narrow(module) && kind == "bias" && folder.is_zero(name))
         })
     }
 
@@ -112,22 +151,49 @@ impl Checkpoint {
         self.generation.bos.or(self.config.bos)
     }
 
-    /// Every tensor of the model, by name.
+    /// How projections are quantised, for people: `awq int4`.
+    pub fn quantization(&self) -> Option<String> {
+        let method = self.config.quantization.as_ref()?.name();
+        let mut names: Vec<&str> = self.narrow.values().map(|t| t.element().name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        match names.as_slice() {
+            [] => None,
+            [name] if *name == method => Some(method.to_owned()),
+            names => Some(format!("{method} {}", names.join(" and "))),
+        }
+    }
+
+    /// Whether its makers measured scales for keys and values, which are not used.
+    pub fn has_kv_scales(&self) -> bool {
+        self.has_kv_scales
+    }
+
+    /// Every tensor of the model that is not quantised, by name.
     pub fn tensors(&self) -> impl Iterator<Item = &StoredTensor> {
         self.tensors.values()
     }
 
+    /// A weight by the name that it has where it is not quantised, `(out, in)`.
+    pub fn matrix(&self, name: &str) -> Option<StoredMatrix> {
+        let narrow = self.narrow.get(name).cloned().map(StoredMatrix::Narrow);
+        narrow.or_else(|| self.tensors.get(name).cloned().map(StoredMatrix::Dense))
+    }
+
     /// Number of weights; a tied head counts once.
     pub fn parameters_count(&self) -> u64 {
-        self.tensors
-            .values()
-            .map(|tensor| (tensor.rows() * tensor.columns()) as u64)
-            .sum()
+        let dense = self.tensors.values().map(|t| (t.rows(), t.columns()));
+        let narrow = self.narrow.values().map(|t| (t.rows(), t.columns()));
+        let shapes = dense.chain(narrow);
+        shapes.map(|(rows, columns)| (rows * columns) as u64).sum()
     }
 
     /// Bytes that loading reads.
     pub fn bytes_total(&self) -> u64 {
-        let stored: u64 = self.tensors.values().map(|t| t.bytes().len() as u64).sum();
+        let dense = self.tensors.values().map(|t| t.bytes().len());
+        let narrow = self.narrow.values().flat_map(|tensor| tensor.parts());
+        let stored: usize = dense.chain(narrow.map(<[u8]>::len)).sum();
+        let stored = stored as u64;
         match self.tied {
             true => stored + self.embedding().bytes().len() as u64,
             false => stored,
@@ -136,7 +202,7 @@ impl Checkpoint {
 
     /// What tells these weights from others.
     pub fn revision(&self) -> Revision {
-        revision::of(&self.config, &self.tensors)
+        revision::of(&self.config, &self.tensors, &self.narrow)
     }
 
     /// The embedding, `(vocab, hidden)`.
@@ -149,10 +215,58 @@ impl Checkpoint {
         self.tensor(if self.tied { EMBEDDING } else { HEAD })
     }
 
-    /// A tensor that the configuration calls for.
+    /// A projection of a layer.
+    pub(crate) fn projection(&self, layer: usize, part: &str) -> StoredMatrix {
+        self.matrix(&layout::in_layer(layer, &format!("{part}.weight")))
+            .expect("open() found every tensor of the layout")
+    }
+
+    /// A tensor that the configuration calls for, and that is never quantised.
     pub(crate) fn tensor(&self, name: &str) -> &StoredTensor {
         self.tensors
             .get(name)
             .expect("open() found every tensor of the layout")
+    }
+}
+
+/// An expected tensor, where it is a projection's weight and quantised.
+fn narrow_weight(
+    config: &ModelConfig,
+    folder: &Folder,
+    expected: &layout::Expected,
+) -> Result<Option<NarrowTensor>, CheckpointError> {
+    let Some(quantization) = &config.quantization else {
+        return Ok(None);
+    };
+    if expected.name == HEAD {
+        return refuse_narrow_head(quantization, folder).map(|()| None);
+    }
+    match (layout::module_of(&expected.name), expected.shape.as_slice()) {
+        (Some(name), &[rows, columns]) => {
+            let module = Module {
+                name,
+                rows,
+                columns,
+            };
+            quantization.weight(folder, module)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Heads are kept dense by nearly everybody who quantises.
+fn refuse_narrow_head(quantization: &Quantization, folder: &Folder) -> Result<(), CheckpointError> {
+    let module = HEAD.strip_suffix(".weight").unwrap_or(HEAD);
+    let is_part = |name: &&str| {
+        let kind = name.strip_prefix(module).and_then(|n| n.strip_prefix('.'));
+        kind.is_some_and(|kind| quantization.is_known(kind))
+    };
+    match folder.names().find(is_part) {
+        None => Ok(()),
+        Some(name) => Err(CheckpointError::unsupported(
+            folder.file_of(name),
+            format!("tensor `{name}`"),
+            "a quantised lm_head is not supported; one in BF16, F16 or F32 is",
+        )),
     }
 }

@@ -6,11 +6,13 @@
 //! tensor's name, format or shape differs, or a sampled byte of it.
 
 use super::config::{Biases, ModelConfig};
+use super::narrow::NarrowTensor;
 use super::rope::{Rope, RopeScaling};
 use super::tensor::StoredTensor;
 use crate::ops::HeadShape;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// Tensors up to this size are hashed whole, larger ones by samples. In bytes.
 const WHOLE_BYTES_MAX: usize = 1 << 16;
@@ -33,7 +35,11 @@ impl fmt::Display for Revision {
     }
 }
 
-pub(super) fn of(config: &ModelConfig, tensors: &BTreeMap<String, StoredTensor>) -> Revision {
+pub(super) fn of(
+    config: &ModelConfig,
+    tensors: &BTreeMap<String, StoredTensor>,
+    narrow: &BTreeMap<String, Arc<NarrowTensor>>,
+) -> Revision {
     let mut hash = blake3::Hasher::new();
     hash.update(b"cleave weights 1\n");
     hash.update(constants(config).as_bytes());
@@ -46,6 +52,18 @@ pub(super) fn of(config: &ModelConfig, tensors: &BTreeMap<String, StoredTensor>)
         );
         hash.update(line.as_bytes());
         sample(&mut hash, tensor.bytes());
+    }
+    for (name, tensor) in narrow {
+        let line = format!(
+            "{name} {} {}x{}\n",
+            tensor.layout,
+            tensor.rows(),
+            tensor.columns()
+        );
+        hash.update(line.as_bytes());
+        for part in tensor.parts() {
+            sample(&mut hash, part);
+        }
     }
     Revision(*hash.finalize().as_bytes())
 }
@@ -66,6 +84,8 @@ fn constants(config: &ModelConfig) -> String {
         tied: _,
         biases,
         head_norms,
+        // Every narrow tensor's layout says it.
+        quantization: _,
         bos: _,
         eos: _,
     } = config;

@@ -4,9 +4,8 @@
 //! Never: copies a tensor as a whole.
 //! Invariant: `bytes().len() == rows × columns × element_bytes`, checked when it is made.
 
-use super::map::Bytes;
+use super::map::Span;
 use half::{bf16, f16};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// How a checkpoint stores an element, little-endian.
@@ -48,34 +47,36 @@ impl StoredType {
 #[derive(Clone, Debug)]
 pub struct StoredTensor {
     name: Arc<str>,
-    source: Arc<Bytes>,
-    range: Range<usize>,
+    span: Span,
     stored: StoredType,
     rows: usize,
     columns: usize,
 }
 
 impl StoredTensor {
-    /// `None` if the range is not within the source or does not have the shape's size.
+    /// `None` if the bytes have not the shape's size.
     pub(crate) fn new(
         name: Arc<str>,
-        place: (Arc<Bytes>, Range<usize>),
+        span: Span,
         stored: StoredType,
         (rows, columns): (usize, usize),
     ) -> Option<Self> {
-        let (source, range) = place;
         let bytes = rows
             .checked_mul(columns)?
             .checked_mul(stored.element_bytes())?;
-        let within = range.start <= range.end && range.end <= source.as_slice().len();
-        (within && range.len() == bytes).then_some(Self {
+        (span.bytes().len() == bytes).then_some(Self {
             name,
-            source,
-            range,
+            span,
             stored,
             rows,
             columns,
         })
+    }
+
+    /// Bytes made in memory.
+    fn owned(name: &str, shape: (usize, usize), stored: StoredType, bytes: Vec<u8>) -> Self {
+        let tensor = Self::new(name.into(), Span::owned(bytes), stored, shape);
+        tensor.expect("the size was asserted")
     }
 
     /// A tensor made in memory, for tests and measurements.
@@ -89,14 +90,7 @@ impl StoredTensor {
             "{name}: size of {rows} × {columns}"
         );
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Self {
-            name: name.into(),
-            range: 0..bytes.len(),
-            source: Arc::new(Bytes::Owned(bytes)),
-            stored: StoredType::F32,
-            rows,
-            columns,
-        }
+        Self::owned(name, (rows, columns), StoredType::F32, bytes)
     }
 
     /// As [`StoredTensor::from_f32`], in bfloat16.
@@ -110,14 +104,7 @@ impl StoredTensor {
             "{name}: size of {rows} × {columns}"
         );
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Self {
-            name: name.into(),
-            range: 0..bytes.len(),
-            source: Arc::new(Bytes::Owned(bytes)),
-            stored: StoredType::Bf16,
-            rows,
-            columns,
-        }
+        Self::owned(name, (rows, columns), StoredType::Bf16, bytes)
     }
 
     /// As the checkpoint calls it.
@@ -142,7 +129,7 @@ impl StoredTensor {
 
     /// Every element, little-endian, row after row. Not necessarily aligned to an element.
     pub fn bytes(&self) -> &[u8] {
-        &self.source.as_slice()[self.range.clone()]
+        self.span.bytes()
     }
 
     /// One row, `columns × element_bytes`.

@@ -51,7 +51,7 @@ fn round_of<O: Ops>(
     // Column `row` holds the logits of row `row`.
     let table: Vec<f32> = (0..vocab * ROWS).map(|_| dice.logit()).collect();
     let stored = StoredTensor::from_f32("head", (vocab, ROWS), &table);
-    let matrix = pack.matrix(&[stored], None).map_err(told)?;
+    let matrix = pack.matrix(&[stored.into()], None).map_err(told)?;
     pack.finish().map_err(told)?;
     let mut picks = ops.rows(ROWS, ROWS, Holds::Activations).map_err(told)?;
     let ones: Vec<f32> = (0..ROWS * ROWS)

@@ -1,13 +1,15 @@
 //! Checkpoints with random weights, of real shapes.
 //!
 //! Owns: the named shapes, and writing a folder that loads and serves like a downloaded one.
-//! Never: holds a checkpoint in memory: weights stream to disk as they are drawn.
+//! Never: holds a checkpoint in memory: weights stream to disk as they are drawn, or quantised.
 //! Invariant: the same shape and seed give the same bytes, on any number of cores.
 
+mod quantize;
 mod shape;
 mod tokenizer;
 mod weights;
 
+pub use quantize::{Layout, Quantizing, quantize};
 pub use shape::{ShapeSummary, shapes};
 
 use crate::Progress;
@@ -46,6 +48,9 @@ pub enum SynthError {
         /// What the system said.
         error: io::Error,
     },
+    /// The checkpoint to quantise cannot be read.
+    #[error("{0}")]
+    Source(CheckpointError),
     /// A shape that the loader would refuse.
     #[error("the shape is not loadable: {0}")]
     Shape(#[from] CheckpointError),

@@ -2,10 +2,10 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
-use cleave_engine::checkpoint::StoredTensor;
+use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, DrawRule, Edit, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
-    Pack, Pass, PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, DrawRule, Edit, HeadNorms, HeadShape, Holds, KvType, LayerOf,
+    Norm, Ops, Pack, Pass, PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 use cleave_engine::{EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights};
 use std::collections::VecDeque;
@@ -147,8 +147,8 @@ impl Pack for Plain {
         Precision::F32
     }
 
-    fn matrix(&self, stack: &[StoredTensor], bias: Option<&[f32]>) -> Result<Matrix, EngineError> {
-        let values: Vec<f32> = stack.iter().flat_map(StoredTensor::to_f32).collect();
+    fn matrix(&self, stack: &[StoredMatrix], bias: Option<&[f32]>) -> Result<Matrix, EngineError> {
+        let values: Vec<f32> = stack.iter().flat_map(StoredMatrix::to_f32).collect();
         let columns = stack[0].columns();
         let bias = bias.map_or_else(|| vec![0.0; values.len() / columns], <[f32]>::to_vec);
         assert_eq!(bias.len() * columns, values.len());
@@ -219,6 +219,10 @@ impl Ops for Plain {
 
     fn device_id(&self) -> Option<DeviceId> {
         None
+    }
+
+    fn kv_type(&self) -> KvType {
+        KvType::F32
     }
 
     fn arithmetic(&self) -> &'static str {

@@ -1,0 +1,228 @@
+//! Quantised checkpoints: what config.json's `quantization_config` says, and which layouts are read.
+//!
+//! Owns: the methods that are known, and which tensors of a module belong to which.
+//! Never: computes with a weight; reads only what decides a layout.
+//! Invariant: what is read is exactly what the method's own software would multiply with; whatever would be read
+//! wrongly is refused, with the field or tensor and what is supported. Whether a module is quantised at all its
+//! tensors show, so lists of those left out (`ignore`, `modules_to_not_convert`, `ignored_layers`) need no reading.
+//!
+//! A module's weight is `W (out, in)`, `o` counts rows, `i` columns; `g = i / group`. `W[o, i] = (code − zero) × scale`.
+//!
+//! | method | codes | scale | zero |
+//! |---|---|---|---|
+//! | compressed-tensors, float 8 | `weight` F8_E4M3 `(out, in)` | `weight_scale`: one, `(out, 1)`, or `(⌈out/r⌉, ⌈in/c⌉)` with blocks of r × c | none |
+//! | compressed-tensors, int 8 | `weight` I8 `(out, in)` | `weight_scale`: one or `(out, 1)` | none |
+//! | compressed-tensors, int 4 | `weight_packed` I32 `(out, ⌈in/8⌉)`: bits `4(i mod 8)` of word `[o, i/8]`, plus 8 | `weight_scale (out, in/group)` | 8, or `weight_zero_point` I32 `(⌈out/8⌉, in/group)`: bits `4(o mod 8)` of word `[o/8, g]` |
+//! | fp8 | `weight` F8_E4M3 `(out, in)` | `weight_scale_inv (⌈out/r⌉, ⌈in/c⌉)`, a factor in spite of its name; or `weight_scale`, one | none |
+//! | awq (gemm) | `qweight` I32 `(in, out/8)`: of word `[i, o/8]` the bits from `4p` on, where `[0, 2, 4, 6, 1, 3, 5, 7][p] = o mod 8` | `scales (in/group, out)` | `qzeros` I32 `(in/group, out/8)`, in the same order |
+//! | gptq | `qweight` I32 `(in/8, out)`: bits `4(i mod 8)` of word `[i/8, o]` | `scales (⌈in/group⌉, out)` | `qzeros` I32 `(⌈in/group⌉, out/8)`: bits `4(o mod 8)` of word `[g, o/8]`, plus 1 without carry (`gptq_v2`: as it is) |
+//!
+//! In gptq `g = g_idx[i]` where there is one, and so in compressed-tensors with `weight_g_idx`.
+//!
+//! Scales of activations are not used: activations stay in bf16 or f32, which is the more exact. Scales of keys and
+//! values are not used either: the KV cache has none.
+
+mod bytes;
+mod compressed;
+mod words;
+
+use super::CheckpointError;
+use super::fields::Fields;
+use super::folder::Folder;
+use super::narrow::NarrowTensor;
+use compressed::Scheme;
+
+/// No group, block or width is larger.
+const COUNT_MAX: usize = 1 << 20;
+
+/// How a checkpoint's quantised modules are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Quantization {
+    /// `compressed-tensors`, with the schemes that its groups of modules have.
+    Compressed(Vec<Scheme>),
+    /// `fp8`: scales for blocks of `(rows, columns)`, or one for each matrix.
+    Fp8 { block: Option<(usize, usize)> },
+    /// `awq`, with columns of a group; `None`: a whole row.
+    Awq { group: Option<usize> },
+    /// `gptq`, likewise, and what is added to stored zero points.
+    Gptq { group: Option<usize>, plus: u8 },
+}
+
+/// A module that may be quantised.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Module<'a> {
+    /// `model.layers.0.mlp.up_proj`.
+    pub(super) name: &'a str,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+impl Module<'_> {
+    fn tensor(&self, kind: &str) -> String {
+        format!("{}.{kind}", self.name)
+    }
+}
+
+const METHODS: &str = "compressed-tensors, fp8, awq and gptq are";
+
+impl Quantization {
+    /// Reads config.json; `None` where nothing is quantised.
+    pub(super) fn read(config: &Fields) -> Result<Option<Self>, CheckpointError> {
+        let Some(fields) = config.object("quantization_config")? else {
+            return Ok(None);
+        };
+        match fields.text("quant_method")? {
+            Some("compressed-tensors") => compressed::schemes(&fields).map(Self::Compressed),
+            Some("fp8") => fp8(&fields),
+            Some("awq") => awq(&fields),
+            Some("gptq") => gptq(&fields),
+            Some(other) => {
+                let problem = format!("{other} is not supported; {METHODS}");
+                Err(fields.unsupported("quant_method", problem))
+            }
+            None => {
+                let problem = format!("is missing, so the layout is unknown; {METHODS} known");
+                Err(fields.damaged("quant_method", problem))
+            }
+        }
+        .map(Some)
+    }
+
+    /// The module's weight, if it is quantised.
+    pub(super) fn weight(
+        &self,
+        folder: &Folder,
+        module: Module<'_>,
+    ) -> Result<Option<NarrowTensor>, CheckpointError> {
+        let (codes, is_bytes) = match self {
+            Self::Compressed(_) if folder.contains(&module.tensor("weight_packed")) => {
+                ("weight_packed", false)
+            }
+            Self::Compressed(_) | Self::Fp8 { .. } => ("weight", true),
+            Self::Awq { .. } | Self::Gptq { .. } => ("qweight", false),
+        };
+        let name = module.tensor(codes);
+        let is_there = folder.find(&name).is_some_and(|found| {
+            // A dense weight has the same name.
+            !is_bytes || !matches!(found.dtype, "BF16" | "F16" | "F32")
+        });
+        if !is_there {
+            return Ok(None);
+        }
+        match self {
+            Self::Compressed(schemes) if is_bytes => bytes::compressed(schemes, folder, module),
+            Self::Compressed(schemes) => words::compressed(schemes, folder, module),
+            Self::Fp8 { block } => bytes::fp8(*block, folder, module),
+            Self::Awq { group } => words::awq(*group, folder, module),
+            Self::Gptq { group, plus } => words::gptq((*group, *plus), folder, module),
+        }
+        .map(Some)
+    }
+
+    /// Whether a tensor of a module belongs to its weight, or may be left out.
+    pub(super) fn is_known(&self, kind: &str) -> bool {
+        let weight: &[&str] = match self {
+            Self::Compressed(_) => &[
+                "weight_packed",
+                "weight_scale",
+                "weight_shape",
+                "weight_zero_point",
+                "weight_g_idx",
+            ],
+            Self::Fp8 { .. } => &["weight_scale", "weight_scale_inv"],
+            Self::Awq { .. } => &["qweight", "qzeros", "scales"],
+            Self::Gptq { .. } => &["qweight", "qzeros", "scales", "g_idx"],
+        };
+        weight.contains(&kind) || UNUSED.contains(&kind)
+    }
+
+    /// As people call it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Compressed(_) => "compressed-tensors",
+            Self::Fp8 { .. } => "fp8",
+            Self::Awq { .. } => "awq",
+            Self::Gptq { .. } => "gptq",
+        }
+    }
+}
+
+/// Scales of activations, keys and values, which are not quantised, or with a scale of 1.
+const UNUSED: [&str; 7] = [
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+];
+
+/// `quant_method` fp8, of DeepSeek and Qwen with blocks, of others with one scale.
+fn fp8(fields: &Fields) -> Result<Quantization, CheckpointError> {
+    if let Some(format) = fields.text("fmt")?
+        && format != "e4m3"
+    {
+        return Err(fields.unsupported("fmt", format!("{format} is not supported; e4m3 is")));
+    }
+    Ok(Quantization::Fp8 {
+        block: block(fields, "weight_block_size")?,
+    })
+}
+
+fn awq(fields: &Fields) -> Result<Quantization, CheckpointError> {
+    four_bits(fields, "bits")?;
+    if let Some(version) = fields.text("version")?
+        && !version.eq_ignore_ascii_case("gemm")
+    {
+        let problem = format!("{version} is not supported; gemm is");
+        return Err(fields.unsupported("version", problem));
+    }
+    if fields.flag("zero_point")? == Some(false) {
+        let problem = "false is not supported; weights with zero points are";
+        return Err(fields.unsupported("zero_point", problem));
+    }
+    Ok(Quantization::Awq {
+        group: group(fields, "group_size")?,
+    })
+}
+
+fn gptq(fields: &Fields) -> Result<Quantization, CheckpointError> {
+    four_bits(fields, "bits")?;
+    let plus = match fields.text("checkpoint_format")? {
+        None | Some("gptq") => 1,
+        Some("gptq_v2") => 0,
+        Some(other) => {
+            let problem = format!("{other} is not supported; gptq and gptq_v2 are");
+            return Err(fields.unsupported("checkpoint_format", problem));
+        }
+    };
+    Ok(Quantization::Gptq {
+        group: group(fields, "group_size")?,
+        plus,
+    })
+}
+
+fn four_bits(fields: &Fields, name: &str) -> Result<(), CheckpointError> {
+    match fields.size(name, COUNT_MAX)? {
+        4 => Ok(()),
+        bits => Err(fields.unsupported(name, format!("{bits} bits are not supported; 4 are"))),
+    }
+}
+
+/// Rows and columns of a block.
+fn block(fields: &Fields, name: &str) -> Result<Option<(usize, usize)>, CheckpointError> {
+    match fields.counts(name, COUNT_MAX)?.as_deref() {
+        None => Ok(None),
+        Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok(Some((rows, columns))),
+        Some(_) => Err(fields.damaged(name, "should be two numbers from 1")),
+    }
+}
+
+/// Columns of a group; −1 or nothing stands for a whole row.
+fn group(fields: &Fields, name: &str) -> Result<Option<usize>, CheckpointError> {
+    match fields.number(name)? {
+        None | Some(-1.0) => Ok(None),
+        Some(_) => fields.size(name, COUNT_MAX).map(Some),
+    }
+}

@@ -1,0 +1,151 @@
+//! How numbers are stored, and the shapes of heads and of a KV pool.
+//!
+//! Owns: these words, in which an engine and its device agree on a block's bytes.
+//! Never: allocates or computes.
+//! Invariant: everything is plain data; equal shapes mean equal layouts.
+
+/// How weights are stored and multiplied. Sums are always f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16: weights, and the activations that meet weights.
+    Bf16,
+}
+
+impl Precision {
+    /// Bytes of one stored element.
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// As the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How an element of keys and values is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Eight-bit floats without a scale, see [`crate::e4m3`]: what is beyond ±448 becomes that.
+    Fp8E4m3,
+}
+
+impl KvType {
+    /// Bytes of one stored element.
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::Fp8E4m3 => 1,
+        }
+    }
+
+    /// As the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Fp8E4m3 => "fp8_e4m3",
+        }
+    }
+}
+
+impl From<Precision> for KvType {
+    /// As weights are, where nobody asks for another.
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// The shape of attention's heads, equal in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads; a multiple of `kv_heads`. Query head `h` reads KV head
+    /// `h / (query_heads / kv_heads)`.
+    pub query_heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements per head, even.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Width of all query heads side by side; also of attention's output.
+    pub const fn query_width(&self) -> usize {
+        self.query_heads * self.head_dim
+    }
+
+    /// Width of all key heads side by side; the same for values.
+    pub const fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Width of a row of queries, keys and values: `q | k | v`, heads in order within each.
+    pub const fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.kv_width()
+    }
+}
+
+/// The shape of a KV pool: `[block][layer][K|V][kv_head][token][dim]`, each block one contiguous
+/// span of little-endian elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolShape {
+    /// Blocks.
+    pub blocks_count: usize,
+    /// Layers.
+    pub layers_count: usize,
+    /// Heads; `query_heads` plays no part in the layout.
+    pub heads: HeadShape,
+    /// Tokens per block; also the tile over which attention walks the keys.
+    pub block_tokens: usize,
+    /// How an element is stored.
+    pub kv: KvType,
+}
+
+impl PoolShape {
+    /// Elements of one head of K or of V in one block: `block_tokens × head_dim`.
+    pub const fn head_elements(&self) -> usize {
+        self.block_tokens * self.heads.head_dim
+    }
+
+    /// Elements of one layer in one block, K then V.
+    pub const fn layer_elements(&self) -> usize {
+        2 * self.heads.kv_heads * self.head_elements()
+    }
+
+    /// Elements of a block.
+    pub const fn block_elements(&self) -> usize {
+        self.layers_count * self.layer_elements()
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(&self) -> usize {
+        self.block_elements() * self.kv.element_bytes()
+    }
+
+    /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens follow
+    /// one another, `(block_tokens, head_dim)`.
+    pub const fn key_offset(&self, layer: usize, kv_head: usize) -> usize {
+        layer * self.layer_elements() + kv_head * self.head_elements()
+    }
+
+    /// The same for V.
+    pub const fn value_offset(&self, layer: usize, kv_head: usize) -> usize {
+        self.key_offset(layer, kv_head) + self.heads.kv_heads * self.head_elements()
+    }
+}

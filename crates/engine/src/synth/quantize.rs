@@ -1,0 +1,424 @@
+//! A dense checkpoint written anew with quantised projections.
+//!
+//! Owns: rounding to nearest, and the field's layouts from the writer's side (`checkpoint` has the reader's).
+//! Never: looks at activations, so answers are worse than those of checkpoints whose makers did; this is for measuring
+//! speed and for tests.
+//! Invariant: what is written loads; a projection that a layout cannot hold stays as it was.
+
+use super::{SynthError, write_json};
+use crate::checkpoint::nibbles::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Packing};
+use crate::checkpoint::{Checkpoint, CheckpointError, StoredMatrix, StoredType, layout};
+use crate::{Progress, e4m3};
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+/// A layout that can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// compressed-tensors, float 8, a scale for each row.
+    Fp8,
+    /// fp8 with a scale for each block of rows and columns.
+    Fp8Block,
+    /// compressed-tensors, int 8, a scale for each row.
+    Int8,
+    /// compressed-tensors, symmetric int 4 in groups.
+    Int4,
+    /// awq, with zero points.
+    Awq,
+    /// gptq, with zero points, columns in order.
+    Gptq,
+}
+
+/// How to quantise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantizing {
+    /// As which layout.
+    pub layout: Layout,
+    /// Columns of a group, and rows and columns of a block; at least 1.
+    pub group: usize,
+}
+
+/// Writes a checkpoint's folder anew, quantised.
+///
+/// # Errors
+/// See [`SynthError`].
+pub fn quantize(
+    from: &Path,
+    out: &Path,
+    quantizing: Quantizing,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), SynthError> {
+    let config_file = out.join("config.json");
+    if config_file.exists() {
+        let dir = out.to_owned();
+        return Err(SynthError::Exists { dir });
+    }
+    let checkpoint = Checkpoint::open(from).map_err(SynthError::Source)?;
+    if checkpoint.quantization().is_some() {
+        return Err(SynthError::Source(CheckpointError::unsupported(
+            &from.join("config.json"),
+            "quantization_config",
+            "is quantised already; give a dense checkpoint",
+        )));
+    }
+    fs::create_dir_all(out).map_err(SynthError::at(out))?;
+    write_weights(&checkpoint, out, quantizing, progress)?;
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ] {
+        let file = from.join(name);
+        if file.exists() {
+            fs::copy(&file, out.join(name)).map_err(SynthError::at(&file))?;
+        }
+    }
+    let read = fs::read(from.join("config.json")).map_err(SynthError::at(from))?;
+    let mut config: Value = serde_json::from_slice(&read)
+        .map_err(|error| SynthError::at(from)(std::io::Error::from(error)))?;
+    config["quantization_config"] = quantizing.config();
+    write_json(&config_file, &config)
+}
+
+/// A tensor of the file.
+struct Piece {
+    name: String,
+    dtype: &'static str,
+    shape: Vec<usize>,
+}
+
+impl Piece {
+    fn bytes_count(&self) -> usize {
+        let each = match self.dtype {
+            "F8_E4M3" | "I8" => 1,
+            "F16" | "BF16" => 2,
+            "I64" => 8,
+            _ => 4,
+        };
+        self.shape.iter().product::<usize>() * each
+    }
+}
+
+fn write_weights(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    quantizing: Quantizing,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), SynthError> {
+    let tied = !checkpoint
+        .tensors()
+        .any(|tensor| tensor.name() == layout::HEAD);
+    let expected = layout::expected(checkpoint.config(), tied);
+    let pieces_of = |expected: &layout::Expected| match quantizing.module(expected) {
+        Some(module) => quantizing.pieces(module, &expected.shape),
+        None => vec![Piece {
+            name: expected.name.clone(),
+            dtype: dtype(checkpoint.tensor(&expected.name).stored()),
+            shape: expected.shape.clone(),
+        }],
+    };
+    let pieces: Vec<Piece> = expected.iter().flat_map(pieces_of).collect();
+    let path = out.join("model.safetensors");
+    let mut file = fs::File::create(&path).map_err(SynthError::at(&path))?;
+    let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(SynthError::at(&path));
+    put(&header(&pieces))?;
+    let mut done = Progress {
+        bytes_done: 0,
+        bytes_total: pieces.iter().map(|piece| piece.bytes_count() as u64).sum(),
+    };
+    for expected in &expected {
+        let contents = match quantizing.module(expected) {
+            Some(_) => {
+                let matrix = checkpoint.matrix(&expected.name);
+                quantizing.contents(&matrix.expect("open() found every tensor of the layout"))
+            }
+            None => vec![checkpoint.tensor(&expected.name).bytes().to_vec()],
+        };
+        for bytes in contents {
+            put(&bytes)?;
+            done.bytes_done += bytes.len() as u64;
+        }
+        progress(done);
+    }
+    Ok(())
+}
+
+/// Length and JSON, padded so that the data begin at a multiple of eight.
+fn header(pieces: &[Piece]) -> Vec<u8> {
+    let mut map = Map::new();
+    let mut start = 0;
+    for piece in pieces {
+        let end = start + piece.bytes_count();
+        let entry =
+            json!({"dtype": piece.dtype, "shape": piece.shape, "data_offsets": [start, end]});
+        map.insert(piece.name.clone(), entry);
+        start = end;
+    }
+    let mut text = Value::Object(map).to_string();
+    let padding = text.len().next_multiple_of(8) - text.len();
+    text.extend(std::iter::repeat_n(' ', padding));
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+fn dtype(stored: StoredType) -> &'static str {
+    match stored {
+        StoredType::F32 => "F32",
+        StoredType::F16 => "F16",
+        StoredType::Bf16 => "BF16",
+    }
+}
+
+impl Quantizing {
+    /// quantization_config.
+    fn config(self) -> Value {
+        let group = self.group;
+        let compressed = |format: &str, weights: Value| {
+            json!({
+                "quant_method": "compressed-tensors",
+                "format": format,
+                "quantization_status": "compressed",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+                "ignore": ["lm_head"],
+            })
+        };
+        let weights = |bits: u32, kind: &str, strategy: &str, group: Option<usize>| {
+            json!({
+                "num_bits": bits, "type": kind, "strategy": strategy, "group_size": group,
+                "symmetric": true, "dynamic": false,
+            })
+        };
+        match self.layout {
+            Layout::Fp8 => compressed("float-quantized", weights(8, "float", "channel", None)),
+            Layout::Int8 => compressed("int-quantized", weights(8, "int", "channel", None)),
+            Layout::Int4 => compressed("pack-quantized", weights(4, "int", "group", Some(group))),
+            Layout::Fp8Block => json!({
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                "weight_block_size": [group, group],
+            }),
+            Layout::Awq => json!({
+                "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": true,
+                "version": "gemm",
+            }),
+            Layout::Gptq => json!({
+                "quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": false,
+                "sym": false,
+            }),
+        }
+    }
+
+    /// The projection, if this is the weight of one that the layout can hold.
+    fn module(self, expected: &layout::Expected) -> Option<&str> {
+        let module = layout::module_of(&expected.name)?;
+        let [rows, columns] = *expected.shape else {
+            return None;
+        };
+        let fits = match self.layout {
+            Layout::Fp8 | Layout::Fp8Block | Layout::Int8 => true,
+            Layout::Int4 => columns.is_multiple_of(self.group),
+            Layout::Awq => columns.is_multiple_of(self.group) && rows.is_multiple_of(8),
+            Layout::Gptq => columns.is_multiple_of(8) && rows.is_multiple_of(8),
+        };
+        fits.then_some(module)
+    }
+
+    /// What a projection becomes.
+    fn pieces(self, module: &str, shape: &[usize]) -> Vec<Piece> {
+        let (rows, columns) = (shape[0], shape[1]);
+        let groups = columns.div_ceil(self.group);
+        let piece = |kind: &str, dtype: &'static str, shape: &[usize]| Piece {
+            name: format!("{module}.{kind}"),
+            dtype,
+            shape: shape.to_vec(),
+        };
+        let words = |packing: Packing, columns: usize| packing.words_shape((rows, columns));
+        match self.layout {
+            Layout::Fp8 => vec![
+                piece("weight", "F8_E4M3", shape),
+                piece("weight_scale", "F32", &[rows, 1]),
+            ],
+            Layout::Int8 => vec![
+                piece("weight", "I8", shape),
+                piece("weight_scale", "F32", &[rows, 1]),
+            ],
+            Layout::Fp8Block => vec![
+                piece("weight", "F8_E4M3", shape),
+                piece(
+                    "weight_scale_inv",
+                    "F32",
+                    &[rows.div_ceil(self.group), groups],
+                ),
+            ],
+            Layout::Int4 => vec![
+                piece("weight_packed", "I32", &words(ALONG_COLUMNS, columns)),
+                piece("weight_scale", "BF16", &[rows, groups]),
+                piece("weight_shape", "I64", &[2]),
+            ],
+            Layout::Awq => vec![
+                piece("qweight", "I32", &words(AWQ, columns)),
+                piece("qzeros", "I32", &words(AWQ, groups)),
+                piece("scales", "F16", &[groups, rows]),
+            ],
+            Layout::Gptq => vec![
+                piece("qweight", "I32", &words(GPTQ_CODES, columns)),
+                piece("qzeros", "I32", &words(GPTQ_ZEROS, groups)),
+                piece("scales", "F16", &[groups, rows]),
+                piece("g_idx", "I32", &[columns]),
+            ],
+        }
+    }
+
+    /// Their bytes, in the same order.
+    fn contents(self, matrix: &StoredMatrix) -> Vec<Vec<u8>> {
+        let (rows, columns) = (matrix.rows(), matrix.columns());
+        let shape = (rows, columns);
+        let values = matrix.to_f32();
+        let floats = |scales: &[f32]| scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let halves = |coded: &Coded| {
+            let by_group =
+                (0..coded.groups).flat_map(|group| (0..rows).map(move |row| (row, group)));
+            by_group
+                .flat_map(|(row, group)| f16::from_f32(coded.scale(row, group)).to_le_bytes())
+                .collect()
+        };
+        match self.layout {
+            Layout::Fp8 => {
+                let coded = Coded::symmetric(&values, columns, (columns, e4m3::MAX, exact), |x| {
+                    e4m3::from_f32(x)
+                });
+                vec![coded.codes, floats(&coded.scales)]
+            }
+            Layout::Int8 => {
+                let code = |x: f32| (x.round_ties_even() as i8).cast_unsigned();
+                let coded = Coded::symmetric(&values, columns, (columns, 127.0, exact), code);
+                vec![coded.codes, floats(&coded.scales)]
+            }
+            Layout::Fp8Block => {
+                let (codes, scales) = self.blocks(&values, shape);
+                vec![codes, floats(&scales)]
+            }
+            Layout::Int4 => {
+                let code = |x: f32| (x.round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8;
+                let stored = |scale: f32| bf16::from_f32(scale).to_f32();
+                let coded = Coded::symmetric(&values, columns, (self.group, 7.0, stored), code);
+                let scales = coded.scales.iter();
+                let shape_bytes = [rows, columns].map(|n| (n as u64).to_le_bytes());
+                vec![
+                    ALONG_COLUMNS.pack(shape, |row, column| coded.codes[row * columns + column]),
+                    scales
+                        .flat_map(|s| bf16::from_f32(*s).to_le_bytes())
+                        .collect(),
+                    shape_bytes.as_flattened().to_vec(),
+                ]
+            }
+            Layout::Awq | Layout::Gptq => {
+                let coded = Coded::with_zeros(&values, columns, self.group);
+                let zeros_shape = (rows, coded.groups);
+                let code = |row: usize, column: usize| coded.codes[row * columns + column];
+                let zero = |row: usize, group: usize| coded.zeros[row * coded.groups + group];
+                if self.layout == Layout::Awq {
+                    let zeros = AWQ.pack(zeros_shape, zero);
+                    return vec![AWQ.pack(shape, code), zeros, halves(&coded)];
+                }
+                let index = (0..columns).map(|column| (column / self.group) as u32);
+                vec![
+                    GPTQ_CODES.pack(shape, code),
+                    // Stored less one.
+                    GPTQ_ZEROS.pack(zeros_shape, |row, group| zero(row, group) - 1),
+                    halves(&coded),
+                    index.flat_map(u32::to_le_bytes).collect(),
+                ]
+            }
+        }
+    }
+
+    /// fp8 codes, and a scale for each block.
+    fn blocks(self, values: &[f32], (rows, columns): (usize, usize)) -> (Vec<u8>, Vec<f32>) {
+        let each = self.group;
+        let across = columns.div_ceil(each);
+        let mut most = vec![0.0f32; rows.div_ceil(each) * across];
+        let block = |at: usize| at / columns / each * across + at % columns / each;
+        for (at, value) in values.iter().enumerate() {
+            let most = &mut most[block(at)];
+            *most = most.max(value.abs());
+        }
+        let scales: Vec<f32> = most.iter().map(|most| scale(*most, e4m3::MAX)).collect();
+        let codes = values.iter().enumerate();
+        let codes = codes.map(|(at, value)| e4m3::from_f32(value / scales[block(at)]));
+        (codes.collect(), scales)
+    }
+}
+
+fn exact(scale: f32) -> f32 {
+    scale
+}
+
+/// What makes the largest value the largest code; 1 where all is zero.
+fn scale(most: f32, code_max: f32) -> f32 {
+    match most > 0.0 {
+        true => most / code_max,
+        false => 1.0,
+    }
+}
+
+/// A matrix as codes, with scales and zero points of groups, `(rows, groups)`.
+struct Coded {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    zeros: Vec<u8>,
+    groups: usize,
+}
+
+impl Coded {
+    fn scale(&self, row: usize, group: usize) -> f32 {
+        self.scales[row * self.groups + group]
+    }
+
+    /// `stored` rounds a scale to how it will be stored.
+    fn symmetric(
+        values: &[f32],
+        columns: usize,
+        (each, code_max, stored): (usize, f32, fn(f32) -> f32),
+        code: impl Fn(f32) -> u8,
+    ) -> Self {
+        let mut coded = Self::empty(columns, each);
+        for group in values.chunks(columns).flat_map(|row| row.chunks(each)) {
+            let most = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let scale = stored(scale(most, code_max));
+            coded.scales.push(scale);
+            coded.codes.extend(group.iter().map(|x| code(x / scale)));
+        }
+        coded
+    }
+
+    /// Four bits, from the least value, or 0, to the largest; scales as f16 has them, zero points from 1, since
+    /// gptq has no 0.
+    fn with_zeros(values: &[f32], columns: usize, each: usize) -> Self {
+        let mut coded = Self::empty(columns, each);
+        for group in values.chunks(columns).flat_map(|row| row.chunks(each)) {
+            let least = group.iter().fold(0.0f32, |least, x| least.min(*x));
+            let most = group.iter().fold(0.0f32, |most, x| most.max(*x));
+            let scale = f16::from_f32(scale(most - least, 15.0)).to_f32();
+            let zero = (-least / scale).round_ties_even().clamp(1.0, 15.0);
+            coded.scales.push(scale);
+            coded.zeros.push(zero as u8);
+            let code = |x: &f32| ((x / scale).round_ties_even() + zero).clamp(0.0, 15.0) as u8;
+            coded.codes.extend(group.iter().map(code));
+        }
+        coded
+    }
+
+    fn empty(columns: usize, each: usize) -> Self {
+        Self {
+            codes: Vec::new(),
+            scales: Vec::new(),
+            zeros: Vec::new(),
+            groups: columns.div_ceil(each),
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Quantised checkpoints: every layout against what made it, and what cannot be read.
+#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
+
+mod folder;
+mod reference;
+
+use cleave_engine::checkpoint::{Checkpoint, NarrowType, StoredMatrix};
+use folder::{assert_says, copy, edit, edit_header, testdata};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Name, its quantisation for people, and how many of seven projections are narrow.
+const FOLDERS: [(&str, &str, usize); 9] = [
+    ("fp8-tensor", "compressed-tensors fp8", 7),
+    ("fp8-channel", "compressed-tensors fp8", 6),
+    ("fp8-block", "fp8", 6),
+    ("int8-channel", "compressed-tensors int8", 7),
+    ("awq", "awq int4", 7),
+    ("gptq", "gptq int4", 7),
+    ("gptq-act-order", "gptq int4", 7),
+    ("int4-symmetric", "compressed-tensors int4", 7),
+    ("int4-asymmetric", "compressed-tensors int4", 7),
+];
+
+fn path(name: &str) -> std::path::PathBuf {
+    testdata(&format!("quantized/{name}"))
+}
+
+/// What `scripts/quantized_goldens.py` says a weight is, `(out, in)`.
+fn expected(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap();
+    let words = tensor.data().as_chunks::<4>().0;
+    words
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect()
+}
+
+/// Every element to the bit: one product of two numbers that f32 holds, rounded once, leaves no choice.
+#[test]
+fn every_layout_is_read_as_its_makers_pack_it() {
+    for (folder, about, narrow_count) in FOLDERS {
+        let checkpoint = Checkpoint::open(&path(folder)).unwrap();
+        assert_eq!(
+            checkpoint.quantization().as_deref(),
+            Some(about),
+            "{folder}"
+        );
+        let bytes = std::fs::read(path(folder).join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let mut found_count = 0;
+        for name in file.names() {
+            let matrix = checkpoint.matrix(name).unwrap();
+            assert_eq!(
+                file.tensor(name).unwrap().shape(),
+                [matrix.rows(), matrix.columns()]
+            );
+            assert!(matrix.to_f32() == expected(&file, name), "{folder}: {name}");
+            found_count += usize::from(matches!(matrix, StoredMatrix::Narrow(_)));
+        }
+        assert_eq!((file.len(), found_count), (7, narrow_count), "{folder}");
+    }
+}
+
+/// Codes, scales and zero points one by one are what rows are made of.
+#[test]
+fn codes_scales_and_zero_points_make_the_rows() {
+    for (folder, ..) in FOLDERS {
+        let checkpoint = Checkpoint::open(&path(folder)).unwrap();
+        let name = "model.layers.0.mlp.gate_proj.weight";
+        let Some(StoredMatrix::Narrow(tensor)) = checkpoint.matrix(name) else {
+            panic!("{folder}: dense");
+        };
+        let Some(each) = tensor.group_columns() else {
+            assert_eq!(folder, "gptq-act-order");
+            continue;
+        };
+        let (row, width) = (13, tensor.columns());
+        let (mut codes, mut values) = (vec![0; width - 3], vec![0.0; width]);
+        tensor.read_codes(row, 3, &mut codes);
+        tensor.read_row(row, &mut values);
+        for (code, column) in codes.into_iter().zip(3..) {
+            let (scale, zero) = (
+                tensor.scale(row, column / each),
+                tensor.zero(row, column / each),
+            );
+            let number = match tensor.element() {
+                NarrowType::E4m3 => cleave_engine::e4m3::to_f32(code),
+                NarrowType::Int8 => f32::from(code.cast_signed()),
+                NarrowType::Int4 => f32::from(code) - f32::from(zero),
+            };
+            assert_eq!(number * scale, values[column], "{folder}");
+        }
+    }
+}
+
+#[test]
+fn every_layout_loads_and_says_what_it_is() {
+    for (folder, about, _) in FOLDERS {
+        let limits = cleave_engine::EngineLimits {
+            block_tokens: 16,
+            blocks_count: 2,
+            slots_count: 1,
+            step_tokens_max: 16,
+        };
+        let engine = reference::engine(&path(folder), limits).unwrap();
+        let name = &cleave_engine::Engine::describe(&engine).model;
+        assert_eq!(*name, format!("llama 11K, {about}"));
+    }
+}
+
+fn edit_quantization(dir: &Path, change: impl FnOnce(&mut Value)) {
+    edit(dir, "config.json", |config| {
+        change(&mut config["quantization_config"])
+    });
+}
+
+/// Equal bytes mean other weights in another layout.
+#[test]
+fn lesson_19_one_byte_of_a_scale_or_a_word_of_the_layout_changes_the_revision() {
+    let revision = |dir: &Path| Checkpoint::open(dir).unwrap().revision();
+    let dir = copy("quantized/gptq");
+    let before = revision(dir.path());
+    edit_quantization(dir.path(), |q| q["checkpoint_format"] = json!("gptq_v2"));
+    assert_ne!(revision(dir.path()), before);
+    for kind in ["scales", "qzeros", "qweight"] {
+        let dir = copy("quantized/gptq");
+        let file = dir.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&file).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let entry = &header[format!("model.layers.0.mlp.up_proj.{kind}")];
+        bytes[8 + length + entry["data_offsets"][0].as_u64().unwrap() as usize] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        assert_ne!(revision(dir.path()), before, "{kind}");
+    }
+}
+
+#[test]
+fn a_method_that_is_not_supported_is_named_with_those_that_are() {
+    type Change = fn(&mut Value);
+    let cases: [(&str, Change, &[&str]); 13] = [
+        (
+            "awq",
+            |q| q["quant_method"] = json!("bitsandbytes"),
+            &["bitsandbytes", "compressed-tensors, fp8, awq and gptq"],
+        ),
+        (
+            "awq",
+            |q| drop(q.as_object_mut().unwrap().remove("quant_method")),
+            &["quant_method", "is missing"],
+        ),
+        (
+            "awq",
+            |q| q["bits"] = json!(8),
+            &["quantization_config.bits", "8 bits", "4 are"],
+        ),
+        (
+            "awq",
+            |q| q["version"] = json!("gemv"),
+            &["version", "gemv", "gemm is"],
+        ),
+        ("awq", |q| q["zero_point"] = json!(false), &["zero_point"]),
+        (
+            "awq",
+            |q| q["group_size"] = json!(0),
+            &["group_size", "is 0"],
+        ),
+        ("gptq", |q| q["bits"] = json!(3), &["3 bits"]),
+        (
+            "gptq",
+            |q| q["checkpoint_format"] = json!("marlin"),
+            &["marlin", "gptq_v2"],
+        ),
+        (
+            "fp8-block",
+            |q| q["fmt"] = json!("e5m2"),
+            &["e5m2", "e4m3 is"],
+        ),
+        (
+            "fp8-block",
+            |q| q["weight_block_size"] = json!([128]),
+            &["weight_block_size", "two numbers"],
+        ),
+        (
+            "int4-symmetric",
+            |q| q["format"] = json!("nvfp4-pack-quantized"),
+            &["nvfp4", "pack-quantized"],
+        ),
+        (
+            "int4-symmetric",
+            |q| q["config_groups"]["group_0"]["weights"]["num_bits"] = json!(2),
+            &["group_0.weights.num_bits", "int of 2 bits", "int of 4 bits"],
+        ),
+        (
+            "fp8-tensor",
+            |q| q["sparsity_config"] = json!({"format": "sparse-24-bitmask"}),
+            &["sparse-24", "dense is"],
+        ),
+    ];
+    for (folder, change, says) in cases {
+        let dir = copy(&format!("quantized/{folder}"));
+        edit_quantization(dir.path(), change);
+        assert_says(dir.path(), &[&["config.json"], says].concat());
+    }
+}
+
+fn rename(dir: &Path, from: &str, to: &str) {
+    edit_header(&dir.join("model.safetensors"), |header| {
+        let entry = header.as_object_mut().unwrap().remove(from).unwrap();
+        header[to] = entry;
+    });
+}
+
+/// A tensor that is missing leaves another in the file that nobody asks for; that one is not what is told.
+#[test]
+fn a_tensor_of_a_quantised_module_that_is_missing_is_named() {
+    let cases = [
+        (
+            "fp8-channel",
+            "q_proj.weight_scale",
+            "F8_E4M3, which needs scales",
+        ),
+        ("fp8-block", "q_proj.weight_scale_inv", "needs scales"),
+        ("awq", "q_proj.qzeros", "packed weights"),
+        ("gptq", "q_proj.scales", "packed weights"),
+        ("int4-asymmetric", "q_proj.weight_shape", "packed weights"),
+        ("awq", "q_proj.qweight", "config.json calls for it"),
+    ];
+    for (folder, name, says) in cases {
+        let dir = copy(&format!("quantized/{folder}"));
+        let name = format!("model.layers.0.self_attn.{name}");
+        rename(dir.path(), &name, "elsewhere");
+        let missing = match name.strip_suffix("qweight") {
+            Some(module) => format!("{module}weight"),
+            None => name,
+        };
+        assert_says(
+            dir.path(),
+            &["model.safetensors", &missing, "missing", says],
+        );
+    }
+}
+
+#[test]
+fn a_tensor_of_a_quantised_module_that_does_not_fit_is_named() {
+    let says = |folder: &str, kind: &str, field: &str, value: Value, says: &[&str]| {
+        let dir = copy(&format!("quantized/{folder}"));
+        let name = format!("model.layers.0.mlp.gate_proj.{kind}");
+        edit_header(&dir.path().join("model.safetensors"), |header| {
+            header[&name][field] = value
+        });
+        assert_says(
+            dir.path(),
+            &[&["model.safetensors", name.as_str()], says].concat(),
+        );
+    };
+    says(
+        "fp8-channel",
+        "weight_scale",
+        "shape",
+        json!([8, 10]),
+        &["[8, 10]", "[80, 1]"],
+    );
+    says(
+        "fp8-block",
+        "weight_scale_inv",
+        "shape",
+        json!([2, 4]),
+        &["[2, 4]", "[4, 2]"],
+    );
+    says(
+        "fp8-tensor",
+        "weight",
+        "dtype",
+        json!("F8_E5M2"),
+        &["F8_E5M2", "F8_E4M3"],
+    );
+    says(
+        "awq",
+        "qweight",
+        "shape",
+        json!([10, 32]),
+        &["[10, 32]", "[32, 10]"],
+    );
+    says("gptq", "qzeros", "dtype", json!("F32"), &["F32", "I32"]);
+    says("gptq", "scales", "dtype", json!("I16"), &["I16", "F16"]);
+    says(
+        "int4-symmetric",
+        "weight_scale",
+        "shape",
+        json!([160, 1]),
+        &["weight_scale", "[160, 1]"],
+    );
+    // A group that the lists cannot mean.
+    let dir = copy("quantized/gptq");
+    edit_quantization(dir.path(), |q| q["group_size"] = json!(64));
+    assert_says(
+        dir.path(),
+        &["model.safetensors", "qzeros", "[3, 4]", "[2, 4]"],
+    );
+}
+
+/// What would be left out, and what would be computed with wrongly.
+#[test]
+fn tensors_that_would_be_ignored_are_refused_but_for_those_of_activations() {
+    let dir = copy("quantized/awq");
+    rename(dir.path(), "lm_head.weight", "lm_head.qweight");
+    assert_says(
+        dir.path(),
+        &["lm_head.qweight", "a quantised lm_head is not supported"],
+    );
+    let dir = copy("quantized/gptq");
+    edit_header(&dir.path().join("model.safetensors"), |header| {
+        // Scales of another tensor in place of zeros.
+        let scales = header["model.layers.0.self_attn.k_proj.bias"].clone();
+        header["model.layers.0.self_attn.k_proj.bias"]["data_offsets"] =
+            header["model.layers.0.self_attn.v_proj.bias"]["data_offsets"].clone();
+        header["model.layers.0.self_attn.v_proj.bias"]["data_offsets"] =
+            scales["data_offsets"].clone();
+    });
+    Checkpoint::open(dir.path()).unwrap();
+    let file = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let bias = &header["model.layers.0.self_attn.v_proj.bias"]["data_offsets"][0];
+    bytes[8 + length + bias.as_u64().unwrap() as usize] = 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert_says(dir.path(), &["v_proj.bias", "is not part of"]);
+    let dir = copy("quantized/fp8-tensor");
+    rename(
+        dir.path(),
+        "model.layers.0.self_attn.q_proj.input_scale",
+        "model.layers.0.self_attn.k_scale",
+    );
+    Checkpoint::open(dir.path()).unwrap();
+    let dir = copy("quantized/fp8-tensor");
+    rename(
+        dir.path(),
+        "model.layers.0.self_attn.q_proj.input_scale",
+        "model.layers.0.self_attn.q_proj.weight_global_scale",
+    );
+    assert_says(dir.path(), &["weight_global_scale", "is not part of"]);
+}
+
+#[test]
+fn a_list_of_groups_that_names_one_too_many_is_refused() {
+    let dir = copy("quantized/gptq-act-order");
+    let file = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let list = &header["model.layers.0.mlp.down_proj.g_idx"]["data_offsets"][0];
+    let at = 8 + length + list.as_u64().unwrap() as usize + 4 * 7;
+    bytes[at..at + 4].copy_from_slice(&5i32.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    assert_says(
+        dir.path(),
+        &["down_proj.g_idx", "column 7 is of group 5, there are 5"],
+    );
+}
