@@ -13,6 +13,7 @@
 
 mod args;
 mod attention;
+mod blocks;
 mod buffers;
 mod driver;
 mod error;

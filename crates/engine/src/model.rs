@@ -4,6 +4,7 @@
 //! Never: decides what to run.
 //! Invariant: a refused plan changes nothing.
 
+use crate::blocks::DeviceBlocks;
 use crate::forward::{Buffers, Pass, is_all};
 use crate::ops;
 use crate::ops::{Batch, BatchSegment, DrawRule, Ops, PoolShape};
@@ -399,6 +400,9 @@ impl<O: Ops> Engine for ModelEngine<O> {
             false => ops::Wanted::Anything,
         };
         pass.run(&self.batch, &self.wanted.rows, what)?;
+        if self.wanted.rows.is_empty() {
+            self.ops.settle()?;
+        }
         self.take_logits(plan)
     }
 
@@ -415,6 +419,10 @@ impl<O: Ops> Engine for ModelEngine<O> {
     fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
         self.check_range(block, 0, 0).ok()?;
         self.ops.host_block(&self.pool, block)
+    }
+
+    fn blocks(&self) -> Option<Arc<dyn DeviceBlocks>> {
+        self.ops.blocks(&self.pool)
     }
 
     fn write_block(

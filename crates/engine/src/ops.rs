@@ -14,9 +14,11 @@
 //! the forward pass is checked code, and a wrong shape is a defect, not an input.
 
 use crate::EngineError;
+use crate::blocks::DeviceBlocks;
 use crate::checkpoint::StoredTensor;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// How weights and KV are stored and multiplied. Sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -530,6 +532,18 @@ pub trait Ops: Send {
         Err(EngineError::Device(
             "this device does not draw tokens".to_owned(),
         ))
+    }
+
+    /// Returns when the device has done everything that was asked of it: the end of a pass of which nothing came to
+    /// the host.
+    fn settle(&mut self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// The pool apart from the engine, where the device copies by itself.
+    fn blocks(&self, pool: &Self::Pool) -> Option<Arc<dyn DeviceBlocks>> {
+        let _ = pool;
+        None
     }
 
     /// Copies `out.len()` bytes of a block out, from byte `offset`. The range is within the block.

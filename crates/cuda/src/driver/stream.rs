@@ -3,7 +3,7 @@
 //! Owns: what is queued. Never: waits unless the name says so.
 //! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
 
-use super::{Device, DeviceMemory, PinnedMemory, STREAM_NON_BLOCKING, call};
+use super::{Device, DeviceMemory, ImportedMemory, PinnedMemory, STREAM_NON_BLOCKING, call};
 use crate::error::CudaError;
 use cudarc::driver::sys;
 use std::ops::Range;
@@ -105,7 +105,7 @@ impl Stream {
         ))
     }
 
-    /// Queues a copy within the device.
+    /// Queues a copy from memory of a device to memory of the same or another one.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -119,6 +119,35 @@ impl Stream {
         bytes: usize,
     ) -> Result<(), CudaError> {
         let (source, target) = (span(from, bytes), span(to, bytes));
+        let (near, far) = (&from.0.device, &to.0.device);
+        if near.handle == far.handle {
+            return call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle));
+        }
+        // By way of the host where the two cannot reach each other.
+        call!(cuMemcpyPeerAsync(
+            target,
+            far.context,
+            source,
+            near.context,
+            bytes,
+            self.handle
+        ))
+    }
+
+    /// Queues a copy to memory of another process.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub(crate) fn copy_abroad(
+        &self,
+        from: (&DeviceMemory, usize),
+        to: (&ImportedMemory, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (source, target) = (span(from, bytes), to.0.span(to.1, bytes));
         call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle))
     }
 
@@ -220,9 +249,27 @@ impl Event {
     /// # Errors
     /// If the driver makes none.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        device.bind()?;
         // Only order: without a time an event is cheaper.
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        Self::with(
+            device,
+            sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32,
+        )
+    }
+
+    /// The same, and whoever waits for it leaves the processor to others.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub(crate) fn idle(device: &Arc<Device>) -> Result<Self, CudaError> {
+        use sys::CUevent_flags_enum::{CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING};
+        Self::with(
+            device,
+            CU_EVENT_DISABLE_TIMING as u32 | CU_EVENT_BLOCKING_SYNC as u32,
+        )
+    }
+
+    fn with(device: &Arc<Device>, flags: u32) -> Result<Self, CudaError> {
+        device.bind()?;
         let mut handle = std::ptr::null_mut();
         call!(cuEventCreate(&raw mut handle, flags))?;
         Ok(Self {

@@ -11,6 +11,7 @@ mod pass;
 
 use crate::args::{Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
 use crate::attention::{Attending, Io};
+use crate::blocks::{self, CudaBlocks};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
@@ -22,7 +23,7 @@ use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
 use crate::recording::{Recordings, Way};
 use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
-use cleave_engine::EngineError;
+use cleave_engine::{DeviceBlocks, EngineError};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
     PoolShape, Precision, Residual, Wanted,
@@ -206,12 +207,15 @@ impl Ops for CudaOps {
                 shape.blocks_count, shape.block_tokens
             )));
         }
-        let bytes = shape.blocks_count * shape.block_bytes();
+        let bytes = blocks::bytes_of(shape.blocks_count, shape.block_bytes());
         let memory = DeviceMemory::new(self.hardware(), bytes, "the KV cache")?;
         self.stream.zero(&memory, 0..bytes)?;
+        // Whoever writes into it from elsewhere does so in another stream.
+        self.stream.synchronize()?;
         let attending = Attending::new(&self.images, &self.stream, &shape)?;
         self.attending.replace(Some(attending));
         self.pool_shape.replace(Some(shape));
+        let memory = Arc::new(memory);
         Ok(CudaPool { memory, shape })
     }
 
@@ -518,6 +522,17 @@ impl Ops for CudaOps {
         Ok(self.sampling.fetch(rows, &self.stream, tokens)?)
     }
 
+    fn settle(&mut self) -> Result<(), EngineError> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn blocks(&self, pool: &CudaPool) -> Option<Arc<dyn DeviceBlocks>> {
+        let made = CudaBlocks::new(&self.images, self.hardware(), pool);
+        made.inspect_err(|error| tracing::warn!("blocks are copied between steps: {error}"))
+            .ok()
+            .map(|blocks| Arc::new(blocks) as Arc<dyn DeviceBlocks>)
+    }
+
     fn read_block(
         &self,
         pool: &CudaPool,
@@ -548,7 +563,7 @@ impl Ops for CudaOps {
     ) -> Result<(), EngineError> {
         self.stream.bind()?;
         let bytes = pool.shape.block_bytes();
-        let place = |block: BlockIndex| (&pool.memory, block.0 as usize * bytes);
+        let place = |block: BlockIndex| (&*pool.memory, block.0 as usize * bytes);
         Ok(self.stream.copy_within(place(from), place(to), bytes)?)
     }
 }
