@@ -30,6 +30,9 @@ pub enum Transport {
 }
 
 impl Transport {
+    /// All of them, the best first.
+    pub const ALL: [Self; 4] = [Self::Local, Self::CudaIpc, Self::SharedMemory, Self::Tcp];
+
     /// As metrics, logs and the command line name it.
     pub fn name(self) -> &'static str {
         match self {
