@@ -105,7 +105,7 @@ impl Attending {
                 Kernels::Plain(images.kernel(&format!("attend_plain_{}", shape.precision.name()))?)
             }
         };
-        let processors = stream.device().facts().processors_count as usize;
+        let processors = stream.processors_count() as usize;
         Ok(Self {
             kernels,
             blocks_count: processors * BLOCKS_EACH,

@@ -52,6 +52,17 @@ pub enum CudaError {
         /// Bytes that the device has.
         total: usize,
     },
+    /// Give another share, or none.
+    #[error(
+        "{percent} % of {processors} multiprocessors leave nothing for the other part; choose a share further from \
+         0 and 1, or leave --gpu-decode-share out"
+    )]
+    NoPartition {
+        /// The first part.
+        percent: u32,
+        /// Of how many.
+        processors: u32,
+    },
     /// A call of the driver or of a library failed. After a failed launch nothing on this GPU works
     /// any more in this process.
     #[error("{call} failed: {name}: {text}")]

@@ -33,5 +33,5 @@ pub use buffers::{CudaPool, CudaRows};
 pub use driver::{Device, DeviceFacts};
 pub use error::CudaError;
 pub use ops::CudaOps;
-pub use options::{CudaOptions, Products};
+pub use options::{CudaOptions, Part, Priority, Products, Share};
 pub use pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};

@@ -94,6 +94,8 @@ impl Multiplying {
         let CudaOptions {
             precision,
             products,
+            priority: _,
+            share: _,
         } = *options;
         let mut tiled = Vec::new();
         if precision == Precision::Bf16 {
@@ -106,7 +108,7 @@ impl Multiplying {
                 });
             }
         }
-        let processors = stream.device().facts().processors_count as usize;
+        let processors = stream.processors_count() as usize;
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
             tiled,

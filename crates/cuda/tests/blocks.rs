@@ -103,7 +103,12 @@ fn span(block: u32, offset: usize, len: usize) -> BlockSpan {
 fn spans(block_bytes: usize) -> Vec<BlockSpan> {
     let mut spans: Vec<BlockSpan> = (0..9).map(|block| span(block, 0, block_bytes)).collect();
     spans.extend([span(3, 16, 256), span(4, 48, 1024), span(5, 0, 4096 + 16)]);
-    spans.extend([span(1, 7, 241), span(2, 16, 240), span(6, 1, 3), span(7, 0, 1)]);
+    spans.extend([
+        span(1, 7, 241),
+        span(2, 16, 240),
+        span(6, 1, 3),
+        span(7, 0, 1),
+    ]);
     spans
 }
 
@@ -136,10 +141,21 @@ fn what_is_written_lies_in_its_place_and_nowhere_else() {
         let block_bytes = pool.shape.block_bytes();
         // None overlaps another.
         let mut spans: Vec<BlockSpan> = (0..6).map(|block| span(block, 0, block_bytes)).collect();
-        spans.extend([span(7, 16, 256), span(8, 48, 1024), span(9, 7, 241), span(10, 1, 3)]);
-        let bytes: Vec<Vec<u8>> = (0..).zip(&spans).map(|(i, s)| noise(90 + i, s.len)).collect();
-        let parts: Vec<(BlockSpan, &[u8])> =
-            spans.iter().copied().zip(bytes.iter().map(Vec::as_slice)).collect();
+        spans.extend([
+            span(7, 16, 256),
+            span(8, 48, 1024),
+            span(9, 7, 241),
+            span(10, 1, 3),
+        ]);
+        let bytes: Vec<Vec<u8>> = (0..)
+            .zip(&spans)
+            .map(|(i, s)| noise(90 + i, s.len))
+            .collect();
+        let parts: Vec<(BlockSpan, &[u8])> = spans
+            .iter()
+            .copied()
+            .zip(bytes.iter().map(Vec::as_slice))
+            .collect();
         pool.blocks.write(&parts).unwrap();
         for (span, bytes) in parts {
             contents[span.block.0 as usize][span.offset..span.offset + span.len]
@@ -164,7 +180,9 @@ fn blocks_longer_than_the_staging_memory_come_and_go_whole() {
     let (rooms, sums) = pool.read(&[span(2, 0, bytes), span(0, 0, bytes)]);
     assert!(rooms[0] == contents[2] && rooms[1] == contents[0]);
     assert_eq!(sums[0], xxhash_rust::xxh3::xxh3_64(&contents[2]));
-    pool.blocks.write(&[(span(1, 0, bytes), &rooms[0])]).unwrap();
+    pool.blocks
+        .write(&[(span(1, 0, bytes), &rooms[0])])
+        .unwrap();
     assert!(pool.content(1) == contents[2]);
 }
 
@@ -202,7 +220,12 @@ fn blocks_of_one_process_go_from_pool_to_pool() {
         (span(0, 64, 512), BlockIndex(2)),
     ];
     let sums = peer.write(&parts).unwrap();
-    assert_eq!(far.blocks.checksums(&[span(6, 0, bytes), span(2, 64, 512)]).unwrap(), sums);
+    assert_eq!(
+        far.blocks
+            .checksums(&[span(6, 0, bytes), span(2, 64, 512)])
+            .unwrap(),
+        sums
+    );
     assert!(far.content(6) == sent[3]);
     let mut second = before[2].clone();
     second[64..64 + 512].copy_from_slice(&sent[0][64..64 + 512]);

@@ -374,7 +374,9 @@ impl Hearing {
 
     fn pool_frame(&self, head: FrameHead) -> Result<Arrival, SocketError> {
         let Places::Pool = &self.places else {
-            return Err(SocketError::Unexpected("frame of a pool that was not opened"));
+            return Err(SocketError::Unexpected(
+                "frame of a pool that was not opened",
+            ));
         };
         head.fits(self.block_bytes)?;
         let hold = self.account.take(u64::from(head.part.len));

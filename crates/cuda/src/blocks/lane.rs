@@ -201,12 +201,7 @@ impl Lane {
     }
 
     /// Waits for one half, and hands out what lies there.
-    fn empty(
-        &self,
-        half: &Half,
-        which: usize,
-        into: &mut [&mut [u8]],
-    ) -> Result<(), CudaError> {
+    fn empty(&self, half: &Half, which: usize, into: &mut [&mut [u8]]) -> Result<(), CudaError> {
         let stage = &self.stages[which];
         stage.over.synchronize()?;
         let pinned = stage.pinned.as_slice();

@@ -94,7 +94,9 @@ impl Shared {
         let block_bytes = shape.block_bytes();
         let range = |span: &BlockSpan| {
             let BlockSpan { block, offset, len } = *span;
-            let inside = offset.checked_add(len).is_some_and(|end| end <= block_bytes);
+            let inside = offset
+                .checked_add(len)
+                .is_some_and(|end| end <= block_bytes);
             if block.0 as usize >= shape.blocks_count || !inside {
                 return Err(EngineError::Plan(format!(
                     "{len} bytes from {offset} of {block}: there are {} blocks of {block_bytes} bytes",

@@ -174,17 +174,22 @@ impl PeerBlocks for Opened {
         let spans: Vec<BlockSpan> = parts.iter().map(|(span, _)| *span).collect();
         let ranges = self.near.ranges(&spans)?;
         let block_bytes = self.near.pool.shape.block_bytes();
-        let outside = parts.iter().find(|(_, to)| to.0 as usize >= self.blocks_count);
+        let outside = parts
+            .iter()
+            .find(|(_, to)| to.0 as usize >= self.blocks_count);
         if let Some((_, to)) = outside {
             let count = self.blocks_count;
             return Err(EngineError::Plan(format!("{to} of a pool of {count}")));
         }
         let mut lane = self.near.leaving();
         lane.stream().bind()?;
-        let queued = parts.iter().zip(&ranges).try_for_each(|((span, to), range)| {
-            let to = to.0 as usize * block_bytes + span.offset;
-            self.queue(lane.stream(), (range.first, to), range.bytes)
-        });
+        let queued = parts
+            .iter()
+            .zip(&ranges)
+            .try_for_each(|((span, to), range)| {
+                let to = to.0 as usize * block_bytes + span.offset;
+                self.queue(lane.stream(), (range.first, to), range.bytes)
+            });
         let sums = queued.and_then(|()| lane.checksums(&self.near.pool.memory, &ranges));
         // Whatever failed: nothing is written there any more when this returns.
         lane.wait()?;

@@ -10,12 +10,15 @@
 mod ipc;
 mod memory;
 mod module;
+mod partition;
 mod stream;
 
 pub(crate) use ipc::{HANDLE_BYTES, ImportedMemory};
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(crate) use module::{Kernel, KernelArgs, Module, Shape};
 pub(crate) use stream::{Event, Graph, Stream};
+
+pub(crate) use partition::Partition;
 
 use crate::error::CudaError;
 use cudarc::driver::sys;

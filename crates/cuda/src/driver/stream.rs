@@ -3,8 +3,11 @@
 //! Owns: what is queued. Never: waits unless the name says so.
 //! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
 
-use super::{Device, DeviceMemory, ImportedMemory, PinnedMemory, STREAM_NON_BLOCKING, call};
+use super::{
+    Device, DeviceMemory, ImportedMemory, Partition, PinnedMemory, STREAM_NON_BLOCKING, call,
+};
 use crate::error::CudaError;
+use crate::options::{Priority, Share};
 use cudarc::driver::sys;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +17,8 @@ use std::sync::Arc;
 pub(crate) struct Stream {
     device: Arc<Device>,
     handle: sys::CUstream,
+    /// Where its work runs, if not everywhere.
+    partition: Option<Partition>,
 }
 
 // SAFETY: the driver locks for itself; order between threads is the callers' affair.
@@ -27,13 +32,54 @@ impl Stream {
     /// # Errors
     /// If the driver makes none.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        Self::placed(device, (Priority::Normal, None))
+    }
+
+    /// The same, for work that goes before other work or keeps to some multiprocessors.
+    ///
+    /// # Errors
+    /// As [`Stream::new`]; or if the device cannot be divided so.
+    pub(crate) fn placed(
+        device: &Arc<Device>,
+        (priority, share): (Priority, Option<Share>),
+    ) -> Result<Self, CudaError> {
         device.bind()?;
+        let (mut least, mut greatest) = (0, 0);
+        call!(cuCtxGetStreamPriorityRange(
+            &raw mut least,
+            &raw mut greatest
+        ))?;
+        let priority = match priority {
+            Priority::Normal => least,
+            Priority::High => greatest,
+        };
+        let partition = share.map(|share| Partition::new(device, share));
+        let partition = partition.transpose()?;
         let mut handle = std::ptr::null_mut();
-        call!(cuStreamCreate(&raw mut handle, STREAM_NON_BLOCKING))?;
+        match &partition {
+            Some(partition) => call!(cuGreenCtxStreamCreate(
+                &raw mut handle,
+                partition.handle(),
+                STREAM_NON_BLOCKING,
+                priority
+            )),
+            None => call!(cuStreamCreateWithPriority(
+                &raw mut handle,
+                STREAM_NON_BLOCKING,
+                priority
+            )),
+        }?;
         Ok(Self {
             device: Arc::clone(device),
             handle,
+            partition,
         })
+    }
+
+    /// Multiprocessors that its work runs on.
+    pub(crate) fn processors_count(&self) -> u32 {
+        let own = self.partition.as_ref().map(Partition::processors_count);
+        own.unwrap_or(self.device.facts().processors_count)
     }
 
     /// The device it is on.

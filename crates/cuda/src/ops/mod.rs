@@ -23,11 +23,11 @@ use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
 use crate::recording::{Recordings, Way};
 use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
-use cleave_engine::{DeviceBlocks, EngineError};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pass,
     PoolShape, Precision, Residual, Wanted,
 };
+use cleave_engine::{DeviceBlocks, EngineError};
 use host::PIECE_BYTES;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl CudaOps {
             gate: images.kernel(&of("silu_gate"))?,
             gather: images.kernel("gather_rows")?,
         };
-        let stream = Stream::new(device)?;
+        let stream = Stream::placed(device, (options.priority, options.share))?;
         Ok(Self {
             options: *options,
             kernels,
@@ -162,7 +162,13 @@ impl Ops for CudaOps {
 
     fn device(&self) -> String {
         let facts = self.hardware().facts();
-        format!("{}, {}", facts.name, self.options.precision.name())
+        let (own, all) = (self.stream.processors_count(), facts.processors_count);
+        let part = match self.options.share {
+            Some(_) => format!(", {own} of {all} multiprocessors"),
+            None => String::new(),
+        };
+        let precision = self.options.precision.name();
+        format!("{}, {precision}{part}", facts.name)
     }
 
     fn device_id(&self) -> Option<DeviceId> {

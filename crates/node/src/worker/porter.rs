@@ -129,7 +129,9 @@ fn goes_with(first: &Leaving, other: &Leaving) -> bool {
 impl Hands {
     /// False when nobody listens any more.
     fn answer(&self, answers: Vec<Input>) -> bool {
-        answers.into_iter().all(|fact| self.answers.send(fact).is_ok())
+        answers
+            .into_iter()
+            .all(|fact| self.answers.send(fact).is_ok())
     }
 
     /// Takes blocks out of the pool, all of them the same way.
@@ -409,7 +411,8 @@ impl<T> Queue<T> {
         let mut sum = 0;
         while let Some(next) = state.work.front() {
             sum += bytes(next);
-            let fits = sum <= BATCH_BYTES && batch.first().is_none_or(|first| is_alike(first, next));
+            let fits =
+                sum <= BATCH_BYTES && batch.first().is_none_or(|first| is_alike(first, next));
             if !batch.is_empty() && !fits {
                 break;
             }
