@@ -21,7 +21,7 @@ use cleave_domain::{
 };
 use cleave_kv::Packet;
 use cleave_sched::{Brain, Condition, Input, Limits, Output};
-use cleave_transfer::{LinkEvent, LinkSpeed, Links, Payload, Reach, Route};
+use cleave_transfer::{LinkDown, LinkEvent, LinkSpeed, Links, Payload, Reach, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -490,8 +490,14 @@ impl Driver {
 
     fn send(&mut self, to: WorkerRef, packet: Packet) {
         if let Packet::Stop { handoff } = packet {
-            // Who cannot write here need not be asked, nor be there to answer.
-            if self.hands.links.reach(to) == Reach::Never {
+            // Who cannot write here need not be asked, nor be there to answer. Of whom nobody says where it is, none
+            // will.
+            let links = &self.hands.links;
+            let reach = match links.link(to) {
+                Err(LinkDown::NoRoute(_)) => links.bar(to),
+                Err(LinkDown::Broken(_)) | Ok(_) => links.reach(to),
+            };
+            if reach == Reach::Never {
                 return self.pending.push_back(stopped(to, handoff));
             }
             self.stops.ask(to, handoff);
