@@ -388,11 +388,13 @@ fn lesson_02_blocks_of_a_sender_that_died_in_a_write_stayed_in_use_or_were_freed
     fleet.says(prefill, "a copy waits for the end of process");
     assert!(blocks(&port, "reserved") > 0.0);
     assert_eq!(blocks(&port, "quarantined"), 0.0);
-    // Its socket is closed before its device is; here it is the other way round: it is alive and says nothing.
+    // Alive, it may go on with it: neither what the router says of it nor a link that broke makes its blocks free.
     fleet.workers[prefill].signal("STOP");
     harness::wait_for("quarantine", || {
         (blocks(&port, "quarantined") > 0.0).then_some(())
     });
+    fleet.says(decode, "link lost");
+    assert!(blocks(&port, "quarantined") > 0.0);
     fleet.workers[prefill].signal("KILL");
     fleet.workers[prefill].wait();
     fleet.says(decode, "its process has ended");
