@@ -13,6 +13,10 @@
 //! An implementation may assume what is written here and panics, with `assert!`, where it is not so:
 //! the forward pass is checked code, and a wrong shape is a defect, not an input.
 
+mod io;
+
+pub use io::{AttentionIo, LayerOf, Residual};
+
 use crate::EngineError;
 use crate::blocks::DeviceBlocks;
 use crate::checkpoint::StoredTensor;
@@ -577,33 +581,4 @@ pub trait Ops: Send {
         from: BlockIndex,
         to: BlockIndex,
     ) -> Result<(), EngineError>;
-}
-
-/// The residual stream and what a layer adds to it, both `(rows, width)`.
-#[derive(Debug)]
-pub struct Residual<'a, R> {
-    /// Grows by `delta`.
-    pub residual: &'a mut R,
-    /// What is added.
-    pub delta: &'a R,
-}
-
-/// One layer of a pool, to be written.
-#[derive(Debug)]
-pub struct LayerOf<'a, P> {
-    /// The pool.
-    pub pool: &'a mut P,
-    /// Which layer.
-    pub layer: usize,
-}
-
-/// What attention reads and writes.
-#[derive(Debug)]
-pub struct AttentionIo<'a, O: Ops + ?Sized> {
-    /// `(rows, q | k | v)`, queries rotated.
-    pub qkv: &'a O::Rows,
-    /// Keys and values.
-    pub pool: &'a O::Pool,
-    /// `(rows, query_heads × head_dim)`.
-    pub out: &'a mut O::Rows,
 }
