@@ -432,3 +432,226 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::engine::Import;
+    use cleave_domain::{BlockRef, FlightId, WorkerId, WorkerRef};
+    use cleave_engine::{EngineError, PeerBlocks};
+    use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, Route, checksum};
+    use std::time::Duration;
+
+    const BLOCK: usize = 64;
+
+    /// Blocks in host memory. Whoever holds them holds up every copy.
+    #[derive(Debug, Default)]
+    struct Shelf {
+        blocks: Mutex<Vec<[u8; BLOCK]>>,
+        panics: bool,
+    }
+
+    impl DeviceBlocks for Shelf {
+        fn read(&self, parts: &mut [(BlockSpan, &mut [u8])]) -> Result<Vec<u64>, EngineError> {
+            assert!(!self.panics, "the shelf broke");
+            let blocks = self.blocks.lock().unwrap();
+            for (span, to) in parts.iter_mut() {
+                let of = span.offset..span.offset + span.len;
+                to.copy_from_slice(&blocks[span.block.0 as usize][of]);
+            }
+            Ok(parts.iter().map(|(_, bytes)| checksum(bytes)).collect())
+        }
+
+        fn write(&self, parts: &[(BlockSpan, &[u8])]) -> Result<(), EngineError> {
+            let mut blocks = self.blocks.lock().unwrap();
+            for (span, from) in parts {
+                let of = span.offset..span.offset + span.len;
+                blocks[span.block.0 as usize][of].copy_from_slice(from);
+            }
+            Ok(())
+        }
+
+        fn checksums(&self, spans: &[BlockSpan]) -> Result<Vec<u64>, EngineError> {
+            assert!(spans.is_empty(), "what changed hands was verified");
+            Ok(Vec::new())
+        }
+
+        fn handle(&self) -> Result<Vec<u8>, EngineError> {
+            unreachable!("nobody shares a shelf")
+        }
+
+        fn open(&self, _: &[u8]) -> Result<Arc<dyn PeerBlocks>, EngineError> {
+            unreachable!("nobody shares a shelf")
+        }
+    }
+
+    fn worker(worker: u64) -> WorkerRef {
+        WorkerRef {
+            worker: WorkerId(worker),
+            ..WorkerRef::default()
+        }
+    }
+
+    fn handoff(flight: u64) -> HandoffId {
+        HandoffId {
+            flight: FlightId(flight),
+            attempt: 0,
+        }
+    }
+
+    fn export(flight: u64, from: u32) -> Export {
+        Export {
+            handoff: handoff(flight),
+            to: worker(2),
+            from: BlockIndex(from),
+            ordinal: from,
+            block: BlockRef::default(),
+        }
+    }
+
+    /// A porter, what it answers, and a link to send by.
+    struct Scene {
+        porter: Porter,
+        shelf: Arc<Shelf>,
+        pulse: Arc<Pulse>,
+        answers: mpsc::UnboundedReceiver<Input>,
+        sender: Links,
+        granted: mpsc::Receiver<LinkEvent>,
+        arrived: mpsc::Receiver<LinkEvent>,
+        _receiver: Links,
+    }
+
+    impl Scene {
+        fn new(shelf: Shelf) -> Self {
+            let net = LocalNet::default();
+            let links = |me| {
+                let (events, heard) = mpsc::channel(64);
+                let config = LinksConfig::new(me, Default::default(), BLOCK as u32);
+                (Links::new(config, events, net.clone()), heard)
+            };
+            let ((sender, granted), (receiver, arrived)) = (links(worker(1)), links(worker(2)));
+            sender.know(worker(2), Route::Local);
+            let (told, answers) = mpsc::unbounded_channel();
+            let pulse = Arc::new(Pulse::new(Duration::MAX));
+            let shelf = Arc::new(shelf);
+            let blocks = Arc::clone(&shelf) as Arc<dyn DeviceBlocks>;
+            let hands = (Arc::clone(&pulse), told);
+            Self {
+                porter: Porter::start(blocks, BLOCK as u32, hands).unwrap(),
+                shelf,
+                pulse,
+                answers,
+                sender,
+                granted,
+                arrived,
+                _receiver: receiver,
+            }
+        }
+
+        async fn permit(&mut self) -> Permit {
+            loop {
+                let link = self.sender.link(worker(2)).unwrap();
+                match link.reserve(BLOCK as u32) {
+                    Some(permit) => return permit,
+                    None => drop(self.granted.recv().await.unwrap()),
+                }
+            }
+        }
+
+        /// The next frame at the other end, to be written here.
+        async fn import(&mut self, to: u32) -> Import {
+            loop {
+                let event = self.arrived.recv().await.unwrap();
+                if let LinkEvent::Arrived { payload, .. } = event {
+                    return Import {
+                        handoff: handoff(9),
+                        part: BlockPart {
+                            ordinal: to,
+                            offset: 0,
+                            len: BLOCK as u32,
+                        },
+                        block: BlockRef {
+                            block: BlockIndex(to),
+                            ..BlockRef::default()
+                        },
+                        payload: payload.unwrap(),
+                    };
+                }
+            }
+        }
+    }
+
+    fn shelf(panics: bool) -> Shelf {
+        Shelf {
+            blocks: Mutex::new((0..6).map(|block| [block; BLOCK]).collect()),
+            panics,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_block_that_leaves_and_comes_back_is_answered_at_both_ends() {
+        let mut scene = Scene::new(shelf(false));
+        let permit = scene.permit().await;
+        scene.porter.read(export(1, 4), permit);
+        let sent = scene.answers.recv().await.unwrap();
+        let mut digest = Digest::default();
+        let part = BlockPart {
+            ordinal: 4,
+            offset: 0,
+            len: BLOCK as u32,
+        };
+        digest.add(part, checksum(&[4; BLOCK]));
+        let outcome = ExportOutcome::Sent {
+            digest: digest.value(),
+            bytes: BLOCK as u64,
+        };
+        assert_eq!(sent, export(1, 4).answer(outcome));
+        let import = scene.import(2).await;
+        let written = import.answer(ImportOutcome::Written);
+        scene.porter.write(import);
+        assert_eq!(scene.answers.recv().await, Some(written));
+        assert_eq!(scene.shelf.blocks.lock().unwrap()[2], [4; BLOCK]);
+    }
+
+    #[tokio::test]
+    async fn lesson_05_a_copy_that_panicked_lost_the_bookkeeping_of_its_blocks() {
+        let mut scene = Scene::new(shelf(true));
+        let permit = scene.permit().await;
+        scene.porter.read(export(1, 0), permit);
+        let broken = export(1, 0).answer(ExportOutcome::Broken);
+        assert_eq!(scene.answers.recv().await, Some(broken));
+        let lost = scene.answers.recv().await;
+        assert!(matches!(lost, Some(Input::EngineLost { .. })), "{lost:?}");
+        assert!(scene.pulse.check().is_err());
+    }
+
+    #[tokio::test]
+    async fn lesson_02_what_has_not_begun_beside_the_engine_is_dropped_and_answered() {
+        let mut scene = Scene::new(shelf(false));
+        let shelf = Arc::clone(&scene.shelf);
+        let (first, second, third) = (
+            scene.permit().await,
+            scene.permit().await,
+            scene.permit().await,
+        );
+        let answers = {
+            // Whatever has begun waits for the shelf.
+            let held = shelf.blocks.lock().unwrap();
+            scene.porter.read(export(1, 0), first);
+            scene.porter.read(export(2, 1), second);
+            scene.porter.read(export(2, 2), third);
+            let dropped = scene.porter.forget(handoff(2));
+            drop(held);
+            dropped
+        };
+        let mut outcomes = answers.len();
+        // Those that had begun are answered by themselves; all of them once.
+        while outcomes < 3 {
+            let answer = scene.answers.recv().await.unwrap();
+            assert!(matches!(answer, Input::Exported { .. }), "{answer:?}");
+            outcomes += 1;
+        }
+        assert!(scene.porter.forget(handoff(1)).is_empty());
+        assert!(scene.answers.try_recv().is_err(), "once");
+    }
+}
