@@ -74,6 +74,31 @@ fn a_gpu_that_is_not_there_is_told() {
     assert!(err.contains("no GPU number 7"), "{err}");
 }
 
+/// As scripts/gpu reads it.
+#[test]
+fn how_long_the_device_stands_still_between_decode_steps_is_measured() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let folders = harness::golden_folders();
+    let model = folders[0].to_str().expect("a path");
+    let mut arguments = vec!["bench", "engine", "--device", "cuda", "--model", model];
+    arguments.extend([
+        "--shapes",
+        "decode:2x16,prefill:20",
+        "--dtype",
+        "f32",
+        "--json",
+    ]);
+    arguments.extend(["--kv-cache", "16MiB", "--max-num-seqs", "4"]);
+    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+        return;
+    };
+    let rows = answer(&mut command)["rows"].clone();
+    let seconds = |row: usize, what: &str| rows[row][what].as_f64();
+    let idle = seconds(0, "idle_seconds_median").expect("of decode steps");
+    assert!(idle <= seconds(0, "seconds_median").expect("as long as they take"));
+    assert_eq!(seconds(1, "idle_seconds_median"), None, "of a prompt");
+}
+
 #[test]
 fn tokens_are_those_of_transformers() {
     let cache = tempfile::tempdir().expect("a temporary folder");
@@ -431,4 +456,70 @@ fn lesson_02_a_receiver_that_died_in_a_write_cost_its_sender_blocks() {
     assert_eq!(answered, alone(3, fleet.cache.path()));
     let port = fleet.port(prefill);
     let_go(&port);
+}
+
+/// Two workers, of which one's GPU fails in the middle of streams: it says so and ends, and its streams go on at the
+/// other one, from the token where they were.
+#[test]
+fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let folder = harness::root().join("testdata/llama3");
+    let model = folder.to_str().expect("a readable path");
+    let mut router = harness::Process::start(&["router", "--listen", "127.0.0.1:0"]);
+    let address = router.address();
+    let worker = |faults: &str| {
+        let mut arguments = vec!["worker", "--leg", "both", "--router", &address];
+        arguments.extend([
+            "--kv-cache",
+            "4MiB",
+            "--no-prefix-cache",
+            "--metrics-listen",
+            "127.0.0.1:0",
+        ]);
+        arguments.extend(["--device", "cuda", "--dtype", "f32", "--model", model]);
+        let mut command = on_stand_in(&arguments, cache.path())?;
+        command.env("CLEAVE_STANDIN_FAULTS", faults);
+        Some(harness::Process::spawn(command))
+    };
+    // One embedding a step: more steps than a worker measures itself with before it joins.
+    let (Some(_sound), Some(mut sick)) = (worker(""), worker("launch:embed_f32@600")) else {
+        return;
+    };
+    let client = harness::Client::new(&address);
+    client.wait_ready();
+    harness::wait_for("two workers", || {
+        (client.metric("cleave_workers", &[]) >= 2.0).then_some(())
+    });
+    // So many at once that both workers have some.
+    let bodies = [3, 4, 5, 6].map(|first| {
+        json!({
+            "model": "llama3", "prompt": (first..20).collect::<Vec<u32>>(), "max_tokens": 60,
+            "temperature": 0.9, "seed": 5, "ignore_eos": true,
+        })
+    });
+    let round = || {
+        std::thread::scope(|scope| {
+            let post = |body| client.post("/v1/completions", body);
+            let posts = bodies
+                .each_ref()
+                .map(|body| scope.spawn(move || post(body)));
+            posts.map(|post| {
+                let (status, answer) = post.join().expect("a client does not panic");
+                assert_eq!(status, 200, "{answer}");
+                answer["choices"][0]["text"].clone()
+            })
+        })
+    };
+    let first = round();
+    let mut rounds = 1;
+    while !sick.logs().contains("device lost") {
+        assert!(rounds < 60, "the fault never struck: {}", sick.logs());
+        assert_eq!(round(), first, "round {rounds}");
+        rounds += 1;
+    }
+    let told = sick.logs();
+    assert!(told.contains("CUDA_ERROR_LAUNCH_FAILED"), "{told}");
+    assert!(told.contains("start it again"), "{told}");
+    assert!(!sick.wait().success(), "whoever starts it again is told");
+    assert_eq!(round(), first, "the other worker has them all");
 }

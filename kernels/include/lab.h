@@ -130,6 +130,13 @@ inline int multiprocessors() {
     return count;
 }
 
+// Whether the device has wgmma.
+inline bool is_hopper() {
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
+    return major == 9;
+}
+
 // Floating-point operations per second of mma.sync, bf16.
 inline double mma_ceiling() {
     const int blocks = multiprocessors() * 2, threads = 256;

@@ -167,6 +167,54 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Hopper's products of warpgroups: four warps, the first of which has a number that 4 divides, multiply operands that lie in
+// shared memory, beside whatever else they do. Under other targets the code traps: nobody launches it there.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WGMMA(code) code
+#else
+#define WGMMA(code) __trap()
+#endif
+// What this thread has in shared memory (copies that it waited for too) is there for wgmma, after the next barrier.
+DEVICE void wgmma_fence_shared() { WGMMA(asm volatile("fence.proxy.async.shared::cta;" ::: "memory")); }
+// Registers that other instructions have touched are there for the wgmma that come.
+DEVICE void wgmma_begin() { WGMMA(asm volatile("wgmma.fence.sync.aligned;" ::: "memory")); }
+DEVICE void wgmma_commit() { WGMMA(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")); }
+// Until at most N of this warp's groups are in flight.
+template <int N> DEVICE void wgmma_wait() { WGMMA(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory")); }
+// Until none is: `d` is what it should be, and other instructions may have it.
+DEVICE void wgmma_take(float (&d)[16][4]) {
+    wgmma_wait<0>();
+#pragma unroll
+    for (u32 i = 0; i < 64; i++) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+}
+// An operand: rows of 64 bf16 along the inner dimension, one after the other, eight of them a pattern of 1024 bytes, where
+// chunk c of 16 bytes of row r lies at chunk c ^ r % 8 (the 128-byte swizzle, PTX ISA, "Matrix Descriptor Format").
+DEVICE u64 wgmma_operand(const void* at) {
+    constexpr u64 PATTERN_BYTES = 1024, LINE_OF_128 = 1;
+    return u64((shared_address(at) & 0x3ffff) >> 4) | u64(1) << 16 | (PATTERN_BYTES >> 4) << 32 | LINE_OF_128 << 62;
+}
+// d += a · b, or d = a · b unless it keeps what is there: a 64 × 16, b 16 × 128, both from 32 bytes of each row of an
+// operand (see above); of d, 64 × 128, each warp has 16 rows, as fragments of 16 × 8 that are mma_bf16's.
+DEVICE void wgmma_bf16(float (&d)[16][4], const void* a, const void* b, bool keeps) {
+    WGMMA(asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+        : "l"(wgmma_operand(a)), "l"(wgmma_operand(b)), "r"(u32(keeps))
+        : "memory"));
+}
+#undef WGMMA
+
 #else
 #include "emulator.h"
 #define CONSTANT_DEVICE constexpr

@@ -100,9 +100,9 @@ template <class S> DEVICE void fill_scales(u8* to, const MatmulArgs& args, const
     }
 }
 
-// All stages of all units of this block, one after the other. Every `fill` is one group of copies, even past the
-// end, so that who waits can count.
-template <class S> struct Feed {
+// All stages of all units of this block, one after the other, AHEAD of them at first. Every `fill` is one group of
+// copies, even past the end, so that who waits can count.
+template <class S, u32 AHEAD = S::STAGES - 1> struct Feed {
     const MatmulArgs& args;
     const Work& work;
     Source weights;
@@ -119,7 +119,7 @@ template <class S> struct Feed {
         if (index < work.units) unit = unit_of<S>(work, index);
         // As a loop: a stage's copies are code enough.
 #pragma unroll 1
-        for (u32 i = 0; i < S::STAGES - 1; i++) fill();
+        for (u32 i = 0; i < AHEAD; i++) fill();
     }
 
     DEVICE void fill() {

@@ -12,6 +12,7 @@
 #include "many.cu"
 #include "narrow.cu"
 #include "plain.cu"
+#include "wide.cu"
 
 #include <cmath>
 #include <cstring>
@@ -38,12 +39,15 @@ template <class S> Candidate candidate(const char* name, const void* entry) {
 }
 
 std::vector<Candidate> wide_candidates() {
-    return {candidate<matmul::Few8>("few8_bf16", reinterpret_cast<const void*>(matmul_few8_bf16)),
+    std::vector<Candidate> all = {
+            candidate<matmul::Few8>("few8_bf16", reinterpret_cast<const void*>(matmul_few8_bf16)),
             candidate<matmul::Few16>("few16_bf16", reinterpret_cast<const void*>(matmul_few16_bf16)),
             candidate<matmul::Few32>("few32_bf16", reinterpret_cast<const void*>(matmul_few32_bf16)),
             candidate<matmul::Few64>("few64_bf16", reinterpret_cast<const void*>(matmul_few64_bf16)),
             candidate<matmul::Many64>("many64_bf16", reinterpret_cast<const void*>(matmul_many64_bf16)),
             candidate<matmul::Many128>("many128_bf16", reinterpret_cast<const void*>(matmul_many128_bf16))};
+    if (lab::is_hopper()) all.push_back(candidate<matmul::Wide128>("wide128_bf16", reinterpret_cast<const void*>(matmul_wide128_bf16)));
+    return all;
 }
 
 template <class Weights> void add_narrow(std::vector<Candidate>& to, const char* format, std::vector<const void*> entries) {

@@ -2,7 +2,7 @@
 
 usage: check_kernels.py --nvcc NVCC [--jobs N] [--target sm_80 …] [--json FILE]
 
-Fails on a compiler's warning, on more registers than the table allows, on spills, on a stack (local memory), on a
+Fails on a compiler's warning, on products of warpgroups that it makes wait for one another, on more registers than the table allows, on spills, on a stack (local memory), on a
 kernel that the table does not list or that is not there, and on machine code without the instructions that the
 table asks for (`sm_80:HMMA`: tensor cores are used; a kernel that lost them would still be right, and slow).
 cuobjdump and nvdisasm lie beside nvcc, or on the PATH. Standard library only.
@@ -23,6 +23,8 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 TARGETS = ["sm_80", "sm_90a", "sm_100a"]
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+# ptxas says so where it puts a wait between products of warpgroups that nobody asked for.
+REMARK = re.compile(r"\(C75\d\d\) (.*) in function '(\w+)'")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
@@ -42,6 +44,7 @@ class Found:
     stack: int = 0
     spills: int = 0
     shared: int = 0
+    remarks: list[str] = field(default_factory=list)
     instructions: set[str] = field(default_factory=set)
 
 
@@ -71,7 +74,9 @@ def compiled(nvcc: Path, file: str, target: str, folder: str) -> dict[str, Found
     kernels: dict[str, Found] = {}
     current = None
     for line in told.splitlines():
-        if match := ENTRY.search(line):
+        if match := REMARK.search(line):
+            kernels.setdefault(match[2], Found()).remarks.append(match[1])
+        elif match := ENTRY.search(line):
             current = kernels.setdefault(match[1], Found())
         elif current and (match := STACK.search(line)):
             current.stack, current.spills = int(match[1]), int(match[2]) + int(match[3])
@@ -95,6 +100,7 @@ def wrongs(row: Listed, target: str, found: Found | None) -> list[str]:
         said.append(f"spills {found.spills} bytes")
     if found.stack or found.instructions & {"LDL", "STL"}:
         said.append(f"uses local memory ({found.stack} bytes of stack)")
+    said += [f"waits: {remark}" for remark in found.remarks]
     for one in row.required:
         of, instruction = one.split(":")
         if of in (target, "all") and instruction not in found.instructions:

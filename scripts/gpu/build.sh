@@ -2,8 +2,8 @@
 # Builds everything that run.sh takes to a machine with a GPU, on one that has none.
 # usage: build.sh [--flashinfer] [--llama-cpp FOLDER]
 #
-# Leaves target/gpu-bundle: the binary with its kernels inside, the backend's test programs, the labs, a manifest; all
-# stripped, for x86-64 and the glibc of this machine or a later one. nvcc is CLEAVE_NVCC, or installed into target/nvcc.
+# Leaves target/gpu-bundle, and the same as target/gpu-bundle.tar.xz to be carried: the binary with its kernels inside, the
+# backend's test programs, the labs, a manifest; all stripped, for x86-64 and the glibc of this machine or a later one. nvcc is CLEAVE_NVCC, or installed into target/nvcc.
 # --flashinfer also builds a measurement of FlashInfer's attention kernels, from the headers in their Python package.
 # --llama-cpp packs the llama-bench that scripts/gpu/peers/build_llama_cpp.sh built in FOLDER.
 set -euo pipefail
@@ -107,4 +107,12 @@ for name, size in files.items():
 tracked = sum(Path(name).stat().st_size for name in told("git", "ls-files").splitlines() if Path(name).is_file())
 print(f"{sum(files.values()) / 2**20:8.2f} MiB  in all, beside {tracked / 2**20:.2f} MiB of tracked files")
 PYTHON
-say "target/gpu-bundle"
+say "archive"
+python3 - "$bundle" <<'PYTHON'
+import sys, tarfile
+
+bundle = sys.argv[1]
+with tarfile.open(f"{bundle}.tar.xz", "w:xz", preset=6) as archive:
+    archive.add(bundle, "gpu-bundle")
+PYTHON
+say "target/gpu-bundle.tar.xz, $(stat -c %s "$bundle.tar.xz") bytes"

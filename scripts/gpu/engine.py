@@ -2,7 +2,7 @@
 
 usage: engine.py --cleave BIN --model FOLDER --name NAME [--shapes S,S,…] [--rounds N] [-- more arguments of bench engine]
 
-Writes `load`, `decode`, `prefill` and `skipped` records. Standard library only.
+Writes `load`, `decode`, `gap`, `prefill` and `skipped` records. Standard library only.
 """
 
 import argparse
@@ -39,6 +39,8 @@ def main() -> None:
     for row in table["rows"]:
         print(f"{args.name} {row['shape']}: {row['seconds_median'] * 1e3:.3f} ms", file=sys.stderr)
         turns.put(args.system, args.name, row["shape"], [row["seconds_median"]], [])
+        if "idle_seconds_median" in row:
+            record.put("gap", name=f"{args.name} {row['shape']}", seconds=row["idle_seconds_median"])
     for row in table["skipped"]:
         record.put("skipped", system=args.system, model=args.name, **row)
 

@@ -2,7 +2,7 @@
 # Everything that a real GPU is needed for, in one command of ten minutes, on a machine with a driver of CUDA 13.
 # usage: run.sh [--quick] [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER] [--stand-in FOLDER]
 #
-# Takes target/gpu-bundle, which build.sh made elsewhere. Stages run in the order of what they are worth, each within a
+# Takes target/gpu-bundle, or the archive of it, which build.sh made elsewhere. Stages run in the order of what they are worth, each within a
 # time of its own and what is left of the budget; none stops another. Findings are on disk as they come, and the report
 # is made anew after every stage, so that whoever ends this early loses one stage. Needs Python 3; PyTorch and
 # transformers for the ceiling of matrix products and for the peers. Changes no setting of the card.
@@ -31,6 +31,9 @@ done
 
 bundle=$root/target/gpu-bundle
 cleave=$bundle/cleave
+if [ ! -r "$bundle/manifest.json" ] && [ -r "$bundle.tar.xz" ]; then
+  python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' "$bundle.tar.xz" "$root/target"
+fi
 if [ ! -r "$bundle/manifest.json" ]; then
   echo "run.sh: $bundle is not there; scripts/gpu/build.sh makes it" >&2
   exit 2

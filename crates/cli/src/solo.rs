@@ -150,5 +150,6 @@ fn limits(engine: &dyn Engine) -> Limits {
         swap_blocks: 0,
         writer: Writer::Receiver,
         prices: cleave_domain::Prices::default(),
+        steps_in_flight: 1,
     }
 }

@@ -26,10 +26,10 @@ args! {
     EmbedArgs {
         table: Address,
         tokens: Address,
+        drawn: Address,
         out: Address,
         width: u32,
-        // The struct ends on eight bytes, and no byte of it may be unknown.
-        padding: u32,
+        vocab: u32,
     }
     /// `kernels/norm`: `norm_*`.
     NormArgs {
@@ -71,6 +71,7 @@ args! {
         gate_up: Address,
         out: Address,
         width: u32,
+        // The struct ends on eight bytes, and no byte of it may be unknown.
         padding: u32,
     }
     /// `kernels/gather`.

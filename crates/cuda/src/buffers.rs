@@ -44,7 +44,7 @@ pub struct CudaPool {
     pub(crate) shape: PoolShape,
 }
 
-/// Memory that grows when a step needs more, and then stays; its contents do not survive growing.
+/// Memory that grows when a step needs more, and then stays.
 #[derive(Debug)]
 pub(crate) struct Growing {
     memory: DeviceMemory,
@@ -57,6 +57,8 @@ pub(crate) struct Growing {
 pub(crate) enum Contents {
     Anything,
     Zeros,
+    /// Anything at first; what was written survives growing.
+    Kept,
 }
 
 impl Growing {
@@ -89,10 +91,15 @@ impl Growing {
         bytes: usize,
     ) -> Result<&DeviceMemory, CudaError> {
         if bytes > self.memory.bytes() {
+            let larger = bytes.next_power_of_two();
+            let larger = Self::new(stream, larger, self.what, self.begins)?;
+            if self.begins == Contents::Kept {
+                let bytes = self.memory.bytes();
+                stream.copy_within((&self.memory, 0), (&larger.memory, 0), bytes)?;
+            }
             // Work that is queued may still use what is given back here.
             stream.synchronize()?;
-            let larger = bytes.next_power_of_two();
-            *self = Self::new(stream, larger, self.what, self.begins)?;
+            *self = larger;
         }
         Ok(&self.memory)
     }

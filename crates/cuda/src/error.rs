@@ -41,7 +41,10 @@ pub enum CudaError {
     #[error("{0}")]
     NoKernels(String),
     /// Ask for less, or use a larger GPU.
-    #[error("out of GPU memory: {wanted} bytes for {what}, {free} of {total} bytes are free")]
+    #[error(
+        "out of GPU memory: {wanted} bytes for {what}, {free} of {total} bytes are free; ask for less \
+         (--kv-cache, --gpu-memory-utilization, --max-num-batched-tokens), or stop what else runs there"
+    )]
     OutOfMemory {
         /// Bytes asked for.
         wanted: usize,
@@ -63,9 +66,18 @@ pub enum CudaError {
         /// Of how many.
         processors: u32,
     },
-    /// A call of the driver or of a library failed. After a failed launch nothing on this GPU works
-    /// any more in this process.
-    #[error("{call} failed: {name}: {text}")]
+    /// Give the host's memory some room.
+    #[error(
+        "the system lends no {wanted} bytes of memory that the GPU can copy from: free some of the host's \
+         memory, or raise the limit of locked memory (ulimit -l)"
+    )]
+    NoPinnedMemory {
+        /// Bytes asked for.
+        wanted: usize,
+    },
+    /// A call of the driver or of a library failed, or told of what failed before it. After a failed launch
+    /// nothing on this GPU works any more in this process.
+    #[error("{call} failed: {name}: {text}{}", advice(.name))]
     Call {
         /// Which.
         call: &'static str,
@@ -76,8 +88,43 @@ pub enum CudaError {
     },
 }
 
+/// Whether every call after it fails too.
+fn is_for_good(name: &str) -> bool {
+    matches!(
+        name,
+        "CUDA_ERROR_LAUNCH_FAILED"
+            | "CUDA_ERROR_ILLEGAL_ADDRESS"
+            | "CUDA_ERROR_MISALIGNED_ADDRESS"
+            | "CUDA_ERROR_INVALID_ADDRESS_SPACE"
+            | "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+            | "CUDA_ERROR_HARDWARE_STACK_ERROR"
+            | "CUDA_ERROR_INVALID_PC"
+            | "CUDA_ERROR_ASSERT"
+            | "CUDA_ERROR_LAUNCH_TIMEOUT"
+            | "CUDA_ERROR_ECC_UNCORRECTABLE"
+            | "CUDA_ERROR_NVLINK_UNCORRECTABLE"
+    )
+}
+
+/// What to do about a driver's error, where that is known.
+fn advice(name: &str) -> &'static str {
+    match name {
+        _ if is_for_good(name) => {
+            "; this process can use the GPU no more: start it again, and if that comes back look for Xid in the \
+             kernel's log"
+        }
+        "CUDA_ERROR_NO_BINARY_FOR_GPU" | "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" => {
+            "; this program has no code for this GPU: build it with an nvcc of CUDA 13.0, or update the driver"
+        }
+        _ => "",
+    }
+}
+
 impl From<CudaError> for EngineError {
     fn from(error: CudaError) -> Self {
-        Self::Device(error.to_string())
+        match &error {
+            CudaError::Call { name, .. } if is_for_good(name) => Self::Lost(error.to_string()),
+            _ => Self::Device(error.to_string()),
+        }
     }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Listed {
     file: &'static str,
-    name: &'static str,
+    pub(crate) name: &'static str,
     threads: u32,
     shared_bytes: u32,
 }

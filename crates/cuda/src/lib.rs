@@ -17,6 +17,9 @@ mod blocks;
 mod buffers;
 mod driver;
 mod error;
+#[cfg(test)]
+mod every_kernel;
+mod idle;
 mod images;
 mod inbox;
 mod library;
@@ -28,6 +31,7 @@ mod plan;
 mod recording;
 mod sample;
 mod upload;
+mod wide;
 
 pub use buffers::{CudaPool, CudaRows};
 pub use driver::{Device, DeviceFacts};

@@ -13,6 +13,7 @@ use crate::inbox::{Inbox, Place};
 use crate::library::Library;
 use crate::options::{CudaOptions, Products};
 use crate::pack::CudaMatrix;
+use crate::wide;
 use cleave_engine::ops::Precision;
 
 /// Where spans may begin: `SPAN_UNIT` of the kernels.
@@ -27,6 +28,8 @@ const SPANS_MOST: usize = 16;
 const ALIGNED_ELEMENTS: usize = 8;
 /// Blocks for each multiprocessor.
 const BLOCKS_EACH: usize = 2;
+/// As `BLOCKS_EACH`, of the plain kernels.
+const PLAIN_BLOCKS_EACH: usize = 8;
 /// Rows from which cublasLt is asked, where it may be: below, bandwidth decides, and it has no more of it.
 const LIBRARY_ROWS: usize = 65;
 /// Columns and rows of a tile of the plain kernels.
@@ -59,6 +62,8 @@ struct Tiled {
     rows_max: usize,
     /// Whether spans of one tile go to several blocks.
     merges: bool,
+    /// Blocks that a multiprocessor is given.
+    blocks_each: usize,
 }
 
 #[derive(Debug)]
@@ -66,10 +71,12 @@ pub(crate) struct Multiplying {
     plain: Kernel<MatmulPlainArgs>,
     /// By rows, fewest first; empty where all is plain.
     tiled: Vec<Tiled>,
+    /// Whether the last of them is Hopper's.
+    has_wgmma: bool,
     library: Option<Library>,
     sums: Growing,
     arrivals: Growing,
-    blocks_count: usize,
+    processors_count: usize,
     /// Numbers of rows that this pass has sent, and where they are.
     counts: Vec<(usize, u64)>,
     moves_count: u64,
@@ -105,23 +112,38 @@ impl Multiplying {
                     tile,
                     rows_max,
                     merges,
+                    blocks_each: BLOCKS_EACH,
                 });
             }
         }
-        let processors = stream.processors_count() as usize;
+        let mut has_wgmma = false;
+        if let Some(last) = tiled.last_mut()
+            && let Some(kernel) = wide::load(images, stream, &last.kernel)?
+        {
+            // The same tile, and the same bits.
+            last.kernel = kernel;
+            last.blocks_each = 1;
+            has_wgmma = true;
+        }
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
             tiled,
+            has_wgmma,
             library: match (products, precision) {
                 (Products::Fast, Precision::Bf16) => Some(Library::new(stream)?),
                 _ => None,
             },
             sums: Growing::new(stream, 0, "sums of products", Contents::Anything)?,
             arrivals: Growing::new(stream, 0, "counters of products", Contents::Zeros)?,
-            blocks_count: processors * BLOCKS_EACH,
+            processors_count: stream.processors_count() as usize,
             counts: Vec::new(),
             moves_count: 0,
         })
+    }
+
+    /// Whether many rows go through Hopper's wgmma.
+    pub(crate) fn has_wgmma(&self) -> bool {
+        self.has_wgmma
     }
 
     /// How often a workspace has moved.
@@ -176,7 +198,11 @@ impl Multiplying {
                 padding: 0,
             };
             let tiles = matrix.columns.div_ceil(PLAIN_TILE) * rows.div_ceil(PLAIN_TILE);
-            let grid = [tiles.min(self.blocks_count * 4) as u32, 1, 1];
+            let grid = [
+                tiles.min(self.processors_count * PLAIN_BLOCKS_EACH) as u32,
+                1,
+                1,
+            ];
             // SAFETY: rows were checked here, the target by the caller.
             return unsafe { self.plain.launch(stream, grid, args) };
         };
@@ -214,7 +240,7 @@ impl Multiplying {
             group_shift: 0,
             is_out_f32: u32::from(target.stored == Precision::F32),
         };
-        let blocks = items.min(self.blocks_count);
+        let blocks = items.min(self.processors_count * tiled.blocks_each);
         // SAFETY: rows were checked here, the target by the caller; the workspace has room for all spans.
         unsafe { tiled.kernel.launch(stream, [blocks as u32, 1, 1], args) }
     }

@@ -43,6 +43,7 @@ pub struct CudaMatrix {
 #[derive(Debug)]
 pub struct CudaTable {
     pub(crate) rows: Part,
+    pub(crate) vocab: usize,
     pub(crate) width: usize,
 }
 
@@ -227,6 +228,7 @@ impl Pack for CudaPack {
     fn table(&self, stored: &StoredTensor) -> Result<CudaTable, EngineError> {
         Ok(CudaTable {
             rows: self.stacked(std::slice::from_ref(stored))?,
+            vocab: stored.rows(),
             width: stored.columns(),
         })
     }

@@ -1,21 +1,26 @@
 //! Drawing tokens on the device.
 //!
-//! Owns: the logits' memory, and the rules as kernels read them.
-//! Never: chooses a token itself.
-//! Invariant: the counters that kernels leave as they found them begin as zeros.
+//! Owns: the logits' memory, the rules as kernels read them, and how tokens come to the host: each draw has a
+//! piece of pinned memory and an event of its own until it is fetched.
+//! Never: chooses a token itself; waits where it queues.
+//! Invariant: the counters that kernels leave as they found them begin as zeros. What was drawn last stays on the
+//! device, where the next step takes it, until that step's own draw.
 
 use crate::args::{DeviceEdit, DeviceRule, SampleArgs};
 use crate::buffers::{Contents, Growing};
-use crate::driver::{DeviceMemory, Kernel, PinnedMemory, Stream};
+use crate::driver::{DeviceMemory, Event, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
 use crate::matmul::Target;
 use cleave_domain::TokenId;
+use cleave_engine::STEPS_IN_FLIGHT_MAX;
 use cleave_engine::ops::{Change, DrawRule, Edit, Precision};
 
 /// Tokens that one block of the first kernel takes: few rows then still give work to many blocks.
 const PREPARE_TOKENS: usize = 8192;
+/// Of what is kept for each row, at first: more rows than most engines have.
+const ROWS_BYTES: usize = 4 << 10;
 /// `NO_TOKEN` of the kernels.
 const NO_TOKEN: u32 = u32::MAX;
 
@@ -27,11 +32,24 @@ pub(crate) struct Sampling {
     logits: Growing,
     /// `(rows)`, u64, zero between draws.
     best: Growing,
-    /// `(rows)`, u32.
+    /// `(rows)`, u32, of the last draw.
     tokens: Growing,
-    fetched: PinnedMemory,
+    /// In turns: at most so many draws are queued and not fetched.
+    returns: [Return; STEPS_IN_FLIGHT_MAX],
+    /// The oldest one not fetched, and how many there are.
+    oldest: usize,
+    returns_count: usize,
     sent: Sent,
     moves_count: u64,
+}
+
+/// What one draw brings to the host.
+#[derive(Debug)]
+struct Return {
+    memory: PinnedMemory,
+    rows: usize,
+    /// Reached when the tokens are in the memory.
+    done: Event,
 }
 
 /// Where the rules of the pass at hand are.
@@ -43,13 +61,22 @@ struct Sent {
 
 impl Sampling {
     pub(crate) fn new(images: &Images, stream: &Stream) -> Result<Self, CudaError> {
+        let a_return = || -> Result<Return, CudaError> {
+            Ok(Return {
+                memory: PinnedMemory::new(stream.device(), ROWS_BYTES)?,
+                rows: 0,
+                done: Event::new(stream.device())?,
+            })
+        };
         Ok(Self {
             prepare: images.kernel("sample_prepare")?,
             draw: images.kernel("sample_draw")?,
             logits: Growing::new(stream, 0, "logits", Contents::Anything)?,
             best: Growing::new(stream, 0, "counters of draws", Contents::Zeros)?,
-            tokens: Growing::new(stream, 0, "drawn tokens", Contents::Anything)?,
-            fetched: PinnedMemory::new(stream.device(), 0)?,
+            tokens: Growing::new(stream, ROWS_BYTES, "drawn tokens", Contents::Kept)?,
+            returns: [a_return()?, a_return()?],
+            oldest: 0,
+            returns_count: 0,
             sent: Sent::default(),
             moves_count: 0,
         })
@@ -92,10 +119,6 @@ impl Sampling {
         let (mut rules, edits) = told(rules);
         rules.resize(bucket, PADDING);
         let bytes = bucket * size_of::<u32>();
-        if self.fetched.bytes() < bytes {
-            stream.synchronize()?;
-            self.fetched = PinnedMemory::new(stream.device(), bytes.next_power_of_two())?;
-        }
         let before = (self.tokens.memory().at(0), self.best.memory().at(0));
         let tokens = self.tokens.at_least(stream, bytes)?.at(0);
         let best = self.best.at_least(stream, bucket * size_of::<u64>())?.at(0);
@@ -132,18 +155,51 @@ impl Sampling {
         }
     }
 
-    /// Waits for the tokens of the first rows.
+    /// Where the tokens of the last draw are.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens.memory().at(0)
+    }
+
+    /// Queues the way of the first rows' tokens to the host.
+    ///
+    /// # Panics
+    /// If too many are queued and not fetched.
+    pub(crate) fn bring(&mut self, rows: usize, stream: &Stream) -> Result<(), CudaError> {
+        assert!(
+            self.returns_count < STEPS_IN_FLIGHT_MAX,
+            "a draw too many under way"
+        );
+        let to = &mut self.returns[(self.oldest + self.returns_count) % STEPS_IN_FLIGHT_MAX];
+        let bytes = rows * size_of::<u32>();
+        if to.memory.bytes() < bytes {
+            // What it had was fetched.
+            to.memory = PinnedMemory::new(stream.device(), bytes.next_power_of_two())?;
+        }
+        let from = (self.tokens.memory(), 0);
+        stream.copy_out(from, (&mut to.memory, 0..bytes))?;
+        to.done.record(stream)?;
+        to.rows = rows;
+        self.returns_count += 1;
+        Ok(())
+    }
+
+    /// Waits for the tokens that were queued first.
+    ///
+    /// # Panics
+    /// If none are.
     pub(crate) fn fetch(
         &mut self,
-        rows: usize,
         stream: &Stream,
         tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), CudaError> {
-        let bytes = rows * size_of::<u32>();
-        let from = (self.tokens.memory(), 0);
-        stream.copy_out(from, (&mut self.fetched, 0..bytes))?;
-        stream.synchronize()?;
-        let words = self.fetched.as_slice()[..bytes].as_chunks::<4>().0;
+        assert!(self.returns_count > 0, "no draw is under way");
+        let from = &self.returns[self.oldest];
+        self.oldest = (self.oldest + 1) % STEPS_IN_FLIGHT_MAX;
+        self.returns_count -= 1;
+        stream.bind()?;
+        from.done.synchronize()?;
+        let bytes = from.rows * size_of::<u32>();
+        let words = from.memory.as_slice()[..bytes].as_chunks::<4>().0;
         let token = |word: &[u8; 4]| u32::from_le_bytes(*word);
         tokens.extend(
             words
@@ -152,6 +208,13 @@ impl Sampling {
                 .map(|t| (t != NO_TOKEN).then_some(t)),
         );
         Ok(())
+    }
+
+    /// Whether [`Sampling::fetch`] would not wait; so it is where it would fail.
+    pub(crate) fn is_fetched(&self, stream: &Stream) -> bool {
+        let oldest = &self.returns[self.oldest].done;
+        let asked = stream.bind().and_then(|()| oldest.is_reached());
+        asked.unwrap_or(true)
     }
 }
 

@@ -69,25 +69,26 @@ impl Uploader {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         let (queue, jobs) = sync_channel(QUEUED);
         let jobs = Arc::new(Mutex::new(jobs));
-        let state = Arc::new(Shared::default());
-        let mut readers = Vec::new();
+        // Made first, so that the readers there are end with it if another cannot be had.
+        let mut uploader = Self {
+            device: Arc::clone(device),
+            queue: Some(queue),
+            readers: Vec::new(),
+            state: Arc::new(Shared::default()),
+        };
         for number in 0..READERS {
             let mut reader = Reader::new(device)?;
-            let (jobs, state) = (Arc::clone(&jobs), Arc::clone(&state));
+            let (jobs, state) = (Arc::clone(&jobs), Arc::clone(&uploader.state));
             let work = move || reader.run(&jobs, &state);
             let thread = std::thread::Builder::new().name(format!("upload-{number}"));
-            readers.push(thread.spawn(work).map_err(|error| CudaError::Call {
+            let started = thread.spawn(work).map_err(|error| CudaError::Call {
                 call: "starting a thread",
                 name: "upload".to_owned(),
                 text: error.to_string(),
-            })?);
+            });
+            uploader.readers.push(started?);
         }
-        Ok(Self {
-            device: Arc::clone(device),
-            queue: Some(queue),
-            readers,
-            state,
-        })
+        Ok(uploader)
     }
 
     /// Queues a copy; waits while many are queued.

@@ -4,13 +4,16 @@
 
 mod harness;
 
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::Precision;
+use cleave_engine::synth::synth;
 use cleave_engine::{BlockSpan, Engine, EngineLimits, ModelEngine, Weights, conformance};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -125,4 +128,63 @@ fn a_block_was_copied_before_its_step_had_computed_it() {
         }
     }
     stand_in.seed(1);
+}
+
+/// Whatever order the device takes that it may: results of two steps are under way, and blocks are copied beside.
+#[test]
+fn steps_that_overlap_draw_what_they_draw_alone() {
+    if harness::device().is_none() {
+        return;
+    }
+    let build = |dir: &Path, limits| build(dir, limits, Precision::Bf16);
+    for seed in 0..3 {
+        if let Some(stand_in) = harness::stand_in() {
+            stand_in.seed(seed);
+        }
+        conformance::overlap(&testdata().join("llama2"), &build, (seed, 50)).unwrap();
+    }
+}
+
+/// Where tensor cores work, as far as an emulator can in a minute: attention, products, recorded steps; chunks,
+/// batches and hand-off; steps ahead; against the processor.
+fn answers_of_tensor_cores(shape: &str) {
+    if harness::device().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    synth(shape, folder.path(), 7, &mut |_| {}).unwrap();
+    let prompts = [3usize, 16, 17, 37].map(|len| {
+        let ids: Vec<usize> = (0..len).map(|at| (at * 37 + len) % 500).collect();
+        json!({"prompt_tokens": ids, "tokens": [], "first_top_logits": [], "last_top_logits": []})
+    });
+    let goldens = json!({"prompts": prompts}).to_string();
+    std::fs::write(folder.path().join("goldens.json"), goldens).unwrap();
+    let ours = |dir: &Path, limits| build(dir, limits, Precision::Bf16);
+    conformance::agreement(folder.path(), [&ours, &processor], 0.03).unwrap();
+    conformance::path_independence(folder.path(), &ours).unwrap();
+    conformance::overlap(folder.path(), &ours, (1, 30)).unwrap();
+}
+
+fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {
+    let options = CpuOptions {
+        threads: 1,
+        ..CpuOptions::new(Precision::Bf16)
+    };
+    let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    let pack = CpuPack::new(&options);
+    let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
+    let weights = weights.map_err(|error| error.to_string())?;
+    let ops = CpuOps::new(&options).map_err(|error| error.to_string())?;
+    let engine = ModelEngine::new(ops, Arc::new(weights), limits);
+    Ok(Box::new(engine.map_err(|error| error.to_string())?))
+}
+
+#[test]
+fn heads_of_64_on_tensor_cores_answer_as_the_processor_on_every_path() {
+    answers_of_tensor_cores("tiny-llama-64");
+}
+
+#[test]
+fn heads_of_128_on_tensor_cores_answer_as_the_processor_on_every_path() {
+    answers_of_tensor_cores("tiny-qwen3-128");
 }

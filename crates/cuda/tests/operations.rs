@@ -10,8 +10,8 @@ use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadNorms, HeadShape, Holds, LayerOf, LoadPlan,
-    Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, HeadNorms, HeadShape, Holds,
+    LayerOf, LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 use half::bf16;
 
@@ -420,6 +420,7 @@ fn products_are_those_of_the_processor() {
             (65, 72, 200),
             (130, 136, 257),
             (600, 16, 20),
+            (520, 1096, 130),
         ]);
         for shape in shapes {
             for bias in [false, true] {
@@ -432,6 +433,33 @@ fn products_are_those_of_the_processor() {
                 );
             }
         }
+    }
+}
+
+/// From every kernel: those for few rows, which share spans out, those for many, and on Hopper wgmma's.
+#[test]
+fn a_row_gives_the_same_bits_beside_any_number_of_rows() {
+    let Some(mut gpu) = cuda(Precision::Bf16) else {
+        return;
+    };
+    // Where steps round otherwise than mma's, as may be on a real device, wgmma must not be used.
+    let is_hopper = gpu.ops.hardware().facts().capability.0 == 9;
+    let is_used = gpu.ops.device().contains("wgmma");
+    assert!(
+        is_used == is_hopper || harness::is_real(),
+        "the stand-in's steps are the same"
+    );
+    let (width, columns) = (1096, 130);
+    // The second half is in f32.
+    let mut sums = |rows: usize| {
+        let both = gpu.matmul((rows, width, columns), true);
+        let of_row = both[rows * columns..].iter().map(|sum| sum.to_bits());
+        of_row.collect::<Vec<u32>>()
+    };
+    let all = sums(530);
+    for rows in [1, 8, 9, 31, 33, 65, 128] {
+        let some = sums(rows);
+        assert_eq!(some, all[..some.len()], "{rows} of 530 rows");
     }
 }
 
@@ -496,4 +524,52 @@ fn tokens_drawn_are_those_of_the_host() {
             .map_err(|error| error.to_string())
     };
     conformance::draws(&mut gpu.ops, &gpu.pack, &set).unwrap();
+}
+
+/// Of three rows one is fed a drawn token, one a token that is none, and one comes from the host.
+#[test]
+fn a_drawn_token_is_embedded_before_the_host_has_it() {
+    let Some(gpu) = cuda(Precision::F32) else {
+        return;
+    };
+    let Side { mut ops, pack, .. } = gpu;
+    let (vocab, width) = (50, 40);
+    let stored = numbers(1, vocab * width);
+    let tensor = StoredTensor::from_f32("table", (vocab, width), &stored);
+    let table = pack.table(&tensor).unwrap();
+    // The logits are a column each.
+    let logits = numbers(7, vocab * 2);
+    let head = StoredTensor::from_f32("head", (vocab, 2), &logits);
+    let head = pack.matrix(&[head], None).unwrap();
+    pack.finish().unwrap();
+    let mut picks = ops.rows(2, 2, Holds::Activations).unwrap();
+    ops.set(&mut picks, &[0.0, 1.0, f32::NAN, 0.0]);
+    let mut out = ops.rows(3, width, Holds::Residual).unwrap();
+    let greedy = DrawRule {
+        bits: 0,
+        heat: 0.0,
+        top_k: 0,
+        top_p: 1 << 53,
+        min_p: 0.0,
+        edits: Vec::new(),
+    };
+    ops.begin(&Batch::default(), Wanted::Anything).unwrap();
+    ops.draw(&head, &[greedy.clone(), greedy], &picks).unwrap();
+    let batch = Batch {
+        tokens: vec![0, 0, 9],
+        fed: vec![FedRow { row: 0, drawn: 0 }, FedRow { row: 1, drawn: 1 }],
+        ..Batch::default()
+    };
+    ops.begin(&batch, Wanted::Anything).unwrap();
+    ops.embed(&batch, &table, &mut out).unwrap();
+    let embedded = ops.get(&out);
+    let mut tokens = Vec::new();
+    ops.drawn(&mut tokens).unwrap();
+    let likeliest = (0..vocab).max_by(|a, b| logits[a * 2 + 1].total_cmp(&logits[b * 2 + 1]));
+    let likeliest = likeliest.unwrap();
+    assert_eq!(tokens, [Some(likeliest as u32), None]);
+    for (row, token) in [likeliest, 0, 9].into_iter().enumerate() {
+        let expected = &stored[token * width..][..width];
+        assert_eq!(&embedded[row * width..][..width], expected, "row {row}");
+    }
 }

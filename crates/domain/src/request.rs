@@ -34,16 +34,22 @@ impl Request {
     pub fn over(&self, output: &[TokenId], context_tokens_max: u32) -> Option<FinishReason> {
         let last = output.last()?;
         let StopRules {
-            max_tokens,
+            max_tokens: _,
             min_tokens,
             stop_tokens,
         } = &self.stop;
         if output.len() >= *min_tokens as usize && stop_tokens.contains(last) {
             return Some(FinishReason::Stop);
         }
-        let tokens = self.prompt.len() + output.len();
-        let full = output.len() >= *max_tokens as usize || tokens >= context_tokens_max as usize;
+        let full = self.full(output.len(), context_tokens_max);
         full.then_some(FinishReason::Length)
+    }
+
+    /// Whether so many tokens of output are all that it may have, whatever they are, where a sequence may
+    /// have `context_tokens_max` tokens.
+    pub fn full(&self, output_count: usize, context_tokens_max: u32) -> bool {
+        let tokens = self.prompt.len() + output_count;
+        output_count >= self.stop.max_tokens as usize || tokens >= context_tokens_max as usize
     }
 }
 
@@ -92,6 +98,13 @@ impl Sampling {
             logprobs: None,
             prompt_logprobs: None,
         }
+    }
+
+    /// Whether a token can be drawn before those before it are known to the host: no penalty looks at
+    /// them, and nobody asked what the model thinks of others.
+    pub fn draws_ahead(&self) -> bool {
+        let penalties = [self.presence_penalty, self.frequency_penalty];
+        self.logprobs.is_none() && self.repetition_penalty == 1.0 && penalties == [0.0; 2]
     }
 
     /// Whether every number is one that can be drawn with, and every biased token is of a vocabulary

@@ -178,6 +178,27 @@ fn a_tail_of_an_allocation_that_was_written_to() {
 }
 
 #[test]
+fn a_warpgroup_multiplied_what_it_must_not() {
+    let shape = shape(128, 24576);
+    let wrongs = [
+        (0, LAUNCH_FAILED, "not fenced"),
+        (2, LAUNCH_FAILED, "changed under a wgmma"),
+        (4, MISALIGNED_ADDRESS, "does not begin with its pattern"),
+    ];
+    for (choice, code, word) in wrongs {
+        let words = ["kernel warpgroup", word, "mistakes.cu:"];
+        expect_failure("warpgroup", shape, choice, code, &words);
+    }
+    let Some(device) = Device::open() else { return };
+    for (choice, is_early) in [(1, false), (3, true)] {
+        let args = args(&device, choice);
+        device.run("warpgroup", shape, args).expect("a launch");
+        let sums: Vec<f32> = device.read(args.results, 64).expect("results");
+        assert!(sums.iter().all(|sum| sum.is_nan() == is_early), "{sums:?}");
+    }
+}
+
+#[test]
 fn a_copy_was_read_before_it_was_waited_for() {
     let Some(device) = Device::open() else { return };
     for (choice, is_right) in [(0, false), (1, true)] {

@@ -4,8 +4,8 @@
 //! Owns: the traits. Never: knows who sends a block to whom, or when it may be copied.
 //!
 //! The device orders nothing between these copies and steps: whoever asks for them does, and two rules are enough.
-//! - What is read is final: the step that computed it has given its result, and [`Engine::step`](crate::Engine::step)
-//!   gives a result only when the device has done all that belongs to it.
+//! - What is read is final: the step that computed it has given its result, and an engine gives a result only when the
+//!   device has done all that belongs to the step, also where nothing of it comes to the host.
 //! - What is written belongs to nobody else: no step that was begun touches the block, and none does before the
 //!   write has returned.
 //!

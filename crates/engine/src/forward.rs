@@ -12,7 +12,6 @@ use crate::ops::{
     Residual,
 };
 use crate::weights::{Layer, Weights};
-use cleave_domain::TokenId;
 
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct Buffers<O: Ops> {
@@ -122,16 +121,10 @@ impl<O: Ops> Pass<'_, O> {
         self.ops.logits(&self.weights.head, rows, x, out)
     }
 
-    /// Tokens after the wanted rows from number `first`, as many as there are rules.
-    pub(crate) fn draw(
-        &mut self,
-        first: usize,
-        rules: &[DrawRule],
-        tokens: &mut Vec<Option<TokenId>>,
-    ) -> Result<(), EngineError> {
-        self.take_up(first, rules.len())?;
-        let x = self.buffers.head_rows(first);
-        self.ops.draw(&self.weights.head, rules, x, tokens)
+    /// Queues the drawing of the tokens after the first wanted rows, as many as there are rules.
+    pub(crate) fn draw(&mut self, rules: &[DrawRule]) -> Result<(), EngineError> {
+        let x = self.buffers.head_rows(0);
+        self.ops.draw(&self.weights.head, rules, x)
     }
 
     /// Brings wanted rows to where the head takes them: the first are in their place.

@@ -22,5 +22,5 @@ mod weights;
 pub use blocks::{BlockSpan, DeviceBlocks, PeerBlocks};
 pub use mock::MockEngine;
 pub use model::{EngineLimits, ModelEngine};
-pub use waist::{Engine, EngineDescription, EngineError};
+pub use waist::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 pub use weights::{Progress, Weights};

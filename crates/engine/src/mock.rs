@@ -6,11 +6,12 @@
 //! Invariant: a token is a function of the sequence's seed and the token's position, so every path
 //! through a fleet gives the same ones; all tokens are equally likely, and are scored as that.
 
-use crate::{Engine, EngineDescription, EngineError};
+use crate::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampled, Scores, Segment, SlotIndex, StepPlan, StepResult,
     TokenId,
 };
+use std::collections::VecDeque;
 
 /// See the module.
 pub struct MockEngine {
@@ -19,6 +20,9 @@ pub struct MockEngine {
     pool: Vec<u8>,
     /// `[slots_count]`; the output of each grows with what is drawn.
     slots: Vec<Option<OpenSlot>>,
+    /// What steps gave that were begun and not collected, the oldest first; `None` if it takes one at a
+    /// time.
+    begun: Option<VecDeque<StepResult>>,
 }
 
 impl MockEngine {
@@ -39,7 +43,24 @@ impl MockEngine {
             slots: slots.collect(),
             pool,
             description,
+            begun: None,
         })
+    }
+
+    /// One that takes a step before the last one was collected.
+    pub fn overlapping(self) -> Self {
+        let begun = Some(VecDeque::new());
+        Self { begun, ..self }
+    }
+
+    /// Whether the host does not know the last token of the slot yet, and its next one is drawn by it.
+    fn draws_blind(&self, segment: &Segment) -> bool {
+        let results = self.begun.iter().flatten();
+        let mut unknown = results.flat_map(|result| &result.sampled);
+        let seat = self.slots.get(segment.slot.0 as usize);
+        let open = seat.and_then(Option::as_ref);
+        open.is_some_and(|open| !open.sampling.draws_ahead())
+            && unknown.any(|(slot, _)| *slot == segment.slot)
     }
 
     fn open(&mut self, open: &OpenSlot) -> Result<(), EngineError> {
@@ -105,6 +126,10 @@ impl Engine for MockEngine {
         &self.description
     }
 
+    fn overlap(&mut self) -> Option<&mut dyn Overlap> {
+        self.begun.is_some().then_some(self as &mut dyn Overlap)
+    }
+
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
         for open in &plan.opens {
             self.open(open)?;
@@ -154,6 +179,30 @@ impl Engine for MockEngine {
             self.pool.copy_within(from, to.start);
         }
         Ok(())
+    }
+}
+
+impl Overlap for MockEngine {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
+        if self.begun.iter().flatten().count() >= STEPS_IN_FLIGHT_MAX {
+            let what = format!("{}: as many as can be are under way", plan.step);
+            return Err(EngineError::Plan(what));
+        }
+        if let Some(segment) = plan.segments.iter().find(|s| self.draws_blind(s)) {
+            return Err(impossible(segment.slot, "needs the token under way"));
+        }
+        let result = self.step(plan)?;
+        self.begun.get_or_insert_default().push_back(result);
+        Ok(())
+    }
+
+    fn is_done(&mut self) -> bool {
+        true
+    }
+
+    fn collect(&mut self) -> Result<StepResult, EngineError> {
+        let begun = self.begun.as_mut().and_then(VecDeque::pop_front);
+        Ok(begun.expect("a step was begun and not collected"))
     }
 }
 
@@ -274,6 +323,60 @@ mod tests {
         let scores = resumed.sampled[0].1.scores.as_ref().unwrap();
         assert!((scores.normalizer - 100f32.ln()).abs() < 1e-6);
         assert_eq!(scores.top.len(), 2);
+    }
+
+    /// One token of slot 0 from `position` on.
+    fn decode(step: u64, position: u32) -> StepPlan {
+        StepPlan {
+            step: StepId(step),
+            segments: vec![Segment {
+                slot: SlotIndex(0),
+                position,
+                len: 1,
+                blocks: vec![BlockIndex(0), BlockIndex(1)],
+                logits: LogitsWanted::Sample,
+            }],
+            opens: vec![],
+        }
+    }
+
+    #[test]
+    fn steps_that_overlap_draw_what_they_would_have_drawn_one_after_the_other() {
+        let free = || OpenSlot {
+            sampling: Arc::new(Sampling::greedy()),
+            ..open(0, &[])
+        };
+        let mut one = engine();
+        step(&mut one, vec![free()], (0, 5)).unwrap();
+        let expected: Vec<_> = (5..9)
+            .map(|position| one.step(&decode(1, position)).unwrap().sampled)
+            .collect();
+        let mut two = engine().overlapping();
+        step(&mut two, vec![free()], (0, 5)).unwrap();
+        let overlap = two.overlap().unwrap();
+        overlap.begin(&decode(1, 5)).unwrap();
+        let mut drawn = Vec::new();
+        for position in 6..9 {
+            overlap.begin(&decode(2, position)).unwrap();
+            assert!(overlap.begin(&decode(3, position + 1)).is_err());
+            drawn.push(overlap.collect().unwrap().sampled);
+        }
+        drawn.push(overlap.collect().unwrap().sampled);
+        assert_eq!(drawn, expected);
+        assert!(engine().overlap().is_none());
+    }
+
+    #[test]
+    fn a_token_that_needs_the_one_under_way_is_refused() {
+        let mut engine = engine().overlapping();
+        // Its scores are reported.
+        step(&mut engine, vec![open(0, &[])], (0, 5)).unwrap();
+        let overlap = engine.overlap().unwrap();
+        overlap.begin(&decode(1, 5)).unwrap();
+        assert!(overlap.begin(&decode(2, 6)).is_err());
+        overlap.collect().unwrap();
+        overlap.begin(&decode(2, 6)).unwrap();
+        overlap.collect().unwrap();
     }
 
     #[test]

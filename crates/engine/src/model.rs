@@ -4,19 +4,24 @@
 //! Never: decides what to run.
 //! Invariant: a refused plan changes nothing.
 
+mod under_way;
+
 use crate::blocks::DeviceBlocks;
 use crate::forward::{Buffers, Pass, is_all};
 use crate::ops;
-use crate::ops::{Batch, BatchSegment, DrawRule, Ops, PoolShape};
+use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, Ops, PoolShape};
 use crate::plan::{PlanCheck, out_of_range};
 use crate::sampling::{Sampler, Slot};
+use crate::waist::Overlap;
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
     BlockIndex, Capacity, Fingerprint, LogitsWanted, Sampled, Segment, SlotIndex, StepPlan,
     StepResult, TokenId,
 };
+use std::collections::VecDeque;
 use std::sync::Arc;
+use under_way::UnderWay;
 
 /// What an engine is to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +50,13 @@ pub struct ModelEngine<O: Ops> {
     description: EngineDescription,
     check: PlanCheck,
     slots: Vec<Option<Slot>>,
+    /// How often each slot was opened, `(slots)`.
+    opens_counts: Vec<u64>,
+    /// Steps begun and not collected, oldest first.
+    under_way: VecDeque<UnderWay>,
+    begun_count: u64,
+    /// Lists of steps that were collected, kept for their memory.
+    spare_draws: Vec<Vec<(SlotIndex, u64)>>,
     sampler: Sampler,
     /// The step's rows, kept for their memory.
     batch: Batch,
@@ -92,8 +104,15 @@ impl Wanted {
 enum Purpose {
     /// Score the token at this index of the slot's history.
     Score(SlotIndex, usize),
-    /// Draw the slot's next token.
-    Sample(SlotIndex),
+    /// Draw the slot's token after so many.
+    Sample(SlotIndex, usize),
+}
+
+impl Purpose {
+    fn slot(self) -> SlotIndex {
+        let (Self::Score(slot, _) | Self::Sample(slot, _)) = self;
+        slot
+    }
 }
 
 impl<O: Ops> ModelEngine<O> {
@@ -146,6 +165,10 @@ impl<O: Ops> ModelEngine<O> {
             buffers: Buffers::new(&ops, &weights, (rows_max, logit_rows_max))?,
             check: PlanCheck::new(blocks_count as usize, slots_count as usize),
             slots: (0..slots_count).map(|_| None).collect(),
+            opens_counts: vec![0; slots_count as usize],
+            under_way: VecDeque::new(),
+            begun_count: 0,
+            spare_draws: Vec::new(),
             sampler: Sampler::default(),
             batch: Batch::default(),
             wanted: Wanted::default(),
@@ -161,6 +184,24 @@ impl<O: Ops> ModelEngine<O> {
         })
     }
 
+    /// Checks a plan, and opens its slots.
+    fn admit(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
+        self.check
+            .check(&self.description, &self.slots, plan)
+            .map_err(EngineError::Plan)?;
+        for open in &plan.opens {
+            self.slots[open.slot.0 as usize] = Some(Slot::open(open));
+            self.opens_counts[open.slot.0 as usize] += 1;
+        }
+        Ok(())
+    }
+
+    /// A slot of a plan that was checked.
+    fn slot(&self, slot: SlotIndex) -> &Slot {
+        let state = self.slots[slot.0 as usize].as_ref();
+        state.expect("the plan was checked: every slot is open")
+    }
+
     fn lay_out(&mut self, plan: &StepPlan) {
         let Self {
             batch,
@@ -172,6 +213,7 @@ impl<O: Ops> ModelEngine<O> {
         let device_draws = self.ops.draws();
         let block_tokens = self.description.capacity.block_tokens as usize;
         batch.tokens.clear();
+        batch.fed.clear();
         batch.positions.clear();
         batch.segments.clear();
         batch.blocks.clear();
@@ -184,7 +226,16 @@ impl<O: Ops> ModelEngine<O> {
             let slot = slots[segment.slot.0 as usize].as_ref();
             let slot = slot.expect("the plan was checked: every slot is open");
             let history = &slot.history;
-            batch.tokens.extend(&history[position..end]);
+            let known = end.min(history.len());
+            batch.tokens.extend(&history[position.min(known)..known]);
+            if end > known {
+                let drawn = slot.untold.and_then(|untold| untold.row);
+                batch.fed.push(FedRow {
+                    row: batch.tokens.len() as u32,
+                    drawn: drawn.expect("the plan was checked: its last token is being drawn"),
+                });
+                batch.tokens.push(0);
+            }
             batch.positions.extend(segment.position..end as u32);
             let used = &segment.blocks[..end.div_ceil(block_tokens)];
             batch.blocks.extend(used);
@@ -194,7 +245,7 @@ impl<O: Ops> ModelEngine<O> {
                 blocks: table..batch.blocks.len(),
             });
             for (row, purpose) in purposes_of(segment, history.len()) {
-                let is_sample = matches!(purpose, Purpose::Sample(_));
+                let is_sample = matches!(purpose, Purpose::Sample(..));
                 match device_draws && is_sample && slot.is_drawn_by_device() {
                     true => wanted.push(first + row, purpose),
                     false => on_host.push(first + row, purpose),
@@ -204,49 +255,57 @@ impl<O: Ops> ModelEngine<O> {
         self.on_device_count = wanted.rows.len();
         self.rules.clear();
         for purpose in &wanted.purposes {
-            self.rules.push(slot_of(slots, *purpose).1.rule());
+            if let Purpose::Sample(slot, known) = *purpose {
+                self.rules.push(slot_of(slots, slot).rule(known));
+            }
         }
         wanted.append(on_host);
     }
 
-    /// Draws and scores every wanted row.
-    fn take_logits(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
+    /// Lays a step out and queues it, with the drawing of what the device draws.
+    fn queue_pass(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
+        self.lay_out(plan);
+        let mut pass = Pass {
+            ops: &mut self.ops,
+            weights: &self.weights,
+            pool: &mut self.pool,
+            buffers: &mut self.buffers,
+        };
+        let rows = self.batch.rows_count();
+        let all = is_all(&self.wanted.rows, rows) && self.on_device_count == rows;
+        let what = match all && rows <= self.logit_rows_max {
+            true => ops::Wanted::Tokens(&self.rules),
+            false => ops::Wanted::Anything,
+        };
+        pass.run(&self.batch, &self.wanted.rows, what)?;
+        match pass.ops.draws() {
+            true => pass.draw(&self.rules),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs a step to its end: draws and scores every wanted row.
+    fn run(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
         let mut result = StepResult {
             step: plan.step,
             ..StepResult::default()
         };
-        self.draw_on_device(&mut result)?;
+        if plan.segments.is_empty() {
+            return Ok(result);
+        }
+        self.queue_pass(plan)?;
+        if self.ops.draws() {
+            let draws = self.draws_on_device();
+            self.fetch(&draws)?;
+            self.tell(&draws, &mut result);
+            self.spare_draws.push(draws);
+        }
         self.draw_on_host(&mut result)?;
         if (1..self.wanted.rows.len()).contains(&self.on_device_count) {
             let place = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
             result.sampled.sort_by_cached_key(|(slot, _)| place(*slot));
         }
         Ok(result)
-    }
-
-    fn draw_on_device(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
-        let mut first = 0;
-        while first < self.on_device_count {
-            let rows = (self.on_device_count - first).min(self.logit_rows_max);
-            let purposes = &self.wanted.purposes[first..first + rows];
-            let mut pass = Pass {
-                ops: &mut self.ops,
-                weights: &self.weights,
-                pool: &mut self.pool,
-                buffers: &mut self.buffers,
-            };
-            self.drawn.clear();
-            pass.draw(first, &self.rules[first..first + rows], &mut self.drawn)?;
-            for (purpose, token) in purposes.iter().zip(&self.drawn) {
-                let (slot, state) = slot_of(&mut self.slots, *purpose);
-                let token = token.ok_or_else(|| not_finite(slot))?;
-                state.push(token);
-                let scores = None;
-                result.sampled.push((slot, Sampled { token, scores }));
-            }
-            first += rows;
-        }
-        Ok(())
     }
 
     fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
@@ -279,10 +338,11 @@ impl<O: Ops> ModelEngine<O> {
     ) -> Result<(), EngineError> {
         let vocab = self.weights.config().vocab_size;
         let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
-        let (slot, state) = slot_of(&mut self.slots, purpose);
+        let slot = purpose.slot();
+        let state = slot_of(&mut self.slots, slot);
         let not_finite = |_| not_finite(slot);
         match purpose {
-            Purpose::Sample(_) => {
+            Purpose::Sample(..) => {
                 let (token, scores) = self.sampler.draw(state, logits).map_err(not_finite)?;
                 result.sampled.push((slot, Sampled { token, scores }));
             }
@@ -317,14 +377,10 @@ impl<O: Ops> ModelEngine<O> {
     }
 }
 
-/// The slot that a row is wanted for.
-fn slot_of(slots: &mut [Option<Slot>], purpose: Purpose) -> (SlotIndex, &mut Slot) {
-    let (Purpose::Score(slot, _) | Purpose::Sample(slot)) = purpose;
+/// A slot of a plan that was checked.
+fn slot_of(slots: &mut [Option<Slot>], slot: SlotIndex) -> &mut Slot {
     let state = slots[slot.0 as usize].as_mut();
-    (
-        slot,
-        state.expect("the plan was checked: every slot is open"),
-    )
+    state.expect("the plan was checked: every slot is open")
 }
 
 fn not_finite(slot: SlotIndex) -> EngineError {
@@ -343,7 +399,7 @@ fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, 
         LogitsWanted::ScoreAndSample => (len - 1, true),
     };
     let scores = (0..scored).map(move |row| (row, Purpose::Score(slot, position + row + 1)));
-    scores.chain(samples.then_some((len - 1, Purpose::Sample(slot))))
+    scores.chain(samples.then_some((len - 1, Purpose::Sample(slot, position + len))))
 }
 
 /// What must be equal for blocks to mean the same.
@@ -374,36 +430,20 @@ impl<O: Ops> Engine for ModelEngine<O> {
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
-        self.check
-            .check(&self.description, &self.slots, plan)
-            .map_err(EngineError::Plan)?;
-        for open in &plan.opens {
-            self.slots[open.slot.0 as usize] = Some(Slot::open(open));
+        if !self.under_way.is_empty() {
+            return Err(EngineError::Plan(
+                "a step is under way: collect it first".to_owned(),
+            ));
         }
-        if plan.segments.is_empty() {
-            return Ok(StepResult {
-                step: plan.step,
-                ..StepResult::default()
-            });
+        self.admit(plan)?;
+        self.run(plan)
+    }
+
+    fn overlap(&mut self) -> Option<&mut dyn Overlap> {
+        match self.ops.draws() {
+            true => Some(self),
+            false => None,
         }
-        self.lay_out(plan);
-        let mut pass = Pass {
-            ops: &mut self.ops,
-            weights: &self.weights,
-            pool: &mut self.pool,
-            buffers: &mut self.buffers,
-        };
-        let rows = self.batch.rows_count();
-        let all = is_all(&self.wanted.rows, rows) && self.on_device_count == rows;
-        let what = match all && rows <= self.logit_rows_max {
-            true => ops::Wanted::Tokens(&self.rules),
-            false => ops::Wanted::Anything,
-        };
-        pass.run(&self.batch, &self.wanted.rows, what)?;
-        if self.wanted.rows.is_empty() {
-            self.ops.settle()?;
-        }
-        self.take_logits(plan)
     }
 
     fn read_block(

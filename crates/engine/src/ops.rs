@@ -23,6 +23,7 @@ use crate::checkpoint::StoredTensor;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How weights and KV are stored and multiplied. Sums are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,8 +133,10 @@ impl PoolShape {
 /// The rows of one forward pass: every segment's tokens one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Token of each row, `(rows)`.
+    /// Token of each row, `(rows)`; of a row that is fed, anything.
     pub tokens: Vec<TokenId>,
+    /// Rows whose token the last draw makes, by row; only where [`Ops::draws`].
+    pub fed: Vec<FedRow>,
     /// Position of each row in its sequence, `(rows)`.
     pub positions: Vec<u32>,
     /// The runs, in row order; together they cover every row.
@@ -152,6 +155,16 @@ impl Batch {
     pub fn table(&self, segment: &BatchSegment) -> &[BlockIndex] {
         &self.blocks[segment.blocks.clone()]
     }
+}
+
+/// A row whose token is not known to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FedRow {
+    /// Of the batch.
+    pub row: u32,
+    /// Of the last [`Ops::draw`], whose token it takes. If that is none, since its logits were not finite, any
+    /// token of the table will do: nobody is told what comes of it.
+    pub drawn: u32,
 }
 
 /// A run of consecutive tokens of one sequence.
@@ -391,7 +404,7 @@ pub type RotaryOf<O> = <<O as Ops>::Pack as Pack>::Rotary;
 /// In one pass: [`begin`](Ops::begin), then the running operations in any order. `rows` is how many
 /// leading rows of the buffers take part; the rest keep what they hold.
 ///
-/// Every running operation fails only with [`EngineError::Device`].
+/// Every running operation fails only with [`EngineError::Device`] or [`EngineError::Lost`].
 pub trait Ops: Send {
     /// What loads its weights.
     type Pack: Pack;
@@ -426,7 +439,8 @@ pub trait Ops: Send {
     /// memory copies it there; a processor may plan its work.
     fn begin(&mut self, batch: &Batch, wanted: Wanted<'_>) -> Result<Pass, EngineError>;
 
-    /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`. Every token is within the table.
+    /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`, or of the token that [`Batch::fed`] says. Every token
+    /// is within the table.
     fn embed(
         &mut self,
         batch: &Batch,
@@ -517,31 +531,41 @@ pub trait Ops: Send {
         out: &mut [f32],
     ) -> Result<(), EngineError>;
 
-    /// Whether the device draws tokens itself, so that logits need not come to the host.
+    /// Whether the device draws tokens itself, so that logits need not come to the host, and takes the next
+    /// pass before they were fetched.
     fn draws(&self) -> bool {
         false
     }
 
-    /// Makes logits as [`Ops::logits`] does and draws the token after each row by its rule, `(rows)`
-    /// each. `None` for a row whose logits are not all finite. The same logits give the same token as
-    /// on the host. Only where [`Ops::draws`].
+    /// Queues that logits are made as [`Ops::logits`] does and the token after each row is drawn by its rule;
+    /// no rules, no draw. The same logits give the same token as on the host. At most
+    /// [`STEPS_IN_FLIGHT_MAX`](crate::STEPS_IN_FLIGHT_MAX) are queued and not fetched. Only where [`Ops::draws`].
     fn draw(
         &mut self,
         head: &MatrixOf<Self>,
         rules: &[DrawRule],
         x: &Self::Rows,
-        tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), EngineError> {
-        let _ = (head, rules, x, tokens);
-        Err(EngineError::Device(
-            "this device does not draw tokens".to_owned(),
-        ))
+        let _ = (head, rules, x);
+        Err(draws_nothing())
     }
 
-    /// Returns when the device has done everything that was asked of it: the end of a pass of which nothing came to
-    /// the host.
-    fn settle(&mut self) -> Result<(), EngineError> {
-        Ok(())
+    /// Waits for the oldest [`Ops::draw`] that was not fetched, and for all that was queued before it: its tokens
+    /// are appended, `(rows)`; `None` for a row whose logits are not all finite. If it failed it counts as fetched.
+    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+        let _ = tokens;
+        Err(draws_nothing())
+    }
+
+    /// Whether [`Ops::drawn`] would not wait.
+    fn is_drawn(&mut self) -> bool {
+        true
+    }
+
+    /// How long the device stood still before the pass whose tokens came last, if it was asked for tokens before
+    /// and knows.
+    fn idle(&self) -> Option<Duration> {
+        None
     }
 
     /// The pool apart from the engine, where the device copies by itself.
@@ -581,4 +605,8 @@ pub trait Ops: Send {
         from: BlockIndex,
         to: BlockIndex,
     ) -> Result<(), EngineError>;
+}
+
+fn draws_nothing() -> EngineError {
+    EngineError::Device("this device does not draw tokens".to_owned())
 }

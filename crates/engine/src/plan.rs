@@ -3,7 +3,7 @@
 //! Owns: every rule a [`StepPlan`] must keep. Nothing of a plan is believed.
 //! Never: changes an engine.
 //! Invariant: a plan that passes cannot index outside a buffer, write two sequences into one block,
-//! or run a token that is not in the slot's history.
+//! or run a token that is neither in the slot's history nor being drawn for it.
 
 use crate::EngineDescription;
 use crate::sampling::{self, Slot};
@@ -77,9 +77,12 @@ impl PlanCheck {
             return Err("has two segments".to_owned());
         }
         let opened = plan.opens.iter().find(|open| open.slot == segment.slot);
-        let known = match (opened, &slots[slot]) {
-            (Some(open), _) => open.prompt.len() + open.output.len(),
-            (None, Some(slot)) => slot.history.len(),
+        let (known, told, draws_ahead) = match (opened, &slots[slot]) {
+            (Some(open), _) => {
+                let known = open.prompt.len() + open.output.len();
+                (known, known, true)
+            }
+            (None, Some(slot)) => (slot.known(), slot.told(), slot.sampling.draws_ahead()),
             (None, None) => return Err("was never opened".to_owned()),
         };
         if segment.len == 0 {
@@ -93,6 +96,11 @@ impl PlanCheck {
         }
         if end > known {
             return Err(format!("tokens {position}..{end} of {known}"));
+        }
+        if end > told && !draws_ahead {
+            return Err(format!(
+                "token {told} is being drawn, and the draw after it looks at it: collect first"
+            ));
         }
         let samples = matches!(
             segment.logits,

@@ -3,6 +3,7 @@
 use crate::blocks::DeviceBlocks;
 use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, StepPlan, StepResult};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What an engine is.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,8 +33,13 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
-    /// `Device` if the device failed; what the plan was to write is then unknown.
+    /// `Device` or `Lost` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
+
+    /// Steps ahead of results, if the device can: the same steps, begun before the last one is over.
+    fn overlap(&mut self) -> Option<&mut dyn Overlap> {
+        None
+    }
 
     /// Copies bytes of a block out; `out.len()` bytes from `offset`.
     ///
@@ -77,6 +83,44 @@ pub trait Engine: Send {
     fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError>;
 }
 
+/// An engine whose device takes a step while it runs the one before, so that it never waits for the host.
+///
+/// At most [`STEPS_IN_FLIGHT_MAX`] are under way, and [`Engine::step`] is for when none is. A segment of the
+/// second may end one token after what its slot's history has, if the first draws that token: the
+/// device knows it before the host does. That is only for slots whose draws need nothing of the tokens
+/// before ([`cleave_domain::Sampling::draws_ahead`]).
+///
+/// What is copied out of blocks or into them meanwhile is as if it were done before the steps under way or after
+/// them: no caller names a block that one of them writes.
+pub trait Overlap {
+    /// Begins a step. It may be over when this returns, as one whose logits the host needs is.
+    ///
+    /// # Errors
+    /// As [`Engine::step`]; a step that was refused is not collected.
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
+
+    /// Whether [`Overlap::collect`] would not have to wait: the oldest step is over, or none is under way.
+    /// Asked often, so it does no more than look.
+    fn is_done(&mut self) -> bool;
+
+    /// Waits for the oldest step that was begun and not collected, and gives its result.
+    ///
+    /// # Errors
+    /// `Device` or `Lost` if the step failed, or the one before it on whose tokens it stood.
+    ///
+    /// # Panics
+    /// If none is under way.
+    fn collect(&mut self) -> Result<StepResult, EngineError>;
+
+    /// How long the device stood still before the step that was collected last, if it knows.
+    fn idle(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// Steps that an engine with [`Overlap`] has under way at most: one runs, one waits on the device.
+pub const STEPS_IN_FLIGHT_MAX: usize = 2;
+
 /// Why an engine could not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
@@ -86,4 +130,7 @@ pub enum EngineError {
     /// The device failed.
     #[error("device failed: {0}")]
     Device(String),
+    /// The device failed for good: nothing works on it any more in this process.
+    #[error("device lost: {0}")]
+    Lost(String),
 }

@@ -88,9 +88,14 @@ fn loading_counts_every_byte_once() {
     for name in ["llama2", "llama3", "qwen2", "qwen3"] {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
         let mut seen = Vec::new();
-        Weights::load(&reference::Plain, &checkpoint, Some(32), &mut |progress| {
-            seen.push(progress);
-        })
+        Weights::load(
+            &reference::Plain::default(),
+            &checkpoint,
+            Some(32),
+            &mut |progress| {
+                seen.push(progress);
+            },
+        )
         .unwrap();
         assert!(seen.is_sorted_by_key(|progress| progress.bytes_done));
         let last = seen.last().unwrap();

@@ -45,7 +45,8 @@ pub struct Brain {
     pub(crate) leases: Deadlines,
     /// How long those that only wait for their peer may stand still, or wait to be answered.
     pub(crate) stalls: Deadlines,
-    pub(crate) under_way: Option<Step>,
+    /// Said and not answered, the oldest first; it runs, and the one behind it when it is over.
+    pub(crate) under_way: VecDeque<Step>,
     /// Those connected, each with how many of its orders were heard; not counted where nothing is
     /// known of prices.
     pub(crate) routers: BTreeMap<RouterId, u64>,
@@ -75,12 +76,12 @@ pub struct Brain {
     pub(crate) outputs: VecDeque<Output>,
 }
 
-/// What the brain remembers of the step under way.
+/// What the brain remembers of a step under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) id: StepId,
-    /// When it was said.
-    pub(crate) said: Time,
+    /// When it was said, or when the one before it was over.
+    pub(crate) since: Time,
     /// It takes too long.
     pub(crate) stuck: bool,
     /// What it has to do, and how long that was predicted to take.
@@ -90,7 +91,7 @@ pub(crate) struct Step {
     pub(crate) placed: Vec<Placed>,
 }
 
-/// A segment of the step under way.
+/// A segment of a step under way.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Placed {
     pub(crate) handoff: HandoffId,
@@ -125,7 +126,7 @@ impl Brain {
             slots: (0..slots).map(SlotIndex).collect(),
             leases: Deadlines::default(),
             stalls: Deadlines::default(),
-            under_way: None,
+            under_way: VecDeque::new(),
             routers: BTreeMap::new(),
             severed: Severed::default(),
             steps: 0,
@@ -262,11 +263,11 @@ impl Brain {
     /// A step that takes longer than any should: the load says so, until it is over.
     pub(crate) fn look_at_step(&mut self) {
         let (now, step_max) = (self.now, self.limits.step_max);
-        let late = |step: &&mut Step| !step.stuck && step.said + step_max <= now;
-        if let Some(step) = self.under_way.as_mut().filter(late) {
+        let late = |step: &&mut Step| !step.stuck && step.since + step_max <= now;
+        if let Some(step) = self.under_way.front_mut().filter(late) {
             step.stuck = true;
             self.stirred = true;
-            let running = now.since(step.said);
+            let running = now.since(step.since);
             self.note(Note::Stuck { running });
         }
     }
@@ -274,7 +275,7 @@ impl Brain {
     /// What follows from the fact: new prefixes (with each step, or at once when none is under way),
     /// a new load, the end of draining.
     fn say_changes(&mut self) {
-        if self.under_way.is_none() {
+        if self.under_way.is_empty() {
             self.say_prefix();
         }
         let load = self.say_load();
@@ -309,9 +310,10 @@ impl Brain {
     /// When to come back with [`Input::Woke`] if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
         let (lease, stall) = (self.leases.next(), self.stalls.next());
-        let step = self.under_way.as_ref().filter(|step| !step.stuck);
-        let step = step.map(|step| step.said + self.limits.step_max);
-        lease.into_iter().chain(stall).chain(step).min()
+        let step = self.under_way.front().filter(|step| !step.stuck);
+        let step = step.map(|step| step.since + self.limits.step_max);
+        let ahead = self.ahead_at().filter(|at| *at > self.now);
+        [lease, stall, step, ahead].into_iter().flatten().min()
     }
 
     pub(crate) fn say(&mut self, output: Output) {
@@ -346,7 +348,7 @@ impl Brain {
 
     /// Whether nothing is here and no step is under way.
     pub fn idle(&self) -> bool {
-        self.sequences.is_empty() && self.under_way.is_none()
+        self.sequences.is_empty() && self.under_way.is_empty()
     }
 
     /// Whether it takes nothing new.

@@ -5,7 +5,8 @@
 
 use crate::Brain;
 use crate::sequence::{Sequence, Stage};
-use std::collections::BTreeSet;
+use cleave_domain::HandoffId;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Brain {
     /// Asserts every invariant of this brain; for tests and simulators, after each
@@ -85,19 +86,33 @@ impl Brain {
     }
 
     fn check_step(&self) {
-        let stepping = self.sequences.iter().filter(|(_, s)| s.stepping);
-        let stepping: BTreeSet<_> = stepping.map(|(handoff, _)| *handoff).collect();
-        let placed = self.under_way.iter().flat_map(|step| &step.placed);
-        let tokens: u32 = placed.clone().map(|placed| placed.tokens).sum();
-        assert!(
-            tokens <= self.limits.capacity.step_tokens_max,
-            "step tokens"
-        );
-        // A sequence in the step stays until the step is over.
-        let placed: BTreeSet<_> = placed.map(|placed| placed.handoff).collect();
-        assert_eq!(stepping, placed, "sequences in the step");
+        let capacity = &self.limits.capacity;
+        let steps_max = self.limits.steps_in_flight as usize;
+        assert!(self.under_way.len() <= steps_max, "steps under way");
+        // What each sequence runs in all of them.
+        let mut placed: BTreeMap<HandoffId, (u32, u32)> = BTreeMap::new();
+        for (place, step) in self.under_way.iter().enumerate() {
+            let tokens: u32 = step.placed.iter().map(|placed| placed.tokens).sum();
+            assert!(tokens <= capacity.step_tokens_max, "step tokens");
+            for one in &step.placed {
+                let (steps, tokens) = placed.entry(one.handoff).or_default();
+                assert_eq!(*steps as usize, place, "not in the step before");
+                *steps += 1;
+                *tokens += one.tokens;
+            }
+        }
+        for (handoff, sequence) in &self.sequences {
+            let (steps, tokens) = placed.remove(handoff).unwrap_or_default();
+            assert_eq!(sequence.steps_count, steps, "steps of {handoff}");
+            assert!(steps == 0 || sequence.slot.is_some(), "runs without a slot");
+            if steps > 0 && !sequence.closing() {
+                self.check_written(sequence, tokens);
+            }
+        }
+        // A sequence in a step stays until that is over.
+        assert!(placed.is_empty(), "in a step and not here: {placed:?}");
         // An idle engine means that nobody can run: all wait for their KV, their peer or blocks.
-        if self.under_way.is_none() {
+        if self.under_way.is_empty() {
             let mut active = self
                 .active
                 .iter()
@@ -113,6 +128,25 @@ impl Brain {
     }
 }
 
+impl Brain {
+    /// The blocks that steps under way write, so many tokens from those that are computed on, are there,
+    /// hold nothing that the pool would give to others, and are read by nobody.
+    fn check_written(&self, sequence: &Sequence, tokens: u32) {
+        let size = self.limits.capacity.block_tokens;
+        let first = sequence.computed / size;
+        let end = (sequence.computed + tokens).div_ceil(size);
+        assert!(end as usize <= sequence.table.len(), "no block to write to");
+        assert!(sequence.published <= first, "written and published");
+        let of = sequence.rank.handoff;
+        let moves = self.moves.values().filter(|leaving| leaving.order.of == of);
+        let mut senders = moves
+            .map(|leaving| &leaving.sender)
+            .chain(&sequence.outgoing);
+        let read = senders.any(|sender| (first..end).any(|ordinal| sender.reads(ordinal)));
+        assert!(!read, "written and read: {sequence:?}");
+    }
+}
+
 fn check_sequence(sequence: &Sequence, block_tokens: u32) {
     let covered = sequence.table.len() * block_tokens as usize;
     match sequence.stage {
@@ -125,19 +159,22 @@ fn check_sequence(sequence: &Sequence, block_tokens: u32) {
                 "it may run out half way: {sequence:?}"
             );
         }
-        Stage::Reserved => assert!(sequence.slot.is_none() && !sequence.stepping),
+        Stage::Reserved => assert!(sequence.slot.is_none() && !sequence.stepping()),
         Stage::Sending => {
             let open = sequence.outgoing.as_ref().is_some_and(|s| s.open());
             assert!(sequence.slot.is_none() && open, "sends to nobody");
         }
         Stage::Still => {
             let leaves = sequence.slot.is_none() && sequence.moving.is_some();
-            assert!(leaves && !sequence.stepping, "it stands still for nothing");
+            assert!(
+                leaves && !sequence.stepping(),
+                "it stands still for nothing"
+            );
         }
         Stage::Closing { .. } => {}
     }
     if sequence.swap.is_some() {
-        let stands = sequence.slot.is_none() && !sequence.stepping && sequence.moving.is_none();
+        let stands = sequence.slot.is_none() && !sequence.stepping() && sequence.moving.is_none();
         assert!(stands, "swapped, and not at rest: {sequence:?}");
     }
     let published = sequence.published as usize;

@@ -96,7 +96,7 @@ impl Brain {
         let prefill = prompt.then(|| sequence.prefill_timing(self.now));
         let peered = std::mem::take(&mut sequence.peered);
         self.active.remove(&sequence.rank);
-        if !sequence.stepping {
+        if !sequence.stepping() {
             sequence.unseat(&mut self.slots);
         }
         self.leases.end(handoff);

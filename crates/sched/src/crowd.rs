@@ -67,7 +67,7 @@ impl Brain {
 
 impl Sequence {
     /// Blocks beyond its own, held and promised, that its next `steps` tokens need.
-    fn lacks(&self, steps: u32, block_tokens: u32) -> u64 {
+    pub(crate) fn lacks(&self, steps: u32, block_tokens: u32) -> u64 {
         let left = self
             .request
             .stop

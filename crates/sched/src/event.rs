@@ -41,6 +41,14 @@ pub struct Limits {
     pub writer: Writer,
     /// What its work costs, as measured before it joined; corrected by every step from then on.
     pub prices: Prices,
+    /// Steps under way at most: 1, or 2 if the engine takes one while it runs the one before.
+    #[serde(default = "one_step")]
+    pub steps_in_flight: u32,
+}
+
+/// What tapes that do not say it were written with.
+fn one_step() -> u32 {
+    1
 }
 
 /// What happened.
@@ -133,7 +141,7 @@ pub enum Input {
     Stepped {
         /// What it gave.
         result: StepResult,
-        /// How long the engine took.
+        /// How long the engine took; of one behind another, since that was over.
         took: Duration,
     },
     /// The engine refused or broke the step; what it was to write is unknown, and nothing of its
@@ -159,7 +167,8 @@ pub enum Input {
 /// What the body must do, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Output {
-    /// Run this. At most one step is under way.
+    /// Run this, after the one under way if there is one; at most [`Limits::steps_in_flight`] are. They are
+    /// answered in this order.
     Step(StepPlan),
     /// Say this to a router.
     Tell {

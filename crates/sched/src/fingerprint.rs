@@ -15,8 +15,8 @@ use std::hash::{Hash, Hasher};
 impl Brain {
     /// Hashes exactly what decides how the brain will behave, so that a model checker may take two
     /// states with equal fingerprints for one. Times count from now, arrivals by their order alone,
-    /// steps where prices are known, by the turn of those who are late, and else not at all (at most
-    /// one is under way, and an answer to an earlier one is ignored). To be asked once everything was
+    /// steps where prices are known, by the turn of those who are late, and else not at all (those under
+    /// way are answered in order, and an answer to an earlier one is ignored). To be asked once everything was
     /// polled.
     ///
     /// Left out: what it was told at birth, other than its life and the role it has now; how long
@@ -69,8 +69,9 @@ impl Brain {
                 (handoff, until.since(*now)).hash(hasher);
             }
         }
-        if let Some(step) = under_way {
-            let left = (step.said + limits.step_max).since(*now);
+        under_way.len().hash(hasher);
+        for step in under_way {
+            let left = (step.since + limits.step_max).since(*now);
             (step.stuck, left, &step.placed).hash(hasher);
         }
         if let Some(Wish { handoff, said }) = wish {
@@ -143,7 +144,7 @@ impl Sequence {
             exported,
             slot,
             opened,
-            stepping,
+            steps_count,
             prompt_scores,
             cached_tokens,
             times,
@@ -169,7 +170,7 @@ impl Sequence {
         };
         (stage, unmet, phase, incoming, outgoing, moving).hash(hasher);
         (swap, peered, tokens, computed, table, promise).hash(hasher);
-        (published, exported, slot, opened, stepping).hash(hasher);
+        (published, exported, slot, opened, steps_count).hash(hasher);
         (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
     }
 }

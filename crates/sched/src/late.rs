@@ -61,9 +61,7 @@ impl Brain {
     /// How long a prompt of this rank waits here, and by how much the one that it makes latest would
     /// be late for the `adds` that it adds, counting those that could be in time without it.
     fn demand(&self, rank: Rank, adds: Duration) -> (Duration, Duration) {
-        let step = self.under_way.as_ref().map_or(Duration::ZERO, |step| {
-            step.predicted.saturating_sub(self.now.since(step.said))
-        });
+        let step = self.step_left();
         let slowed = self.slowed_permille();
         let (mut work, mut ahead, mut over) = (step, step, Duration::ZERO);
         for other in &self.active {

@@ -13,6 +13,7 @@
 //! states apart, both for tests.
 
 mod admit;
+mod ahead;
 mod audit;
 mod batch;
 mod brain;

@@ -5,6 +5,7 @@
 //! changes with every token is told now and then, or when it has moved noticeably.
 
 use crate::Brain;
+use crate::brain::Step;
 use crate::sequence::{Sequence, Stage};
 use cleave_domain::{
     Backlog, HandoffId, LinkPrice, Load, Prices, Progress, Report, RouterId, Time, WorkerRef,
@@ -61,13 +62,14 @@ impl Told {
 impl Brain {
     /// How busy it is.
     pub fn load(&self) -> Load {
-        let stuck = self.under_way.as_ref().is_some_and(|step| step.stuck);
+        let stuck = self.under_way.iter().any(|step| step.stuck);
         let mut load = Load {
             progress: if stuck {
                 Progress::Stuck
             } else {
                 Progress::Moving
             },
+            step_left: self.step_left(),
             blocks_free: self.pool.blocks_available(),
             ..Load::default()
         };
@@ -94,9 +96,6 @@ impl Brain {
                 load.backlog.add(priority, slack, work);
             }
         }
-        if let Some(step) = &self.under_way {
-            load.step_left = step.predicted.saturating_sub(self.now.since(step.said));
-        }
         match self.learner.knows() {
             true => load,
             // Nothing is predicted, so nothing that only predictions need is told.
@@ -108,6 +107,15 @@ impl Brain {
                 ..load
             },
         }
+    }
+
+    /// How long the steps under way still take.
+    pub(crate) fn step_left(&self) -> Duration {
+        let left = |step: &Step| step.predicted.saturating_sub(self.now.since(step.since));
+        // Of one that waits for another nothing has passed.
+        let mut steps = self.under_way.iter();
+        let first = steps.next().map_or(Duration::ZERO, left);
+        steps.fold(first, |left, step| left + step.predicted)
     }
 
     /// How long the rest of a prompt takes, alone.
@@ -155,7 +163,7 @@ impl Brain {
         }
         let work = |load: &Load| load.backlog.ahead(i32::MAX, None);
         let moved = work(told).abs_diff(work(load));
-        let step = self.under_way.as_ref().map(|step| step.predicted);
+        let step = self.under_way.front().map(|step| step.predicted);
         let coarsely = moved > step.unwrap_or_default().max(work(told) / BACKLOG_PARTS);
         let said = self.told.load_at;
         let fresh = said.is_some_and(|at| self.now < at + LOAD_AFTER);

@@ -169,7 +169,7 @@ impl Brain {
     fn sequence_that_moves(&self, of: HandoffId) -> Option<(&Sequence, &Move)> {
         let sequence = self.sequences.get(&of)?;
         let leaving = self.moves.get(&sequence.moving?)?;
-        (sequence.generates() && !sequence.stepping).then_some((sequence, leaving))
+        (sequence.generates() && !sequence.stepping()).then_some((sequence, leaving))
     }
 
     /// For want of a block here: it would have to take another's, and leaves anyway.

@@ -39,11 +39,16 @@ struct Draft {
 pub(crate) const LATE_STEPS: u64 = 8;
 
 impl Brain {
-    /// Asks for a step if none is under way and there is something to run.
+    /// Asks for a step if none is under way and there is something to run, and for the one after it if
+    /// that is known.
     pub(crate) fn plan(&mut self) {
-        if self.under_way.is_some() {
-            return;
+        if self.under_way.is_empty() {
+            self.plan_anew();
         }
+        self.plan_ahead();
+    }
+
+    fn plan_anew(&mut self) {
         let mut draft = Draft {
             plan: StepPlan::default(),
             placed: Vec::new(),
@@ -56,21 +61,25 @@ impl Brain {
         };
         self.place_decodes(&mut draft);
         self.place_chunks(&mut draft);
-        if draft.placed.is_empty() {
-            return;
+        if !draft.placed.is_empty() {
+            self.say_step(draft.plan, draft.placed);
         }
+    }
+
+    /// `placed` in the order of the plan's segments.
+    pub(crate) fn say_step(&mut self, mut plan: StepPlan, placed: Vec<Placed>) {
         self.steps += 1;
-        draft.plan.step = StepId(self.steps);
-        let work = Work::of(&draft.plan);
-        self.under_way = Some(Step {
-            id: draft.plan.step,
+        plan.step = StepId(self.steps);
+        let work = Work::of(&plan);
+        self.under_way.push_back(Step {
+            id: plan.step,
             work,
             predicted: self.learner.prices().step(&work),
-            placed: draft.placed,
-            said: self.now,
+            placed,
+            since: self.now,
             stuck: false,
         });
-        self.say(Output::Step(draft.plan));
+        self.say(Output::Step(plan));
         self.wish();
     }
 
@@ -106,7 +115,7 @@ impl Brain {
             let one = self.those(|s| {
                 let handoff = &s.rank.handoff;
                 let waits = draft.waiting.contains(handoff) || draft.out.contains(handoff);
-                s.slot.is_some() && s.rest() == 1 && !s.stepping && !waits
+                s.slot.is_some() && s.rest() == 1 && !s.stepping() && !waits
             });
             if !one.is_empty() {
                 let out = self.sit_out(&one, draft);
@@ -125,7 +134,7 @@ impl Brain {
         }
     }
 
-    fn candidate(&self, rank: Rank) -> Option<Candidate> {
+    pub(crate) fn candidate(&self, rank: Rank) -> Option<Candidate> {
         let sequence = self.sequences.get(&rank.handoff)?;
         let gap = self.gap_kept(sequence);
         Some(Candidate {
@@ -205,7 +214,7 @@ impl Brain {
     /// Prompts that are to go on, in their order: the most important first, and those that are late
     /// already, whatever is done, after those that are not.
     fn prompts(&self) -> Vec<Rank> {
-        let mut prompts = self.those(|s| !s.stepping && !s.swapping());
+        let mut prompts = self.those(|s| !s.stepping() && !s.swapping());
         if self.learner.knows() {
             prompts.sort_by_key(|rank| (rank.priority, self.hopeless(*rank)));
         }
@@ -421,7 +430,7 @@ impl Brain {
             samples: tokens == sequence.rest(),
         });
         draft.room -= tokens;
-        sequence.stepping = true;
+        sequence.steps_count += 1;
         sequence.pace.step(self.now);
     }
 }

@@ -60,8 +60,8 @@ pub(crate) struct Sequence {
     pub(crate) slot: Option<SlotIndex>,
     /// The engine knows that the slot is its.
     pub(crate) opened: bool,
-    /// It is part of the step under way.
-    pub(crate) stepping: bool,
+    /// Steps under way that it is part of.
+    pub(crate) steps_count: u32,
     /// Scores of the prompt's tokens so far, if they were asked for.
     pub(crate) prompt_scores: Vec<Sampled>,
     /// Prompt tokens that came from the prefix cache.
@@ -83,7 +83,7 @@ pub(crate) enum Stage {
     Sending,
     /// It stands still; its last block and the tokens drawn since it was to move are on their way.
     Still,
-    /// Over for everybody but those who still read or write its blocks: the step under way, a copy,
+    /// Over for everybody but those who still read or write its blocks: a step under way, a copy,
     /// a sender that writes here itself.
     Closing {
         /// When it was cancelled, if that is why.
@@ -140,7 +140,7 @@ impl Sequence {
             exported: 0,
             slot: None,
             opened: false,
-            stepping: false,
+            steps_count: 0,
             prompt_scores: Vec::new(),
             cached_tokens: 0,
             times: Times {
@@ -181,6 +181,11 @@ impl Sequence {
     /// Prompt tokens.
     pub(crate) fn prompt_count(&self) -> u32 {
         u32::try_from(self.request.prompt.len()).expect("a prompt fits the context")
+    }
+
+    /// Whether a step under way reads and writes its blocks.
+    pub(crate) fn stepping(&self) -> bool {
+        self.steps_count > 0
     }
 
     /// Whether its blocks, held or promised, are enough for the tokens it has.
@@ -234,7 +239,7 @@ impl Sequence {
         self.stage == Stage::Active
             && self.outgoing.is_none()
             && self.swap.is_none()
-            && !self.stepping
+            && !self.stepping()
             && !self.starved()
     }
 
@@ -265,7 +270,7 @@ impl Sequence {
 
     /// The same, but for another worker that may still write to them itself.
     pub(crate) fn settled_here(&self) -> bool {
-        !self.stepping
+        !self.stepping()
             && !self.swapping()
             && self.incoming.as_ref().is_none_or(Receiver::idle)
             && self.outgoing.as_ref().is_none_or(Sender::settled)

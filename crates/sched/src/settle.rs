@@ -45,7 +45,7 @@ impl Brain {
             sampled,
             prompt_scores,
         } = result;
-        let Some(step) = self.under_way.take_if(|step| step.id == id) else {
+        let Some(step) = self.step_over(id) else {
             return;
         };
         let asked = step.placed.iter().filter(|placed| placed.samples);
@@ -54,7 +54,7 @@ impl Brain {
             return self.broke(&step, "the result answers another plan");
         }
         // A running mean over about eight steps.
-        self.step_mean = match self.steps {
+        self.step_mean = match id.0 {
             1 => took,
             _ => (self.step_mean * 7 + took) / 8,
         };
@@ -73,9 +73,21 @@ impl Brain {
     /// The sequences of the step fail; the others go on. What the step was to write was given to
     /// nobody yet, so it makes no difference whether it was written.
     pub(crate) fn step_failed(&mut self, id: StepId, reason: &str) {
-        if let Some(step) = self.under_way.take_if(|step| step.id == id) {
+        if let Some(step) = self.step_over(id) {
             self.broke(&step, reason);
         }
+    }
+
+    /// Takes the oldest step under way, if it is this; the one behind it runs from now on.
+    fn step_over(&mut self, id: StepId) -> Option<Step> {
+        if self.under_way.front()?.id != id {
+            return None;
+        }
+        let step = self.under_way.pop_front();
+        if let Some(next) = self.under_way.front_mut() {
+            next.since = self.now;
+        }
+        step
     }
 
     /// Nothing here can go on, and nothing new is to come.
@@ -90,9 +102,11 @@ impl Brain {
     fn broke(&mut self, step: &Step, reason: &str) {
         for placed in &step.placed {
             if let Some(sequence) = self.sequences.get_mut(&placed.handoff) {
-                sequence.stepping = false;
-                // If it was over before, only the step kept its slot.
-                sequence.unseat(&mut self.slots);
+                sequence.steps_count -= 1;
+                if !sequence.stepping() {
+                    // If it was over before, only the step kept its slot.
+                    sequence.unseat(&mut self.slots);
+                }
             }
             let failure = Failure::Engine(reason.into());
             self.close(placed.handoff, Close::Failed(failure));
@@ -107,9 +121,11 @@ impl Brain {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        sequence.stepping = false;
+        sequence.steps_count -= 1;
         if sequence.closing() {
-            sequence.unseat(&mut self.slots);
+            if !sequence.stepping() {
+                sequence.unseat(&mut self.slots);
+            }
             return self.release_if_settled(handoff);
         }
         sequence.computed += placed.tokens;

@@ -310,6 +310,7 @@ impl Run<'_> {
             swap_blocks: self.world.swap_blocks,
             writer: self.world.writer,
             prices: cleave_domain::Prices::default(),
+            steps_in_flight: self.world.steps_in_flight,
         };
         seat.body = Some(Body::new(limits, about, self.taping));
         for router in 0..self.routers.len() {

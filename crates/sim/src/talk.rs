@@ -106,8 +106,8 @@ impl Run<'_> {
                 body.take_arrived(handoff, part)?;
                 self.count("frames discarded");
             }
-            Output::SwapOut { handoff, blocks } => body.swap(Op::SwapOut { handoff, blocks }),
-            Output::SwapIn { handoff, blocks } => body.swap(Op::SwapIn { handoff, blocks }),
+            Output::SwapOut { handoff, blocks } => body.swap(Op::SwapOut { handoff, blocks })?,
+            Output::SwapIn { handoff, blocks } => body.swap(Op::SwapIn { handoff, blocks })?,
             Output::SwapDrop { handoff } => {
                 for answer in body.swap_drop(handoff) {
                     self.plan(self.now, Event::WorkerHears(me, answer));

@@ -3,7 +3,7 @@
 //! Owns: every size, probability and limit. Never: draws anything once the world runs, except from
 //! the dice it hands over. Invariant: printed before it runs, and the same for the same seed.
 
-use crate::dice::Dice;
+use crate::dice::{Dice, mix};
 use crate::engine::Price;
 use cleave_domain::{
     Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
@@ -22,6 +22,9 @@ enum Weather {
     Calm,
     Rough,
 }
+
+/// Tells the dice of steps in flight from the others of a seed.
+const AHEAD: u64 = 0x6c62_272e_07bb_0142;
 
 /// Everything a run depends on.
 #[derive(Clone, Debug)]
@@ -49,6 +52,8 @@ pub(crate) struct World {
     /// What operators want, also in worlds without a fault.
     pub(crate) wishes: Vec<Wish>,
     pub(crate) prefix_cache: bool,
+    /// Steps that engines take at a time.
+    pub(crate) steps_in_flight: u32,
     /// When every fault is over.
     pub(crate) heal_at: Time,
 }
@@ -170,6 +175,8 @@ impl World {
             stall_max: dice.micros(300_000, 2_000_000),
             prefix_cache: dice.chance(800),
             step_max: dice.micros(20_000, 500_000),
+            // Drawn apart, so that the rest of the world is the same either way.
+            steps_in_flight: 1 + (mix(seed ^ AHEAD) & 1) as u32,
             swap_blocks: *dice.pick(&[0, 0, 2, 8, 64]),
             writer: match dice.chance(250) {
                 true => Writer::Sender,
@@ -197,11 +204,12 @@ impl World {
             copy,
             write_bytes: _,
         } = self.price;
+        let steps = u64::from(1 + self.steps_in_flight);
         let slots = u64::from(capacity.slots_count);
         let context = slots * u64::from(capacity.context_tokens_max) * context_token;
         let tokens = u64::from(capacity.step_tokens_max) * prefill_token.max(decode_sequence);
         let copies = 2 * u64::from(capacity.blocks_count) * copy;
-        let engine = Duration::from_nanos(2 * (step + tokens + context) + copies);
+        let engine = Duration::from_nanos(steps * (step + tokens + context) + copies);
         let pool_bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes + 128);
         let link = Duration::from_nanos(pool_bytes * self.wire.nanos_per_byte);
         4 * (self.wire.latency + self.wire.jitter) + engine + link
@@ -518,14 +526,15 @@ impl fmt::Display for World {
         writeln!(f, "  {:?}", self.wire)?;
         writeln!(
             f,
-            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}",
+            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}, {} in flight",
             self.lease,
             self.stall_max,
             self.step_max,
             self.swap_blocks,
             self.prefix_cache,
             self.writer,
-            self.silence_max
+            self.silence_max,
+            self.steps_in_flight
         )?;
         for arrival in &self.requests {
             write_arrival(f, arrival)?;

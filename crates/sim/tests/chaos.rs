@@ -119,6 +119,29 @@ fn every_tape_replays_to_equal_outputs() {
     }
 }
 
+/// Tapes do not say how many steps were in flight when there could be but one.
+#[test]
+fn a_tape_of_one_step_at_a_time_replays_without_saying_so() {
+    let options = Options {
+        tape: true,
+        ..Options::default()
+    };
+    let mut silent = 0;
+    for seed in 10..14 {
+        let report = chaos(seed, &options).expect("nothing breaks");
+        for lines in &report.tapes {
+            let said = lines[0].contains(",\"steps_in_flight\":1");
+            let birth = lines[0].replace(",\"steps_in_flight\":1", "");
+            let lines =
+                std::iter::once(birth.as_str()).chain(lines[1..].iter().map(String::as_str));
+            let replayed = tape::replay(lines);
+            replayed.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            silent += u32::from(said);
+        }
+    }
+    assert!(silent > 0, "all of them took two");
+}
+
 #[test]
 fn changed_tape_does_not_replay() {
     let options = Options {

@@ -1,8 +1,10 @@
 //! Goodput worlds: the same seed gives the same score, everybody ends once, and promises are counted as a
 //! person with a pencil would.
 
-use cleave_domain::{Slo, SloClass, SloPolicy, Time};
-use cleave_sim::goodput::{Arrival, Contest, End, Fleet, Outcome, Prompt, Way, Workload, run};
+use cleave_domain::{LinkPrice, Prices, RowPrice, Slo, SloClass, SloPolicy, Time};
+use cleave_sim::goodput::{
+    Arrival, Client, Contest, End, Fleet, Outcome, Prompt, Scenario, Way, Workload, run,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,21 +95,8 @@ fn alone(at_millis: u64, prompt: u32, output_tokens: u32, policy: &SloPolicy) ->
     }
 }
 
-/// One worker, prices of one's own: a step costs 10 ms and each row 1 ms, nothing else costs anything, and no
-/// message takes time. A prompt of 90 tokens takes 10 + 90 = 100 ms; each token after it takes 11 ms. A
-/// second prompt that comes 50 ms later waits for the first's 50 ms, and its own step has the first's token in
-/// it: 101 ms.
-#[test]
-fn a_tiny_world_is_counted_as_by_hand() {
-    use cleave_domain::{LinkPrice, Prices, RowPrice};
-    let policy = policy(130, 20);
-    let contest = contest("both=1,profile=h100-llama-3-8b", &policy);
-    let mut arrivals = vec![alone(0, 90, 3, &policy), alone(50, 90, 3, &policy)];
-    // A gap that is promised would be kept from the other's prompt.
-    arrivals
-        .iter_mut()
-        .for_each(|arrival| arrival.slo.tpot = None);
-    let mut scenario = contest.scenario(Way::LoadWhole, arrivals);
+/// A step costs 10 ms and each row 1 ms, nothing else costs anything, and no message takes time.
+fn by_hand(mut scenario: Scenario) -> Scenario {
     let row = |rows| RowPrice {
         rows,
         nanos: 10_000_000 + u64::from(rows) * 1_000_000,
@@ -123,6 +112,23 @@ fn a_tiny_world_is_counted_as_by_hand() {
     }
     scenario.noise_permille = 0;
     scenario.message = Duration::ZERO;
+    scenario
+}
+
+/// One worker, prices of one's own: a step costs 10 ms and each row 1 ms, nothing else costs anything, and no
+/// message takes time. A prompt of 90 tokens takes 10 + 90 = 100 ms; each token after it takes 11 ms. A
+/// second prompt that comes 50 ms later waits for the first's 50 ms, and its own step has the first's token in
+/// it: 101 ms.
+#[test]
+fn a_tiny_world_is_counted_as_by_hand() {
+    let policy = policy(130, 20);
+    let contest = contest("both=1,profile=h100-llama-3-8b", &policy);
+    let mut arrivals = vec![alone(0, 90, 3, &policy), alone(50, 90, 3, &policy)];
+    // A gap that is promised would be kept from the other's prompt.
+    arrivals
+        .iter_mut()
+        .for_each(|arrival| arrival.slo.tpot = None);
+    let scenario = by_hand(contest.scenario(Way::LoadWhole, arrivals));
     let Outcome { score, clients, .. } = run(&scenario);
     let millis = |time: Time| time.as_nanos() / 1_000_000;
     // First: 100, then its second token in the second's prompt step at 201, its third at 201 + 12.
@@ -140,6 +146,63 @@ fn a_tiny_world_is_counted_as_by_hand() {
     // Gaps: (213 - 100) / 2 and (224 - 201) / 2.
     assert_eq!(score.all.ttft.p50, Duration::from_millis(100));
     assert_eq!(score.all.tpot.p99, Duration::from_micros(56_500));
+}
+
+/// The same scenario where every engine takes so many steps at a time.
+fn in_flight(mut scenario: Scenario, steps: u32) -> Scenario {
+    for device in &mut scenario.devices {
+        device.limits.steps_in_flight = steps;
+    }
+    scenario
+}
+
+/// A stream draws every 11 ms from 100 ms on. A prompt that comes at 105 ms waits for the step under way,
+/// which is over at 111 ms, or for the one behind it too, at 122 ms; its own step has the stream's token
+/// in it and takes 101 ms.
+#[test]
+fn a_prompt_waits_for_one_step_more_where_two_are_in_flight() {
+    let policy = policy(1000, 1000);
+    let contest = contest("both=1,profile=h100-llama-3-8b", &policy);
+    let mut arrivals = vec![alone(0, 90, 30, &policy), alone(105, 90, 2, &policy)];
+    arrivals
+        .iter_mut()
+        .for_each(|arrival| arrival.slo.tpot = None);
+    let scenario = by_hand(contest.scenario(Way::LoadWhole, arrivals));
+    let [one, two] = [1, 2].map(|steps| run(&in_flight(scenario.clone(), steps)).clients);
+    let first = |clients: &[Client]| clients[1].first.map(|at| at.as_nanos() / 1_000_000);
+    assert_eq!((first(&one), first(&two)), (Some(212), Some(223)));
+    // The stream has drawn one token more by then, and ends when it would have.
+    assert_eq!(one[0].last, two[0].last);
+    assert_eq!(
+        (one[0].tokens, one[1].tokens),
+        (two[0].tokens, two[1].tokens)
+    );
+}
+
+#[test]
+fn streams_are_the_same_and_first_tokens_a_step_later_where_two_are_in_flight() {
+    let policy = policy(60_000, 10_000);
+    for (fleet, way) in [
+        (FLEET, Way::Auto),
+        (FLEET, Way::LoadSplit),
+        (FLEET, Way::Whole),
+    ] {
+        let contest = contest(fleet, &policy);
+        let workload: Workload = "conversation,rate=12,seconds=20,seed=5"
+            .parse()
+            .expect("it is there");
+        let scenario = contest.scenario(way, workload.arrivals(&policy));
+        let [one, two] = [1, 2].map(|steps| run(&in_flight(scenario.clone(), steps)));
+        let tokens = |outcome: &Outcome| -> Vec<u32> {
+            outcome.clients.iter().map(|client| client.tokens).collect()
+        };
+        assert_eq!(tokens(&one), tokens(&two), "{way:?}");
+        let (one, two) = (one.score.all, two.score.all);
+        assert_eq!((one.failed, two.failed), (0, 0), "{way:?}");
+        // As long as a step of this fleet takes.
+        let step = Duration::from_millis(20);
+        assert!(two.ttft.p50 <= one.ttft.p50 + step, "{way:?}");
+    }
 }
 
 #[test]

@@ -50,6 +50,9 @@ struct Row {
     seconds_median: f64,
     /// Of the slowest hundredth of decode steps, or the slowest prompt.
     seconds_p99: f64,
+    /// For how long the device stood still before a decode step; the median, where it knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_seconds_median: Option<f64>,
 }
 
 /// A shape that was not measured.
@@ -246,6 +249,11 @@ impl Row {
         speeds.sort_by(f64::total_cmp);
         let mut seconds: Vec<f64> = samples.iter().flat_map(|s| s.seconds.clone()).collect();
         seconds.sort_by(f64::total_cmp);
+        let mut idle: Vec<f64> = samples
+            .iter()
+            .flat_map(|s| s.idle_seconds.clone())
+            .collect();
+        idle.sort_by(f64::total_cmp);
         let at = |sorted: &[f64], percent: usize| {
             let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
             sorted.get(index).copied().unwrap_or_default()
@@ -257,6 +265,7 @@ impl Row {
             tokens_per_second_best: at(&speeds, 100),
             seconds_median: at(&seconds, 50),
             seconds_p99: at(&seconds, 99),
+            idle_seconds_median: (!idle.is_empty()).then(|| at(&idle, 50)),
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Owns: the steps that are run, and which of them are timed.
 //! Never: takes part in serving.
-//! Invariant: only whole steps are timed, after steps of the same shape have run untimed.
+//! Invariant: only whole steps are timed, after steps of the same shape have run untimed. Where an engine takes a
+//! step while it runs the one before, decode steps are run so, as in serving.
 
 use super::shape::Shape;
 use cleave_domain::{
@@ -30,6 +31,8 @@ pub(super) struct Sampled {
     pub(super) tokens_count: u32,
     /// Of each decode step, or of a whole prompt.
     pub(super) seconds: Vec<f64>,
+    /// For how long the device stood still before each decode step, where it knows.
+    pub(super) idle_seconds: Vec<f64>,
 }
 
 impl Sampled {
@@ -74,20 +77,20 @@ impl Bench {
                 Ok(Sampled {
                     tokens_count: tokens,
                     seconds: vec![self.prefill(tokens)?.as_secs_f64()],
+                    idle_seconds: Vec::new(),
                 })
             }
             Shape::Decode { sequences, .. } => {
                 self.fill(shape)?;
-                let mut seconds = Vec::new();
-                for index in 0..DECODE_STEPS_UNTIMED + DECODE_STEPS {
-                    let took = self.decode(shape, index)?;
-                    if index >= DECODE_STEPS_UNTIMED {
-                        seconds.push(took.as_secs_f64());
-                    }
+                let (mut seconds, mut idle_seconds) = (Vec::new(), Vec::new());
+                for (took, idle) in self.decode(shape)? {
+                    seconds.push(took.as_secs_f64());
+                    idle_seconds.extend(idle.map(|idle| idle.as_secs_f64()));
                 }
                 Ok(Sampled {
                     tokens_count: sequences * DECODE_STEPS,
                     seconds,
+                    idle_seconds,
                 })
             }
         }
@@ -156,11 +159,49 @@ impl Bench {
         Ok(took)
     }
 
-    fn decode(&mut self, shape: Shape, index: u32) -> Result<Duration, EngineError> {
+    /// The timed decode steps: from one result to the next, and how long the device stood still before each.
+    fn decode(&mut self, shape: Shape) -> Result<Vec<(Duration, Option<Duration>)>, EngineError> {
+        let steps_count = DECODE_STEPS_UNTIMED + DECODE_STEPS;
+        let plans: Vec<StepPlan> = (0..steps_count)
+            .map(|index| self.decode_step(shape, index))
+            .collect();
+        let mut took = Vec::new();
+        let mut last = Instant::now();
+        let mut over = |idle: Option<Duration>| {
+            let now = Instant::now();
+            took.push((now - last, idle));
+            last = now;
+        };
+        match self.engine.overlap() {
+            Some(overlap) => {
+                overlap.begin(&plans[0])?;
+                for next in plans.iter().skip(1) {
+                    overlap.begin(next)?;
+                    overlap.collect()?;
+                    over(overlap.idle());
+                }
+                overlap.collect()?;
+                over(overlap.idle());
+            }
+            None => {
+                for plan in &plans {
+                    self.engine.step(plan)?;
+                    over(None);
+                }
+            }
+        }
+        Ok(took.split_off(DECODE_STEPS_UNTIMED as usize))
+    }
+
+    fn decode_step(&self, shape: Shape, index: u32) -> StepPlan {
         let position = shape.context_tokens() + index;
         let segments = (0..shape.sequences())
             .map(|slot| self.segment(shape, (slot, position, 1), LogitsWanted::Sample));
-        self.step(segments.collect())
+        StepPlan {
+            step: StepId(1),
+            opens: Vec::new(),
+            segments: segments.collect(),
+        }
     }
 
     fn segment(

@@ -104,7 +104,12 @@ impl PinnedMemory {
     pub(crate) fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let mut pointer: *mut c_void = std::ptr::null_mut();
-        call!(cuMemHostAlloc(&raw mut pointer, bytes.max(1), PORTABLE))?;
+        match call!(cuMemHostAlloc(&raw mut pointer, bytes.max(1), PORTABLE)) {
+            Err(CudaError::Call { name, .. }) if name == "CUDA_ERROR_OUT_OF_MEMORY" => {
+                return Err(CudaError::NoPinnedMemory { wanted: bytes });
+            }
+            allocated => allocated?,
+        }
         // SAFETY: so many bytes were just given.
         unsafe { pointer.cast::<u8>().write_bytes(0, bytes.max(1)) };
         Ok(Self {

@@ -4,13 +4,14 @@
 //! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
 
 use super::{
-    Device, DeviceMemory, ImportedMemory, Partition, PinnedMemory, STREAM_NON_BLOCKING, call,
+    Device, DeviceMemory, ImportedMemory, Partition, PinnedMemory, STREAM_NON_BLOCKING, call, check,
 };
 use crate::error::CudaError;
 use crate::options::{Priority, Share};
 use cudarc::driver::sys;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A queue of work for the device.
 #[derive(Debug)]
@@ -302,7 +303,15 @@ impl Event {
         )
     }
 
-    /// The same, and whoever waits for it leaves the processor to others.
+    /// As [`Event::new`], and it knows when it was reached.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub(crate) fn timed(device: &Arc<Device>) -> Result<Self, CudaError> {
+        Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)
+    }
+
+    /// As [`Event::new`], and whoever waits for it leaves the processor to others.
     ///
     /// # Errors
     /// If the driver makes none.
@@ -332,12 +341,39 @@ impl Event {
         call!(cuEventRecord(self.handle, stream.handle))
     }
 
+    /// From this one to a later one; both know their times and were reached.
+    ///
+    /// # Errors
+    /// If one was not, or what failed on the way.
+    pub(crate) fn until(&self, later: &Self) -> Result<Duration, CudaError> {
+        let mut milliseconds: f32 = 0.0;
+        call!(cuEventElapsedTime_v2(
+            &raw mut milliseconds,
+            self.handle,
+            later.handle
+        ))?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) * 1e-3))
+    }
+
     /// Waits until it is reached.
     ///
     /// # Errors
     /// What failed on the way.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         call!(cuEventSynchronize(self.handle))
+    }
+
+    /// Whether it is reached.
+    ///
+    /// # Errors
+    /// What failed on the way.
+    pub(crate) fn is_reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event is alive; the driver is there, since a `Device` is.
+        let result = unsafe { sys::cuEventQuery(self.handle) };
+        match result {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check(result, "cuEventQuery").map(|()| true),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `Ops` on a GPU.
 //!
 //! Owns: one engine's stream, its kernels, and what it sends and fetches.
-//! Never: waits in the middle of a pass: only where something comes back to the host.
+//! Never: waits in the middle of a pass, nor at its end: only where the host asks for what came of it.
 //! Invariant: everything of one engine is queued in one stream, so that it happens in the order of the calls;
 //! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
 //! and nothing grows.
@@ -15,6 +15,7 @@ use crate::blocks::{self, CudaBlocks};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
+use crate::idle::Idle;
 use crate::images::Images;
 use crate::inbox::{Inbox, Place};
 use crate::matmul::{Multiplying, Product, Target};
@@ -31,6 +32,7 @@ use cleave_engine::{DeviceBlocks, EngineError};
 use host::PIECE_BYTES;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Warps of a block where each has one head.
 const HEAD_WARPS: usize = 4;
@@ -47,6 +49,7 @@ pub struct CudaOps {
     multiplying: Multiplying,
     sampling: Sampling,
     stream: Stream,
+    idle: Idle,
     inbox: Inbox,
     recordings: Recordings,
     /// Of the pass at hand.
@@ -104,6 +107,7 @@ impl CudaOps {
             multiplying: Multiplying::new(&images, &stream, options)?,
             sampling: Sampling::new(&images, &stream)?,
             images,
+            idle: Idle::new(&stream)?,
             inbox: Inbox::new(device)?,
             recordings: Recordings::default(),
             step: StepAddresses::default(),
@@ -162,13 +166,17 @@ impl Ops for CudaOps {
 
     fn device(&self) -> String {
         let facts = self.hardware().facts();
+        let wgmma = match self.multiplying.has_wgmma() {
+            true => ", wgmma",
+            false => "",
+        };
         let (own, all) = (self.stream.processors_count(), facts.processors_count);
         let part = match self.options.share {
             Some(_) => format!(", {own} of {all} multiprocessors"),
             None => String::new(),
         };
         let precision = self.options.precision.name();
-        format!("{}, {precision}{part}", facts.name)
+        format!("{}, {precision}{wgmma}{part}", facts.name)
     }
 
     fn device_id(&self) -> Option<DeviceId> {
@@ -241,12 +249,13 @@ impl Ops for CudaOps {
         let args = EmbedArgs {
             table: table.rows.address(),
             tokens: self.step.tokens,
+            drawn: self.sampling.tokens(),
             out: out.address(),
             width: table.width as u32,
-            padding: 0,
+            vocab: table.vocab as u32,
         };
         let grid = [rows as u32, 1, 1];
-        // SAFETY: tokens are within the vocabulary, which the engine checked when slots were opened.
+        // SAFETY: the kernel reads no row beyond the vocabulary; rows that are fed name ones that were drawn.
         unsafe { self.kernels.embed.launch(&self.stream, grid, args) }?;
         Ok(())
     }
@@ -490,9 +499,12 @@ impl Ops for CudaOps {
         head: &CudaMatrix,
         rules: &[DrawRule],
         x: &CudaRows,
-        tokens: &mut Vec<Option<TokenId>>,
     ) -> Result<(), EngineError> {
         let rows = rules.len();
+        if rows == 0 {
+            self.idle.draws(&self.stream)?;
+            return Ok(self.sampling.bring(0, &self.stream)?);
+        }
         let decode = self.step.decode.take();
         let bucket = match decode {
             Some((bucket, _)) => bucket,
@@ -525,11 +537,22 @@ impl Ops for CudaOps {
         if let Some((_, Way::Record | Way::Replay)) = decode {
             self.stream.replay(self.recordings.graph(bucket))?;
         }
-        Ok(self.sampling.fetch(rows, &self.stream, tokens)?)
+        self.idle.draws(&self.stream)?;
+        Ok(self.sampling.bring(rows, &self.stream)?)
     }
 
-    fn settle(&mut self) -> Result<(), EngineError> {
-        Ok(self.stream.synchronize()?)
+    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+        self.sampling.fetch(&self.stream, tokens)?;
+        self.idle.fetched();
+        Ok(())
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        self.idle.last()
+    }
+
+    fn is_drawn(&mut self) -> bool {
+        self.sampling.is_fetched(&self.stream)
     }
 
     fn blocks(&self, pool: &CudaPool) -> Option<Arc<dyn DeviceBlocks>> {

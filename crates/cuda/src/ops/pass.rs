@@ -15,6 +15,9 @@ use cleave_engine::ops::{Batch, Pass, Wanted};
 /// Of a row that is padding: `NO_SLOT` of the kernels.
 const NO_SLOT: u32 = u32::MAX;
 
+/// Of a token that is drawn by the step before, in which row is what follows: `FED` of the kernels.
+const FED: u32 = 1 << 31;
+
 impl CudaOps {
     /// Sends the batch, and says who runs the pass.
     pub(super) fn begin_pass(
@@ -37,10 +40,12 @@ impl CudaOps {
         let launched = decode.map_or(rows, |(_, bucket)| bucket);
         self.send_batch(batch, launched)?;
         let Some((rules, bucket)) = decode else {
+            self.idle.begins(&self.stream)?;
             return Ok(Pass::Run);
         };
         let queue = (&self.stream, &mut self.inbox);
         self.sampling.send(rules, bucket, queue)?;
+        self.idle.begins(&self.stream)?;
         let way = self.recordings.way(bucket, self.moves_count());
         self.step.decode = Some((bucket, way));
         match way {
@@ -63,7 +68,10 @@ impl CudaOps {
             values
         };
         let slots = padded(&row_slots(batch, block_tokens), NO_SLOT);
-        let (tokens, positions) = (padded(&batch.tokens, 0), padded(&batch.positions, 0));
+        let (mut tokens, positions) = (padded(&batch.tokens, 0), padded(&batch.positions, 0));
+        for fed in &batch.fed {
+            tokens[fed.row as usize] = FED | fed.drawn;
+        }
         let (stream, inbox) = (&self.stream, &mut self.inbox);
         self.step = StepAddresses {
             tokens: inbox.send(stream, Place::Tokens, &tokens)?,

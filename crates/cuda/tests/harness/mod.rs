@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 /// The device, or `None` with a message if this machine can neither run nor emulate one.
 pub(crate) fn device() -> Option<Arc<Device>> {
-    if std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+    if is_real() {
         return Some(Device::open(0).expect("CLEAVE_TEST_DEVICE=cuda asks for a GPU"));
     }
     if stand_in().is_none() {
@@ -18,20 +18,20 @@ pub(crate) fn device() -> Option<Arc<Device>> {
     Some(Device::open(0).expect("the stand-in driver has a device"))
 }
 
-/// The stand-in driver and compiler, loaded before anything looks for NVIDIA's.
-pub(crate) fn stand_in() -> Option<StandIn> {
-    static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
-    *LOADED.get_or_init(|| {
-        let is_there = cleave_emulator::preload(variant());
-        is_there.then(|| StandIn::load(variant())).flatten()
-    })
+/// Whether tests run on a real GPU.
+pub(crate) fn is_real() -> bool {
+    std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
-/// `CLEAVE_TEST_SANITIZER=address` or `thread` asks for kernels that watch themselves.
-fn variant() -> Variant {
-    match std::env::var("CLEAVE_TEST_SANITIZER").as_deref() {
-        Ok("address") => Variant::Address,
-        Ok("thread") => Variant::Thread,
-        _ => Variant::Plain,
+/// The stand-in driver and compiler, loaded before anything looks for NVIDIA's; none beside a real device.
+pub(crate) fn stand_in() -> Option<StandIn> {
+    if is_real() {
+        return None;
     }
+    static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
+    *LOADED.get_or_init(|| {
+        let variant = Variant::of_environment();
+        let is_there = cleave_emulator::preload(variant);
+        is_there.then(|| StandIn::load(variant)).flatten()
+    })
 }

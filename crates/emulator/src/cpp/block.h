@@ -15,7 +15,7 @@ constexpr uint32_t LANES = 32;
 constexpr uint32_t WARPS_MAX = 32;
 constexpr uint32_t THREADS_MAX = LANES * WARPS_MAX;
 
-enum class Collective : uint8_t { Sync, Shuffle, Ballot, Ldmatrix, LdmatrixTransposed, Mma };
+enum class Collective : uint8_t { Sync, Shuffle, Ballot, Ldmatrix, LdmatrixTransposed, Mma, Wgmma };
 
 // What each lane brings to a collective, and takes away from it. Values and rows lie in two places in turn: a lane
 // may be at the next collective before all have taken from the last one.
@@ -68,6 +68,11 @@ extern Warp* warp;
 extern uint32_t lane;
 
 constexpr uint32_t NOBODY = ~0u;
+
+// Products of the running thread that nobody waited for.
+bool has_products();
+// Of a thread whose block is over.
+void forget_products(uint32_t number);
 
 // Nobody is ready and somebody has not returned.
 [[noreturn]] void report_deadlock();

@@ -196,6 +196,7 @@ template <int N> DEVICE void cp_async_wait() {
         const auto* from = static_cast<const Words4*>(due[index].from);
         *static_cast<Words4*>(due[index].to) = from == nullptr ? Words4{{0, 0, 0, 0}} : *from;
     }
+    if (count != 0) emulator::shared_written();
 }
 
 // Each lane reads the one row that it names, so a sanitizer sees who reads what.
@@ -214,3 +215,49 @@ DEVICE void ldmatrix_x4_transposed(u32 (&r)[4], const void* row, CALL_SITE) {
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], CALL_SITE) {
     emulator::mma_bf16(d, a, b, site);
 }
+
+DEVICE void wgmma_fence_shared() { emulator::shared_fenced(); }
+DEVICE void wgmma_begin() {}
+DEVICE void wgmma_commit() { emulator::products_commit(); }
+
+// Sixteen bytes of row `row` of an operand; the pattern goes by addresses of the block's shared memory.
+DEVICE emulator::Row emulator_wgmma_part(uintptr_t operand, u32 row, u32 half) {
+    const uintptr_t at = operand + row * 128 + half * 16;
+    return *reinterpret_cast<const emulator::Row*>(emulator::dynamic_shared.first + (at ^ (at >> 7 & 7) << 4));
+}
+// What this lane reads of a product's operands.
+DEVICE void emulator_wgmma_read(emulator::WarpgroupProduct& product) {
+    const u32 lane = lane_index(), row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    product.left = emulator_wgmma_part(product.a, row, lane / 16);
+    for (u32 i = 0; i < 8; i++) product.right[i] = emulator_wgmma_part(product.b, lane * 4 + i / 2, i % 2);
+}
+DEVICE uintptr_t emulator_wgmma_operand(const void* at, u32 rows, emulator::Site site) {
+    const uintptr_t offset = reinterpret_cast<uintptr_t>(at) - emulator::dynamic_shared.first;
+    const bool is_inside = emulator::dynamic_shared.has(at) && offset + rows * 128 - 96 <= emulator::dynamic_shared.bytes;
+    if (!is_inside) emulator::fail(emulator::Outcome::IllegalAddress, "an operand of wgmma outside of shared memory", site);
+    const bool is_aligned = offset % 1024 < 128 && offset % 32 == 0;
+    if (!is_aligned) emulator::fail(emulator::Outcome::Misaligned, "an operand of wgmma that does not begin with its pattern", site);
+    return offset;
+}
+DEVICE void wgmma_bf16(float (&d)[16][4], const void* a, const void* b, bool keeps, CALL_SITE) {
+    emulator::WarpgroupProduct product;
+    product.a = emulator_wgmma_operand(a, 64, site);
+    product.b = emulator_wgmma_operand(b, 128, site);
+    product.keeps = keeps;
+    emulator_wgmma_read(product);
+    emulator::products_begin(&d[0][0], product, site);
+}
+template <int N> DEVICE void wgmma_wait(CALL_SITE) {
+    u32 count;
+    const emulator::WarpgroupProduct* due = emulator::products_due(N, &count);
+    for (u32 index = 0; index < count; index++) {
+        emulator::WarpgroupProduct now = due[index];
+        emulator_wgmma_read(now);
+        const bool is_same = __builtin_memcmp(&now.left, &due[index].left, sizeof now.left) == 0 &&
+                             __builtin_memcmp(now.right, due[index].right, sizeof now.right) == 0;
+        if (!is_same) emulator::fail(emulator::Outcome::Failed, "shared memory changed under a wgmma that was not waited for", site);
+        emulator::products_run(due[index], site);
+    }
+    emulator::products_over();
+}
+DEVICE void wgmma_take(float (&)[16][4], CALL_SITE) { wgmma_wait<0>(site); }

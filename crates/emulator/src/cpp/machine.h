@@ -37,6 +37,14 @@ struct Copy {
     const void* from;
 };
 
+// This lane's part of a warpgroup's product m64n128k16: what it read of the operands when the product was begun.
+struct WarpgroupProduct {
+    uintptr_t a, b;
+    bool keeps;
+    // A row's half of the warp's 16 rows of `a`, and both halves of four rows of `b`.
+    Row left, right[8];
+};
+
 enum class Layout { AsStored, Transposed };
 enum class Outcome { Done, Failed, IllegalAddress, Misaligned };
 
@@ -59,6 +67,18 @@ void copy_commit();
 // Copies of all groups but the last `groups_left`, in order, now the caller's to carry out. They stay
 // where they are until the next `copy_begin`.
 const Copy* copies_due(uint32_t groups_left, uint32_t* count);
+
+// Which of the block's threads have written to shared memory, by copies, what they did not yet fence for wgmma.
+void shared_written();
+void shared_fenced();
+// `d` is 64 numbers of this lane; until `products_over` they are nobody's. One `d` at a time.
+void products_begin(float* d, const WarpgroupProduct& product, Site site);
+void products_commit();
+// As `copies_due`.
+const WarpgroupProduct* products_due(uint32_t groups_left, uint32_t* count);
+void products_run(const WarpgroupProduct& product, Site site);
+// Gives `d` back if no product is left.
+void products_over();
 
 // Ends the launch: the driver reports it as the device would.
 [[noreturn]] void fail(Outcome outcome, const char* what, Site site);

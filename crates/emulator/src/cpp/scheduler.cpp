@@ -53,6 +53,7 @@ const char* name_of(Collective collective) {
         case Collective::Ldmatrix: return "ldmatrix_x4";
         case Collective::LdmatrixTransposed: return "ldmatrix_x4_transposed";
         case Collective::Mma: return "mma_bf16";
+        case Collective::Wgmma: return "wgmma_bf16";
     }
     return "?";
 }
@@ -82,6 +83,7 @@ bool go_on_as_another() {
     if (copies.done != copies.all.size()) {
         fail(Outcome::Failed, "returned with asynchronous copies that nobody waited for", {});
     }
+    if (has_products()) fail(Outcome::Failed, "returned with products of wgmma that nobody waited for", {});
     warp->ready &= ~(1u << lane);
     block.returned++;
     release(&block.end_gate);
@@ -143,6 +145,7 @@ void run_block(Index index, uint64_t draw) {
             block.launch->name, index.x, index.y, index.z, block.launch->shared_bytes);
         block.outcome = Outcome::IllegalAddress;
     }
+    for (uint32_t number = 0; number < block.threads; number++) forget_products(number);
     if (block.outcome == Outcome::Done) return;
     for (uint32_t number = 0; number < block.threads; number++) {
         abandon(threads[number].context);

@@ -102,3 +102,25 @@ float descend(float x, u32 depth) {
 extern "C" KERNEL(32, 1) overflow_stack(GRID_CONSTANT const MistakeArgs args) {
     args.results[threadIdx.x] = descend(1.0f, args.choice);
 }
+
+// A product of a warpgroup from copied operands. Choice 0: copies are not fenced for it. 2: an operand is written while it
+// runs. 3: sums are read before they are waited for. 4: an operand begins in the middle of its pattern. 1 is right.
+extern "C" KERNEL(128, 1) warpgroup(GRID_CONSTANT const MistakeArgs args) {
+    DYNAMIC_SHARED(u8, operands);
+    for (u32 chunk = threadIdx.x; chunk < (64 + 128) * 8; chunk += 128) {
+        cp_async_16(operands + chunk * 16, args.numbers + chunk % 32 * 4, true);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    if (args.choice != 0) wgmma_fence_shared();
+    sync_block();
+    float sums[16][4] = {};
+    wgmma_begin();
+    wgmma_bf16(sums, operands + (args.choice == 4 ? 128 : 0), operands + 64 * 128, false);
+    wgmma_commit();
+    float early = 0;
+    if (args.choice == 2) operands[threadIdx.x * 128] ^= 0x55;
+    if (args.choice == 3) early = sums[0][0];
+    wgmma_take(sums);
+    if (threadIdx.x < 64) args.results[threadIdx.x] = sums[threadIdx.x % 16][0] + early;
+}

@@ -5,6 +5,7 @@
 //! Invariant: device and host see the same bits: logits are the columns of a matrix, picked by rows of zeros and
 //! one 1.
 
+use super::dice::Dice;
 use crate::checkpoint::StoredTensor;
 use crate::ops::{DrawRule, Holds, Ops, Pack};
 use crate::sampling::{Sampler, Slot};
@@ -58,10 +59,14 @@ fn round_of<O: Ops>(
         .collect();
     set(ops, &mut picks, &ones)?;
     let opens: Vec<OpenSlot> = (0..ROWS).map(|_| dice.open(vocab)).collect();
-    let rules: Vec<DrawRule> = opens.iter().map(|open| Slot::open(open).rule()).collect();
+    let rule = |open: &OpenSlot| {
+        let slot = Slot::open(open);
+        slot.rule(slot.known())
+    };
+    let rules: Vec<DrawRule> = opens.iter().map(rule).collect();
     let mut tokens = Vec::new();
-    ops.draw(&matrix, &rules, &picks, &mut tokens)
-        .map_err(told)?;
+    ops.draw(&matrix, &rules, &picks).map_err(told)?;
+    ops.drawn(&mut tokens).map_err(told)?;
     let mut sampler = Sampler::default();
     for (row, open) in opens.iter().enumerate() {
         let mut logits: Vec<f32> = (0..vocab).map(|token| table[token * ROWS + row]).collect();
@@ -75,32 +80,7 @@ fn round_of<O: Ops>(
     Ok(())
 }
 
-/// A small generator: tests' numbers must be the same everywhere.
-struct Dice(u64);
-
 impl Dice {
-    fn next(&mut self) -> u64 {
-        // splitmix64, which any seed suits.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    /// In 0..1.
-    fn share(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 24) as f32
-    }
-
-    fn chance(&mut self, share: f32) -> bool {
-        self.share() < share
-    }
-
     /// From a bell of some width, sometimes on a coarse grid, so that ties are many, rarely not a number.
     fn logit(&mut self) -> f32 {
         let bell = (0..4).map(|_| self.share() - 0.5).sum::<f32>() * 12.0;

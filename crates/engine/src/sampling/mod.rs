@@ -15,4 +15,4 @@ mod softmax;
 mod tests;
 
 pub(crate) use draw::Sampler;
-pub(crate) use slot::{Slot, check};
+pub(crate) use slot::{Slot, Untold, check};

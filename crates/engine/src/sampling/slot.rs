@@ -1,6 +1,6 @@
 //! A sequence's slot: what the sampler must know of it.
 //!
-//! Owns: the history, and how often each token is in it.
+//! Owns: the history, how often each token is in it, and whether its next token is on its way.
 //! Never: draws.
 //! Invariant: a slot that grew token by token equals one opened with the whole history.
 
@@ -25,6 +25,17 @@ pub(crate) struct Slot {
     min_tokens: usize,
     /// How often each token of the history is in the output; kept only where a penalty needs it.
     counts: Option<BTreeMap<TokenId, u32>>,
+    /// The last token of a step that was not collected.
+    pub(crate) untold: Option<Untold>,
+}
+
+/// A token that the engine has, or will have, and its caller has not heard of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Untold {
+    /// Which step draws it, by when it was begun.
+    pub(crate) begun: u64,
+    /// Its row among those that the step draws on the device; `None` if it is in the history already.
+    pub(crate) row: Option<u32>,
 }
 
 impl Slot {
@@ -47,7 +58,19 @@ impl Slot {
             stop_tokens: Arc::clone(&open.stop_tokens),
             min_tokens: open.min_tokens as usize,
             counts,
+            untold: None,
         }
+    }
+
+    /// How many tokens the sequence has, with one that is being drawn.
+    pub(crate) fn known(&self) -> usize {
+        let is_coming = self.untold.is_some_and(|untold| untold.row.is_some());
+        self.history.len() + usize::from(is_coming)
+    }
+
+    /// How many of them the caller has heard of.
+    pub(crate) fn told(&self) -> usize {
+        self.known() - usize::from(self.untold.is_some())
     }
 
     /// A token was drawn.
@@ -66,7 +89,7 @@ impl Slot {
     /// change, first change first.
     pub(super) fn adjust(&self, logits: &mut [f32], undo: &mut Vec<(TokenId, f32)>) {
         undo.clear();
-        for Edit { token, change } in self.edits() {
+        for Edit { token, change } in self.edits(self.history.len()) {
             if let Some(logit) = logits.get_mut(token as usize) {
                 undo.push((token, *logit));
                 *logit = change.of(*logit);
@@ -74,14 +97,14 @@ impl Slot {
         }
     }
 
-    /// Bias, then bans, then penalties.
-    fn edits(&self) -> impl Iterator<Item = Edit> {
+    /// Bias, then bans, then penalties, of a draw after so many tokens.
+    fn edits(&self, known: usize) -> impl Iterator<Item = Edit> {
         let sampling = &*self.sampling;
         let biases = sampling.logit_bias.iter().map(|(token, bias)| Edit {
             token: *token,
             change: Change::Add(*bias),
         });
-        let is_short = self.history.len() - self.prompt_count < self.min_tokens;
+        let is_short = known - self.prompt_count < self.min_tokens;
         let banned = self.stop_tokens.iter().filter(move |_| is_short);
         let bans = banned.map(|token| Edit {
             token: *token,
@@ -107,13 +130,14 @@ impl Slot {
         self.sampling.logprobs.is_none()
     }
 
-    /// How a device draws the next token.
-    pub(crate) fn rule(&self) -> DrawRule {
+    /// How a device draws the token after `known` ones, of which the last may be unknown still where no
+    /// rule looks at it.
+    pub(crate) fn rule(&self, known: usize) -> DrawRule {
         let sampling = &*self.sampling;
-        let mut edits: Vec<Edit> = self.edits().collect();
+        let mut edits: Vec<Edit> = self.edits(known).collect();
         edits.sort_by_key(|edit| edit.token);
         DrawRule {
-            bits: draw_bits(sampling.seed, self.history.len() as u64),
+            bits: draw_bits(sampling.seed, known as u64),
             heat: match self.is_greedy() {
                 true => 0.0,
                 false => 1.0 / sampling.temperature,

@@ -57,7 +57,7 @@ const TINY: Shape = Shape {
     window: None,
 };
 
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 10] = [
     TINY,
     Shape {
         name: "tiny-qwen3",
@@ -82,6 +82,26 @@ const SHAPES: [Shape; 8] = [
         name: "tiny-qwen2",
         about: "two layers, for tests: Qwen2 with q/k/v biases",
         architecture: Architecture::Qwen2,
+        theta: 1e6,
+        rope_factor: None,
+        ..TINY
+    },
+    Shape {
+        name: "tiny-llama-64",
+        about: "two layers, for tests: heads of 64, which a GPU's tensor cores take",
+        hidden: 128,
+        head_dim: 64,
+        intermediate: 256,
+        ..TINY
+    },
+    Shape {
+        name: "tiny-qwen3-128",
+        about: "two layers, for tests: heads of 128, four to a KV head, with q/k norms",
+        architecture: Architecture::Qwen3,
+        hidden: 128,
+        kv_heads: 1,
+        head_dim: 128,
+        intermediate: 256,
         theta: 1e6,
         rope_factor: None,
         ..TINY

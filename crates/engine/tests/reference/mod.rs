@@ -1,16 +1,95 @@
 //! Ops in the plainest Rust, one loop per formula, sums in f64: what others are checked against.
+#![allow(dead_code, reason = "each test program uses a part")]
 
-use cleave_domain::{BlockIndex, DeviceId};
+use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops, Pack, Pass,
-    PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, DrawRule, Edit, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
+    Pack, Pass, PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
-use cleave_engine::{EngineError, EngineLimits, ModelEngine, Weights};
+use cleave_engine::{EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights};
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-pub(crate) struct Plain;
+#[derive(Default)]
+pub(crate) struct Plain {
+    /// If it draws itself, as a device does.
+    pub(crate) device: Option<Device>,
+}
+
+/// What makes it one: it draws, and takes the next pass before that was fetched.
+#[derive(Default)]
+pub(crate) struct Device {
+    /// What was drawn last.
+    drawn: Vec<Option<TokenId>>,
+    /// What was not fetched, oldest first.
+    queued: VecDeque<Vec<Option<TokenId>>>,
+    pub(crate) watched: Arc<Watched>,
+}
+
+/// What a test sees of a device, and does to it.
+#[derive(Default)]
+pub(crate) struct Watched {
+    /// Tokens that were fed to passes.
+    pub(crate) fed_count: AtomicUsize,
+    /// The next draw's first row has logits that are not finite.
+    pub(crate) breaks: AtomicBool,
+}
+
+impl Device {
+    fn feed(&self, batch: &Batch, vocab: usize) -> Vec<TokenId> {
+        let mut tokens = batch.tokens.clone();
+        for fed in &batch.fed {
+            // As a device does, which has nobody to ask.
+            let drawn = self.drawn[fed.drawn as usize].unwrap_or(TokenId::MAX);
+            tokens[fed.row as usize] = drawn.min(vocab as TokenId - 1);
+        }
+        self.watched
+            .fed_count
+            .fetch_add(batch.fed.len(), Ordering::Relaxed);
+        tokens
+    }
+}
+
+/// A draw in the plainest way, of which nobody demands that it is the host's.
+fn pick(logits: &mut [f32], rule: &DrawRule) -> TokenId {
+    for Edit { token, change } in &rule.edits {
+        let logit = &mut logits[*token as usize];
+        *logit = change.of(*logit);
+    }
+    let mut likely: Vec<(f64, TokenId)> = (0..)
+        .zip(logits)
+        .map(|(id, logit)| (f64::from(*logit), id))
+        .collect();
+    likely.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    if rule.heat == 0.0 {
+        return likely[0].1;
+    }
+    let most = likely[0].0;
+    let kept = match rule.top_k {
+        0 => likely.len(),
+        top_k => (top_k as usize).min(likely.len()),
+    };
+    let weight = |logit: f64| ((logit - most) * f64::from(rule.heat)).exp();
+    let share = |of: u64| of as f64 / (1u64 << 53) as f64;
+    let total: f64 = likely[..kept].iter().map(|(logit, _)| weight(*logit)).sum();
+    let mut before = 0.0;
+    likely.truncate(kept);
+    likely.retain(|(logit, _)| {
+        let stays = before < total * share(rule.top_p) && weight(*logit) >= f64::from(rule.min_p);
+        before += weight(*logit);
+        stays
+    });
+    let total: f64 = likely.iter().map(|(logit, _)| weight(*logit)).sum();
+    let mut goal = total * share(rule.bits);
+    let passing = likely.iter().find(|(logit, _)| {
+        goal -= weight(*logit);
+        goal < 0.0
+    });
+    passing.unwrap_or(&likely[0]).1
+}
 
 pub(crate) struct Matrix {
     columns: usize,
@@ -170,7 +249,11 @@ impl Ops for Plain {
         table: &StoredTensor,
         out: &mut Rows,
     ) -> Result<(), EngineError> {
-        for (row, token) in batch.tokens.iter().enumerate() {
+        let tokens = match &self.device {
+            Some(device) => device.feed(batch, table.rows()),
+            None => batch.tokens.clone(),
+        };
+        for (row, token) in tokens.iter().enumerate() {
             table.read_row(*token as usize, out.row_mut(row));
         }
         Ok(())
@@ -358,6 +441,43 @@ impl Ops for Plain {
         Ok(())
     }
 
+    fn draws(&self) -> bool {
+        self.device.is_some()
+    }
+
+    fn draw(&mut self, head: &Matrix, rules: &[DrawRule], x: &Rows) -> Result<(), EngineError> {
+        let vocab = head.bias.len();
+        let mut logits = vec![0.0; rules.len() * vocab];
+        self.logits(head, rules.len(), x, &mut logits)?;
+        let device = self.device.as_mut().expect("only a device is asked");
+        if device.watched.breaks.swap(false, Ordering::Relaxed) {
+            logits[0] = f32::NAN;
+        }
+        let rows = logits.chunks_mut(vocab).zip(rules);
+        let drawn: Vec<_> = rows
+            .map(|(logits, rule)| {
+                let is_finite = logits.iter().all(|logit| logit.is_finite());
+                is_finite.then(|| pick(logits, rule))
+            })
+            .collect();
+        if !drawn.is_empty() {
+            device.drawn.clone_from(&drawn);
+        }
+        device.queued.push_back(drawn);
+        assert!(device.queued.len() <= STEPS_IN_FLIGHT_MAX);
+        Ok(())
+    }
+
+    fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
+        let device = self.device.as_mut().expect("only a device is asked");
+        tokens.extend(device.queued.pop_front().expect("a draw is under way"));
+        Ok(())
+    }
+
+    fn is_drawn(&mut self) -> bool {
+        false
+    }
+
     fn read_block(
         &self,
         pool: &Pool,
@@ -408,9 +528,26 @@ impl Ops for Plain {
 
 /// An engine over the plain ops.
 pub(crate) fn engine(dir: &Path, limits: EngineLimits) -> Result<ModelEngine<Plain>, String> {
+    over(Plain::default(), dir, limits)
+}
+
+/// One whose ops draw, as a device does.
+pub(crate) fn device_engine(
+    dir: &Path,
+    limits: EngineLimits,
+) -> Result<(ModelEngine<Plain>, Arc<Watched>), String> {
+    let device = Device::default();
+    let watched = Arc::clone(&device.watched);
+    let plain = Plain {
+        device: Some(device),
+    };
+    Ok((over(plain, dir, limits)?, watched))
+}
+
+fn over(plain: Plain, dir: &Path, limits: EngineLimits) -> Result<ModelEngine<Plain>, String> {
     let checkpoint =
         cleave_engine::checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
-    let weights = Weights::load(&Plain, &checkpoint, None, &mut |_| {});
+    let weights = Weights::load(&plain, &checkpoint, None, &mut |_| {});
     let weights = Arc::new(weights.map_err(|error| error.to_string())?);
-    ModelEngine::new(Plain, weights, limits).map_err(|error| error.to_string())
+    ModelEngine::new(plain, weights, limits).map_err(|error| error.to_string())
 }

@@ -7,6 +7,7 @@ mod directory;
 mod driver;
 mod engine;
 mod exports;
+mod overlap;
 mod pace;
 mod pools;
 mod porter;
@@ -25,7 +26,7 @@ use crate::telemetry::{Telemetry, WorkerMeters};
 use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
-use cleave_engine::{Engine, EngineDescription};
+use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_sched::Writer;
 use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
@@ -68,13 +69,14 @@ impl WorkerBody {
     pub(crate) fn start(parts: Parts, telemetry: &Telemetry) -> Result<Self, NodeError> {
         let Parts {
             options,
-            engine,
+            mut engine,
             files,
             net,
             data,
         } = parts;
         let description = engine.describe().clone();
         let me = identity(&options.name);
+        let steps_in_flight = steps_in_flight(engine.as_mut());
         let pulse = Arc::new(Pulse::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
@@ -139,7 +141,7 @@ impl WorkerBody {
         };
         let limits = cleave_sched::Limits {
             writer,
-            ..brain_limits(&options, me, &description)
+            ..brain_limits(&options, (me, steps_in_flight), &description)
         };
         let driver = Driver::new(limits, ears, hands);
         let watched = Arc::clone(&pulse);
@@ -208,7 +210,7 @@ fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescripti
 
 fn brain_limits(
     options: &WorkerOptions,
-    me: WorkerRef,
+    (me, steps_in_flight): (WorkerRef, u32),
     engine: &EngineDescription,
 ) -> cleave_sched::Limits {
     let block_bytes = u64::from(engine.capacity.block_bytes);
@@ -228,7 +230,17 @@ fn brain_limits(
             Some(prices) => prices.clone(),
             None => options.step_time.prices(),
         },
+        steps_in_flight,
     }
+}
+
+/// As many as the engine takes at a time.
+fn steps_in_flight(engine: &mut dyn Engine) -> u32 {
+    let count = match engine.overlap() {
+        Some(_) => STEPS_IN_FLIGHT_MAX,
+        None => 1,
+    };
+    u32::try_from(count).expect("steps in flight are few")
 }
 
 /// Host memory to swap to.

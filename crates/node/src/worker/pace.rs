@@ -1,13 +1,14 @@
 //! How long steps take.
 //!
-//! Owns: the one place that knows whether time passes by itself or is priced, and the step whose time
+//! Owns: the one place that knows whether time passes by itself or is priced, and the steps whose time
 //! has yet to pass. Never: runs a step.
 //! Invariant: a step is answered once, and is said to have taken what it was priced at, whatever the
-//! timer made of it.
+//! timer made of it. Of two under way the second begins when the first is over.
 
 use cleave_domain::{Prices, StepPlan, StepResult, Work};
 use cleave_planner::Predict;
 use cleave_sched::Input;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tokio::time::{Instant as Moment, sleep_until};
 
@@ -37,8 +38,12 @@ impl StepTime {
 #[derive(Debug)]
 pub(super) struct Pace {
     time: StepTime,
-    /// A step that has been run, and when its time has passed. At most one is under way.
+    /// A step that has been run, and when its time has passed.
     pending: Option<(Moment, Input)>,
+    /// Those behind it, and how long they take.
+    behind: VecDeque<(Duration, Input)>,
+    /// When the last step that was measured was over.
+    ended: Option<Instant>,
     /// By how much the last timer was late, and by how much early. Timers tick in milliseconds, and a
     /// decode step may take not many more: the next one makes up for it, so that the rate is what was
     /// priced.
@@ -56,6 +61,8 @@ impl Pace {
         Self {
             time,
             pending: None,
+            behind: VecDeque::new(),
+            ended: None,
             late: Duration::ZERO,
             early: Duration::ZERO,
         }
@@ -69,15 +76,29 @@ impl Pace {
     ) -> Option<Input> {
         let prices = match &self.time {
             StepTime::Measured => {
-                let took = began.elapsed();
+                let ended = Instant::now();
+                let began = self.ended.map_or(began, |before| began.max(before));
+                self.ended = Some(ended);
+                let took = ended.saturating_duration_since(began);
                 return Some(Input::Stepped { result, took });
             }
             StepTime::Priced(prices) => prices,
         };
         let took = prices.step(&Work::of(plan));
-        let over = Moment::now() + (took + self.early).saturating_sub(self.late);
-        self.pending = Some((over, Input::Stepped { result, took }));
+        self.behind
+            .push_back((took, Input::Stepped { result, took }));
+        if self.pending.is_none() {
+            self.begin_next();
+        }
         None
+    }
+
+    /// The time of the step that is next begins to pass.
+    fn begin_next(&mut self) {
+        self.pending = self.behind.pop_front().map(|(takes, answer)| {
+            let over = Moment::now() + (takes + self.early).saturating_sub(self.late);
+            (over, answer)
+        });
     }
 
     /// Whether a step's time has yet to pass.
@@ -97,6 +118,7 @@ impl Pace {
         let now = Moment::now();
         self.late = now.saturating_duration_since(over).min(LATE_MAX);
         self.early = over.saturating_duration_since(now);
+        self.begin_next();
         answer
     }
 }
@@ -104,7 +126,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::RowPrice;
+    use cleave_domain::{RowPrice, StepId};
 
     #[tokio::test(start_paused = true)]
     async fn a_priced_step_takes_its_price_and_no_processor() {
@@ -126,6 +148,59 @@ mod tests {
         assert_eq!(took, Duration::from_secs(40));
         assert_eq!(before.elapsed(), Duration::from_secs(40));
         assert!(!pace.is_pending());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_behind_another_begins_when_that_is_over() {
+        let prices = Prices {
+            rows: vec![RowPrice {
+                rows: 1,
+                nanos: 40_000_000,
+            }],
+            ..Prices::default()
+        };
+        let mut pace = Pace::new(StepTime::Priced(prices));
+        let before = Moment::now();
+        for step in 1..=2 {
+            let result = StepResult {
+                step: StepId(step),
+                ..StepResult::default()
+            };
+            assert_eq!(
+                pace.stepped(&StepPlan::default(), (result, Instant::now())),
+                None
+            );
+        }
+        for number in 1..=2 {
+            let Input::Stepped { result, took } = pace.over().await else {
+                panic!("a step is answered as one");
+            };
+            let millis = 40 * u32::try_from(number).unwrap();
+            assert_eq!(
+                (result.step, took),
+                (StepId(number), Duration::from_millis(40))
+            );
+            assert_eq!(before.elapsed(), Duration::from_millis(1) * millis);
+        }
+        assert!(!pace.is_pending());
+    }
+
+    #[test]
+    fn what_a_step_waited_for_the_one_before_it_counted_as_its_own_time() {
+        let mut pace = Pace::new(StepTime::Measured);
+        // Both an hour ago.
+        let hour = Duration::from_secs(3600);
+        let began = Instant::now().checked_sub(hour).unwrap();
+        let mut all = Duration::ZERO;
+        for _ in 0..2 {
+            let Some(Input::Stepped { took, .. }) =
+                pace.stepped(&StepPlan::default(), (StepResult::default(), began))
+            else {
+                panic!("a step that is measured is over");
+            };
+            all += took;
+        }
+        assert!(all <= began.elapsed(), "{all:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@
 use super::engine::{Import, range};
 use crate::health::{Pulse, words};
 use cleave_domain::{BlockIndex, HandoffId};
-use cleave_engine::{BlockSpan, DeviceBlocks};
+use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use cleave_kv::BlockPart;
 use cleave_kv::handoff::Digest;
 use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input};
@@ -175,10 +175,7 @@ impl Hands {
             .iter_mut()
             .map(|(number, frame, room)| (span(batch[*number].0.from, frame.part), &mut **room))
             .collect();
-        let sums = self.guarded(|blocks| {
-            let sums = blocks.read(&mut parts);
-            sums.map_err(|error| error.to_string())
-        })?;
+        let sums = self.guarded(|blocks| blocks.read(&mut parts))?;
         let mut outcomes = Outcomes::new(batch.len(), self.block_bytes);
         for ((number, frame, room), sum) in rooms.into_iter().zip(sums) {
             let sent = room.send(frame, sum).is_ok();
@@ -203,7 +200,7 @@ impl Hands {
             part: frame.part,
         };
         let parts: Vec<DirectPart> = frames.iter().map(direct).collect();
-        let sums = self.guarded(|_| pool.write(&parts))?;
+        let sums = self.guarded(|_| pool.write(&parts).map_err(EngineError::Device))?;
         let mut outcomes = Outcomes::new(batch.len(), self.block_bytes);
         for ((number, frame), sum) in frames.into_iter().zip(sums) {
             let told = batch[number].1.tell(frame, sum).is_ok();
@@ -241,14 +238,14 @@ impl Hands {
                 .filter_map(|import| Some((place(import), import.payload.bytes()?)))
                 .collect();
             if !parts.is_empty() {
-                blocks.write(&parts).map_err(|error| error.to_string())?;
+                blocks.write(&parts)?;
             }
             let due: Vec<BlockSpan> = batch
                 .iter()
                 .filter(|import| import.payload.checksum_due().is_some())
                 .map(place)
                 .collect();
-            blocks.checksums(&due).map_err(|error| error.to_string())
+            blocks.checksums(&due)
         });
         let sums = match written {
             Ok(sums) => sums,
@@ -273,41 +270,42 @@ impl Hands {
         batch.iter().map(outcome).collect()
     }
 
-    /// Uses the pool; a panic in that is a value here, and the end of this worker's health.
+    /// Uses the pool; a panic in that is a value here, and as a device that is lost the end of this worker's health.
     fn guarded<T>(
         &self,
-        use_it: impl FnOnce(&dyn DeviceBlocks) -> Result<T, String>,
+        use_it: impl FnOnce(&dyn DeviceBlocks) -> Result<T, EngineError>,
     ) -> Result<T, Failure> {
         let blocks = self.blocks.as_ref();
         let caught = catch_unwind(AssertUnwindSafe(|| use_it(blocks)));
-        match caught {
-            Ok(used) => used.map_err(Failure::Device),
-            Err(panic) => {
-                let reason = format!("a copy of blocks panicked: {}", words(panic.as_ref()));
-                self.pulse.broke(&reason);
-                Err(Failure::Panic(reason))
-            }
-        }
+        let reason = match caught {
+            Ok(Ok(used)) => return Ok(used),
+            Ok(Err(error @ EngineError::Lost(_))) => error.to_string(),
+            Ok(Err(error)) => return Err(Failure::Device(error.to_string())),
+            Err(panic) => format!("a copy of blocks panicked: {}", words(panic.as_ref())),
+        };
+        self.pulse.broke(&reason);
+        Err(Failure::Lost(reason))
     }
 }
 
 /// Why blocks were not copied.
 enum Failure {
     Device(String),
-    Panic(String),
+    /// Nothing will be copied any more.
+    Lost(String),
 }
 
 impl Failure {
     fn reason(&self) -> &str {
-        let (Self::Device(reason) | Self::Panic(reason)) = self;
+        let (Self::Device(reason) | Self::Lost(reason)) = self;
         reason
     }
 
-    /// After the answers to the work it panicked in, the loss of the engine.
+    /// After the answers to the work that it failed in, the loss of the engine.
     fn lost(self) -> Option<Input> {
         match self {
             Self::Device(_) => None,
-            Self::Panic(reason) => Some(Input::EngineLost { reason }),
+            Self::Lost(reason) => Some(Input::EngineLost { reason }),
         }
     }
 }
@@ -438,7 +436,7 @@ mod tests {
     use super::*;
     use crate::worker::engine::Import;
     use cleave_domain::{BlockRef, FlightId, WorkerId, WorkerRef};
-    use cleave_engine::{EngineError, PeerBlocks};
+    use cleave_engine::PeerBlocks;
     use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, Route, checksum};
     use std::time::Duration;
 

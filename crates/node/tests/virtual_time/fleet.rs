@@ -49,6 +49,11 @@ fn prices(place: usize) -> Prices {
     }
 }
 
+/// Every other worker's engine takes a step while it runs the one before.
+fn overlaps(place: usize) -> bool {
+    place.is_multiple_of(2)
+}
+
 fn options(place: usize) -> WorkerOptions {
     WorkerOptions {
         swap_bytes: Some(0),
@@ -76,6 +81,7 @@ fn device(place: usize) -> Device {
         swap_blocks: 0,
         writer: Writer::Receiver,
         prices: prices(place),
+        steps_in_flight: if overlaps(place) { 2 } else { 1 },
     };
     Device {
         limits,
@@ -189,7 +195,11 @@ pub(crate) async fn serve(router: RouterOptions) -> Running {
             capacity: CAPACITY,
             vocab_size: VOCAB_SIZE,
         };
-        let engine: Box<dyn Engine> = Box::new(MockEngine::new(description).unwrap());
+        let engine = MockEngine::new(description).unwrap();
+        let engine: Box<dyn Engine> = match overlaps(place) {
+            true => Box::new(engine.overlapping()),
+            false => Box::new(engine),
+        };
         (options(place), engine)
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");

@@ -53,6 +53,7 @@ struct Case {
     /// The target has the prompt's full blocks already.
     cached: bool,
     writer: Writer,
+    steps_in_flight: u32,
     blow: Blow,
     /// After so many events from the order on. (When blocks run out, the order is what comes late.)
     after: u32,
@@ -78,6 +79,7 @@ impl Case {
             limits.capacity.blocks_count = if tight { 7 } else { 10 };
             limits.writer = self.writer;
             limits.swap_blocks = 8;
+            limits.steps_in_flight = self.steps_in_flight;
             chaos.world.add(name, limits);
         }
         chaos
@@ -206,10 +208,12 @@ fn a_sequence_that_moves_survives_one_blow_at_any_point() {
     let mut seen: BTreeMap<(Blow, Option<&str>), u32> = BTreeMap::new();
     for blow in BLOWS {
         for (prompt, ahead) in [(3, 0), (4, 9), (5, 1), (6, 3), (7, 9), (8, 0), (9, 20)] {
-            for (cached, writer) in [
-                (false, Writer::Receiver),
-                (true, Writer::Receiver),
-                (true, Writer::Sender),
+            for (cached, writer, steps_in_flight) in [
+                (false, Writer::Receiver, 1),
+                (true, Writer::Receiver, 1),
+                (true, Writer::Sender, 1),
+                (false, Writer::Receiver, 2),
+                (true, Writer::Receiver, 2),
             ] {
                 for after in 0.. {
                     let case = Case {
@@ -217,6 +221,7 @@ fn a_sequence_that_moves_survives_one_blow_at_any_point() {
                         ahead,
                         cached,
                         writer,
+                        steps_in_flight,
                         blow,
                         after,
                     };

@@ -30,6 +30,7 @@ fn world(seed: u64) -> Chaos {
         };
         limits.swap_blocks = swap_blocks;
         limits.queue_max = 8;
+        limits.steps_in_flight = 1 + u32::from(seed % 2 == 1);
         chaos.world.add(['p', 'd', 'e'][i], limits);
     }
     chaos

@@ -98,6 +98,8 @@ impl Chaos {
         chaos.promises = priced.then_some(promises);
         let mut lies = Dice(seed ^ 0x2545_f491_4f6c_dd1d);
         chaos.lies = lies.percent(25).then_some(lies);
+        // Drawn apart too.
+        let steps_in_flight = Dice(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
         for i in 0..count {
             let role = match (shape, i % 2) {
                 (0, _) => Role::Both,
@@ -117,6 +119,7 @@ impl Chaos {
             if priced {
                 limits.prices = prices();
             }
+            limits.steps_in_flight = steps_in_flight;
             let name = char::from(b'a' + u8::try_from(i).expect("few"));
             chaos.world.add(name, limits);
         }

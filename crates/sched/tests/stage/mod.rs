@@ -26,13 +26,14 @@ use cleave_sched::{
     SwapOutcome, Writer,
 };
 use engine::Engine;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 pub const ROUTER: RouterId = RouterId(1);
 pub const BLOCK_TOKENS: u32 = 4;
 pub const LEASE: Duration = Duration::from_millis(1000);
 pub const STALL: Duration = Duration::from_millis(300);
+const STEP_TAKES: Duration = Duration::from_millis(10);
 pub const STEP: Duration = Duration::from_secs(5);
 
 /// A worker with its engine.
@@ -40,12 +41,13 @@ pub struct Machine {
     pub name: char,
     pub brain: Brain,
     pub engine: Engine,
-    step: Option<StepPlan>,
+    /// Said and not over, the oldest first. What the second stands on is lost if the first breaks.
+    steps: VecDeque<(StepPlan, Fate)>,
     /// What host memory keeps, each block's cells.
     host: BTreeMap<HandoffId, Vec<Vec<u64>>>,
 }
 
-/// Something that will happen.
+/// Something that will happen. Of steps the oldest.
 #[derive(Clone, Debug)]
 pub enum Pending {
     Step(usize),
@@ -154,6 +156,7 @@ pub fn limits(worker: u64, role: Role) -> Limits {
         swap_blocks: 0,
         writer: Writer::Receiver,
         prices: cleave_domain::Prices::default(),
+        steps_in_flight: 1,
     }
 }
 
@@ -164,7 +167,7 @@ impl World {
             name,
             brain: Brain::new(limits),
             engine,
-            step: None,
+            steps: VecDeque::new(),
             host: BTreeMap::new(),
         });
         let machine = self.machines.len() - 1;
@@ -234,9 +237,12 @@ impl World {
         match output {
             Output::Step(plan) => {
                 let machine = &mut self.machines[at];
-                assert!(machine.step.is_none(), "one step at a time");
-                machine.step = Some(plan);
-                self.later(Duration::from_millis(10), Pending::Step(at));
+                let most = machine.brain.limits().steps_in_flight as usize;
+                assert!(machine.steps.len() < most, "too many steps at a time");
+                machine.steps.push_back((plan, Fate::Well));
+                if machine.steps.len() == 1 {
+                    self.later(STEP_TAKES, Pending::Step(at));
+                }
             }
             Output::Tell { report, .. } => self.heard.push((at, Heard::Told(report))),
             Output::Emit { handoff, emission } => {
@@ -396,8 +402,12 @@ impl World {
 
     fn perform_step(&mut self, at: usize, fate: Fate) {
         let machine = &mut self.machines[at];
-        let plan = machine.step.take().expect("a step is under way");
-        let took = Duration::from_millis(10);
+        let (plan, known) = machine.steps.pop_front().expect("a step is under way");
+        let took = STEP_TAKES;
+        let fate = if known == Fate::Damaged { known } else { fate };
+        if let Some((_, next)) = machine.steps.front_mut() {
+            *next = fate;
+        }
         let input = match fate {
             Fate::Well => {
                 let result = machine.engine.step(&plan);
@@ -411,6 +421,9 @@ impl World {
                 }
             }
         };
+        if !self.machines[at].steps.is_empty() {
+            self.later(STEP_TAKES, Pending::Step(at));
+        }
         self.feed(at, input);
     }
 
@@ -527,7 +540,7 @@ impl World {
             name: self.machines[at].name,
             engine: Engine::new(limits.capacity),
             brain: Brain::new(limits),
-            step: None,
+            steps: VecDeque::new(),
             host: BTreeMap::new(),
         };
         self.feed(at, Input::RouterJoined { router: ROUTER });

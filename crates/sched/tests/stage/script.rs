@@ -1,8 +1,8 @@
 //! Scripts: one command a line, each followed by what it made the workers say.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab=]
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying=]
 //! [cache=off] [onesided]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores]` ·
+//! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
 //! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
 //! D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
@@ -113,6 +113,9 @@ fn request(words: &Words, flight: u32) -> Request {
     if words.plain.contains(&"scores") {
         sampling.prompt_logprobs = Some(0);
     }
+    if words.plain.contains(&"logprobs") {
+        sampling.logprobs = Some(0);
+    }
     Request {
         generated: output[..words.number("output", 0) as usize].into(),
         sampling,
@@ -221,6 +224,7 @@ impl Play {
         limits.vocab_size = words.number("vocab", limits.vocab_size);
         limits.queue_max = words.number("queue", limits.queue_max);
         limits.swap_blocks = words.number("swap", 0);
+        limits.steps_in_flight = words.number("flying", 1);
         if let Some(millis) = words.keyed.get("late") {
             limits.step_max = Duration::from_millis(millis.unsigned_abs());
         }

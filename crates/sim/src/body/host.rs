@@ -9,8 +9,12 @@ use cleave_sched::{Input, SwapOutcome};
 use std::time::Duration;
 
 impl Body {
-    pub(crate) fn swap(&mut self, op: Op) {
+    pub(crate) fn swap(&mut self, op: Op) -> Result<(), String> {
+        if let Op::SwapOut { blocks, .. } | Op::SwapIn { blocks, .. } = &op {
+            self.check_copied(blocks.iter().copied())?;
+        }
         self.ops.push_back(op);
+        Ok(())
     }
 
     /// Drops what host memory has of a hand-off, and what was to go there; gives the answers the

@@ -12,7 +12,7 @@ use crate::dice::Dice;
 use crate::engine::{Cell, Engine, Price};
 use crate::tape::{self, Line};
 use cleave_domain::{
-    BlockIndex, BlockRef, Generation, HandoffId, Order, StepPlan, Tape, TapeLine, Time,
+    BlockIndex, BlockRef, Generation, HandoffId, Order, StepId, StepPlan, Tape, TapeLine, Time,
     WorkerDescription, WorkerRef,
 };
 use cleave_kv::BlockPart;
@@ -111,6 +111,8 @@ pub(crate) struct Body {
     /// Since the last step.
     written_bytes: u64,
     pub(crate) busy: Option<(Op, Time)>,
+    /// A step whose tokens a broken one was to draw.
+    doomed: Option<StepId>,
     /// The frame that just arrived.
     pub(crate) arriving: Option<(HandoffId, BlockPart, Payload)>,
     /// Exports the brain has no answer to.
@@ -148,6 +150,7 @@ impl Body {
             ops: VecDeque::new(),
             written_bytes: 0,
             busy: None,
+            doomed: None,
             arriving: None,
             exporting: BTreeMap::new(),
             reserved: BTreeMap::new(),
@@ -214,10 +217,12 @@ impl Body {
     // === what the brain asks of the engine ===
 
     pub(crate) fn step(&mut self, plan: StepPlan) -> Result<(), String> {
-        let is_step = |op: &Op| matches!(op, Op::Step(_));
-        let running = self.busy.as_ref().is_some_and(|(op, _)| is_step(op));
-        if running || self.ops.iter().any(is_step) {
-            return Err(format!("{} plans {} during a step", self.me, plan.step));
+        let (steps_max, under_way) = (self.limits.steps_in_flight, self.steps().count());
+        if under_way >= steps_max as usize {
+            return Err(format!(
+                "{} plans {} with {under_way} steps under way",
+                self.me, plan.step
+            ));
         }
         let capacity = &self.limits.capacity;
         let tokens: u32 = plan.segments.iter().map(|s| s.len).sum();
@@ -232,11 +237,38 @@ impl Body {
         Ok(())
     }
 
+    /// Steps under way, the oldest first.
+    fn steps(&self) -> impl Iterator<Item = &StepPlan> {
+        let ops = self.busy.iter().map(|(op, _)| op).chain(&self.ops);
+        ops.filter_map(|op| match op {
+            Op::Step(plan) => Some(plan),
+            _ => None,
+        })
+    }
+
+    /// A device may copy a block before the steps under way or after them, so none of them writes it.
+    pub(super) fn check_copied(
+        &self,
+        blocks: impl Iterator<Item = BlockIndex>,
+    ) -> Result<(), String> {
+        for block in blocks {
+            let writes = |plan: &&StepPlan| self.engine.written(plan).contains(&block);
+            if let Some(plan) = self.steps().find(writes) {
+                return Err(format!(
+                    "{} copies {block} while {} writes it",
+                    self.me, plan.step
+                ));
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn export(&mut self, export: Export) -> Result<(), String> {
         let key = (export.handoff, export.ordinal);
         if self.exporting.insert(key, export.to).is_some() {
             return Err(format!("{} exports {key:?} twice at once", self.me));
         }
+        self.check_copied(std::iter::once(export.from))?;
         self.ops.push_back(Op::Export(export));
         Ok(())
     }
@@ -255,6 +287,7 @@ impl Body {
                 self.me, block.block, block.generation
             ));
         }
+        self.check_copied(std::iter::once(block.block))?;
         self.ops.push_back(Op::Import {
             handoff,
             part,
@@ -386,7 +419,12 @@ impl Body {
             false => Luck::Well,
         };
         Ok(match op {
-            Op::Step(plan) if breaks => Done::Hear(self.break_step(&plan, dice)),
+            Op::Step(plan) if breaks || self.doomed == Some(plan.step) => {
+                // What stands on its tokens breaks with it.
+                let behind = self.steps().next().map(|behind| behind.step);
+                self.doomed = behind;
+                Done::Hear(self.break_step(&plan, dice))
+            }
             Op::Step(plan) => {
                 self.check_writes(&plan)?;
                 let result = self.engine.step(&plan, salt_of);

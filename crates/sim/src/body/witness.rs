@@ -97,7 +97,7 @@ impl Body {
         self.me.hash(print);
         (self.draining, self.exiting).hash(print);
         self.engine.feed(print);
-        self.busy.is_some().hash(print);
+        (self.busy.is_some(), self.doomed.is_some()).hash(print);
         for op in self.busy.iter().map(|(op, _)| op).chain(&self.ops) {
             op.feed(print);
         }

@@ -66,6 +66,8 @@ pub(super) struct Small {
     /// Surprises on one path at most.
     pub(super) surprises_max: u8,
     pub(super) writer: Writer,
+    /// Steps that engines take at a time.
+    pub(super) steps_in_flight: u32,
     /// By which a step moves every clock.
     pub(super) step: Duration,
     /// Within so much a first token is promised; then work has a price too, and legs are placed by it.
@@ -107,6 +109,7 @@ fn one() -> Small {
         order: Order::Any,
         surprises_max: 1,
         writer: Writer::Receiver,
+        steps_in_flight: 1,
         step: Duration::ZERO,
         promised: None,
         without: None,
@@ -167,6 +170,14 @@ pub(super) fn all() -> Vec<Small> {
             faults: &[Fault::Astray],
             ..one
         },
+        // Long answers, so that two steps of one are under way when things happen.
+        Small {
+            name: "ahead",
+            requests: &[(1, 5), (2, 4)],
+            commands: &[(2, Command::Drain)],
+            steps_in_flight: 2,
+            ..three.clone()
+        },
         // Later than any timer: nobody is ever refused for it, and yet everything is placed by it.
         Small {
             name: "promised",
@@ -200,6 +211,7 @@ impl Small {
             swap_blocks: 0,
             writer: self.writer,
             prices: self.prices(),
+            steps_in_flight: self.steps_in_flight,
         }
     }
 

@@ -100,8 +100,8 @@ impl State {
             Output::Discard { handoff, part } => {
                 body.take_arrived(handoff, part)?;
             }
-            Output::SwapOut { handoff, blocks } => body.swap(Op::SwapOut { handoff, blocks }),
-            Output::SwapIn { handoff, blocks } => body.swap(Op::SwapIn { handoff, blocks }),
+            Output::SwapOut { handoff, blocks } => body.swap(Op::SwapOut { handoff, blocks })?,
+            Output::SwapIn { handoff, blocks } => body.swap(Op::SwapIn { handoff, blocks })?,
             Output::SwapDrop { handoff } => return Ok(body.swap_drop(handoff)),
             Output::Forget { handoff } => {
                 body.sealed.remove(&handoff);

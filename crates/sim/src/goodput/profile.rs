@@ -124,6 +124,7 @@ impl Profile {
             swap_blocks: 0,
             writer: Writer::Receiver,
             prices: real.clone(),
+            steps_in_flight: 1,
         };
         Device {
             limits,

@@ -353,13 +353,17 @@ impl<'a> World<'a> {
                     noise_permille: self.scenario.noise_permille,
                     grain: self.scenario.grain,
                 };
-                let (result, took) = self.workers[place].step(&plan, device, flaws);
+                let worker = &mut self.workers[place];
+                let (result, took) = worker.step(&plan, device, flaws);
+                // One behind another begins when that is over.
+                worker.free_at = worker.free_at.max(self.now) + took;
+                let at = worker.free_at;
                 let event = Event::Stepped {
                     worker: place,
                     result,
                     took,
                 };
-                self.agenda.plan(self.now + took, event);
+                self.agenda.plan(at, event);
             }
             Output::Tell { router, report } => {
                 let event = Event::ToRouter {

@@ -34,6 +34,8 @@ pub(crate) struct Worker {
     pub(crate) leaving: Vec<Export>,
     /// Copies to or from host memory that are not wanted any more.
     pub(crate) unwanted: BTreeSet<HandoffId>,
+    /// When the steps that it was asked for are over.
+    pub(crate) free_at: Time,
     /// Seeds of the slots' sequences.
     seeds: Vec<u64>,
     dice: Dice,
@@ -47,6 +49,7 @@ impl Worker {
             owed: VecDeque::new(),
             leaving: Vec::new(),
             unwanted: BTreeSet::new(),
+            free_at: Time::ZERO,
             seeds: vec![0; device.limits.capacity.slots_count as usize],
             dice: Dice::new(mix(seed ^ device.me().worker.0)),
         }

@@ -1,0 +1,512 @@
+//! Every kernel of the table once, on small sizes that are no multiples of anything, in buffers that end where its
+//! own numbers do; and the same watched by sanitizers.
+//!
+//! Owns: a recipe for each kernel. Never: judges what it computes, as the tests of operations do.
+//! Invariant: a kernel that has no recipe fails the test, so that none is left out.
+#![allow(clippy::unwrap_used)] // Tests.
+
+use crate::args::{
+    Address, AttendArgs, AttendPlainArgs, DeviceEdit, DeviceRule, EmbedArgs, GateArgs, GatherArgs,
+    HeadNormArgs, MatmulArgs, MatmulPlainArgs, NormArgs, RotateArgs, SampleArgs,
+};
+use crate::driver::{Device, DeviceMemory, KernelArgs, PinnedMemory, Stream};
+use crate::images::{Images, TABLE};
+use crate::plan::{AttentionPlan, PlanShape, STATE_HEADER, segments};
+use cleave_emulator::{FOUND_EXIT, StandIn, Variant};
+use cleave_engine::ops::{Batch, BatchSegment};
+use std::cell::RefCell;
+
+/// Of a row that stores nothing, and of a window that is none: all ones.
+const NONE: u32 = u32::MAX;
+/// Marks a token that was drawn on the device.
+const FED: u32 = 1 << 31;
+
+/// `kernels/blocks`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct BlocksArgs {
+    pool: Address,
+    staging: Address,
+    pieces: Address,
+    checksums: Address,
+    secret: Address,
+}
+
+// SAFETY: addresses, mirrors the kernels' struct.
+unsafe impl KernelArgs for BlocksArgs {}
+
+/// The device, and what kernels are given until the test ends.
+struct Bench {
+    stream: Stream,
+    images: Images,
+    memory: RefCell<Vec<DeviceMemory>>,
+    seed: RefCell<u64>,
+}
+
+impl Bench {
+    /// Memory of exactly so many zeros.
+    fn zeros(&self, bytes: usize) -> Address {
+        let memory = DeviceMemory::new(self.stream.device(), bytes, "a test").unwrap();
+        self.stream.zero(&memory, 0..bytes).unwrap();
+        let address = memory.at(0);
+        self.memory.borrow_mut().push(memory);
+        address
+    }
+
+    /// Memory of exactly these values.
+    fn of<T: Copy>(&self, values: &[T]) -> Address {
+        let bytes = size_of_val(values);
+        let memory = DeviceMemory::new(self.stream.device(), bytes, "a test").unwrap();
+        let mut pinned = PinnedMemory::new(self.stream.device(), bytes).unwrap();
+        // SAFETY: numbers and structs of them, without padding.
+        let source = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes) };
+        pinned.as_mut_slice().copy_from_slice(source);
+        self.stream
+            .copy_in((&pinned, 0..bytes), (&memory, 0))
+            .unwrap();
+        self.stream.synchronize().unwrap();
+        let address = memory.at(0);
+        self.memory.borrow_mut().push(memory);
+        address
+    }
+
+    /// Numbers between −1 and 1 that f32 and, in their upper halves, bf16 hold.
+    fn numbers(&self, count: usize) -> Vec<f32> {
+        let mut seed = self.seed.borrow_mut();
+        let mut next = || {
+            *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            ((*seed >> 40) as f32 / (1 << 23) as f32) - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// So many numbers, stored as the kernel's name says.
+    fn stored(&self, name: &str, count: usize) -> Address {
+        let numbers = self.numbers(count);
+        match name.contains("_f32") {
+            true => self.of(&numbers),
+            false => self.of(&half_floats(&numbers)),
+        }
+    }
+
+    fn floats(&self, count: usize) -> Address {
+        self.of(&self.numbers(count))
+    }
+
+    fn bytes(&self, count: usize) -> Address {
+        // No byte is a NaN of any format of one byte.
+        let bytes: Vec<u8> = self
+            .numbers(count)
+            .iter()
+            .map(|x| (x * 60.0) as i8 as u8)
+            .collect();
+        self.of(&bytes)
+    }
+
+    fn launch<A: KernelArgs>(&self, name: &str, grid: [u32; 3], args: A) {
+        let kernel = self.images.kernel::<A>(name).unwrap();
+        // SAFETY: every address is of memory that lives as long as the bench, which the stand-in watches.
+        unsafe { kernel.launch(&self.stream, grid, args) }.unwrap();
+        self.stream
+            .synchronize()
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+fn half_floats(numbers: &[f32]) -> Vec<u16> {
+    let bits = numbers.iter().map(|x| half::bf16::from_f32(*x).to_bits());
+    bits.collect()
+}
+
+/// Bytes of an element as the kernel's name says.
+fn element_bytes(name: &str) -> usize {
+    match name.contains("_f32") {
+        true => 4,
+        false => 2,
+    }
+}
+
+fn run(bench: &Bench, name: &str) {
+    match name {
+        _ if name.starts_with("embed_") => embed(bench, name),
+        _ if name.starts_with("norm_") => norm(bench, name),
+        _ if name.starts_with("head_norm_") => head_norm(bench, name),
+        _ if name.starts_with("rotate_") => rotate(bench, name),
+        _ if name.starts_with("silu_gate_") => gate(bench, name),
+        "gather_rows" => gather(bench),
+        "sample_prepare" | "sample_draw" => sample(bench, name),
+        _ if name.starts_with("blocks_") => blocks(bench, name),
+        _ if name.starts_with("attend_plain_") => attend_plain(bench, name),
+        _ if name.starts_with("attend_") => attend(bench, name),
+        _ if name.starts_with("matmul_plain_") => matmul_plain(bench, name),
+        _ if name.starts_with("matmul_") => matmul(bench, name),
+        _ => panic!("{name} has no recipe here: write one"),
+    }
+}
+
+fn embed(bench: &Bench, name: &str) {
+    let (vocab, width) = (5, 130);
+    let args = EmbedArgs {
+        table: bench.stored(name, vocab * width),
+        tokens: bench.of(&[4, FED, FED | 1, 0]),
+        // The second was none.
+        drawn: bench.of(&[3, NONE]),
+        out: bench.zeros(4 * width * 4),
+        width: width as u32,
+        vocab: vocab as u32,
+    };
+    bench.launch(name, [4, 1, 1], args);
+}
+
+fn norm(bench: &Bench, name: &str) {
+    let (rows, width) = (3, 261);
+    let args = NormArgs {
+        residual: bench.floats(rows * width),
+        delta: bench.stored(name, rows * width),
+        weight: bench.floats(width),
+        out: bench.zeros(rows * width * element_bytes(name)),
+        width: width as u32,
+        epsilon: 1e-5,
+    };
+    bench.launch(name, [rows as u32, 1, 1], args);
+}
+
+fn head_norm(bench: &Bench, name: &str) {
+    let (rows, dim) = (2, 24);
+    let args = HeadNormArgs {
+        qkv: bench.stored(name, rows * (3 + 2) * dim),
+        query_weight: bench.floats(dim),
+        key_weight: bench.floats(dim),
+        query_heads: 3,
+        kv_heads: 1,
+        head_dim: dim as u32,
+        epsilon: 1e-5,
+    };
+    bench.launch(name, [rows as u32, 1, 1], args);
+}
+
+fn rotate(bench: &Bench, name: &str) {
+    let (rows, dim, block_tokens, blocks) = (3, 24, 8, 2);
+    let head = block_tokens * dim;
+    let args = RotateArgs {
+        qkv: bench.stored(name, rows * (3 + 2) * dim),
+        cos: bench.floats(6 * dim / 2),
+        sin: bench.floats(6 * dim / 2),
+        positions: bench.of(&[5, 0, 0]),
+        row_slots: bench.of(&[15, 0, NONE]),
+        pool: bench.zeros(blocks * 2 * head * element_bytes(name)),
+        block_elements: 2 * head as u64,
+        key_offset: 0,
+        value_offset: head as u64,
+        query_heads: 3,
+        kv_heads: 1,
+        head_dim: dim as u32,
+        block_tokens: block_tokens as u32,
+    };
+    bench.launch(name, [rows as u32, 2, 1], args);
+}
+
+fn gate(bench: &Bench, name: &str) {
+    for width in [130, 264] {
+        let args = GateArgs {
+            gate_up: bench.stored(name, 2 * 2 * width),
+            out: bench.zeros(2 * width * element_bytes(name)),
+            width: width as u32,
+            padding: 0,
+        };
+        bench.launch(name, [2, 2, 1], args);
+    }
+}
+
+fn gather(bench: &Bench) {
+    let args = GatherArgs {
+        from: bench.zeros(3 * 131 * 2),
+        to: bench.zeros(2 * 131 * 2),
+        indices: bench.of(&[2, 0]),
+        units: 131,
+        padding: 0,
+    };
+    bench.launch("gather_rows", [2, 1, 1], args);
+}
+
+/// Greedy with edits; the likeliest few; a share of them.
+fn sample(bench: &Bench, name: &str) {
+    const VOCAB: usize = 1300;
+    let rule = |top_k: u32, top_p: u64, edits_count: u32| DeviceRule {
+        bits: 1 << 52,
+        top_p,
+        heat: f32::from(u8::from(edits_count == 0)),
+        min_p: 0.01,
+        top_k,
+        edits_first: 0,
+        edits_count,
+        padding: 0,
+    };
+    let edit = |token: u32, kind: u32| DeviceEdit {
+        token,
+        kind,
+        value: 1.5,
+        frequency: 0.1,
+        presence: 0.1,
+    };
+    let all = 1 << 53;
+    let rules = [rule(0, all, 3), rule(40, all, 0), rule(0, all / 2, 0)];
+    let args = SampleArgs {
+        logits: bench.floats(rules.len() * VOCAB),
+        rules: bench.of(&rules),
+        edits: bench.of(&[edit(3, 0), edit(3, 2), edit(VOCAB as u32 - 1, 1)]),
+        best: bench.zeros(rules.len() * 8),
+        tokens: bench.zeros(rules.len() * 4),
+        vocab: VOCAB as u32,
+        padding: 0,
+    };
+    let rows = rules.len() as u32;
+    bench.launch("sample_prepare", [rows, 2, 1], args);
+    if name == "sample_draw" {
+        bench.launch(name, [rows, 1, 1], args);
+    }
+}
+
+fn blocks(bench: &Bench, name: &str) {
+    // `Piece`: where in the pool, where in the staging, how many bytes.
+    let pieces: [[u64; 3]; 2] = [[16, 0, 5024], [6144, 5024, 272]];
+    let args = BlocksArgs {
+        pool: bench.bytes(6144 + 272),
+        staging: bench.bytes(5024 + 272),
+        pieces: bench.of(&pieces),
+        checksums: bench.zeros(2 * 8),
+        secret: bench.bytes(192),
+    };
+    let grid = match name {
+        "blocks_checksum" => [2, 1, 1],
+        _ => [2, 2, 1],
+    };
+    bench.launch(name, grid, args);
+}
+
+const BLOCK_TOKENS: usize = 16;
+
+/// Runs of rows `(position, rows)`, each with a table of its own.
+fn batch(parts: &[(usize, usize)]) -> (Batch, Vec<u32>) {
+    let mut batch = Batch::default();
+    let (mut row, mut tables) = (0, Vec::new());
+    for (position, rows) in parts {
+        let first = tables.len();
+        tables.extend((0..(position + rows).div_ceil(BLOCK_TOKENS)).map(|at| (first + at) as u32));
+        batch.segments.push(BatchSegment {
+            rows: row..row + rows,
+            position: *position,
+            blocks: first..tables.len(),
+        });
+        row += rows;
+    }
+    tables.reverse();
+    (batch, tables)
+}
+
+fn attend_plain(bench: &Bench, name: &str) {
+    let dim = 24;
+    let (batch, tables) = batch(&[(70, 1), (0, 3)]);
+    let head = BLOCK_TOKENS * dim;
+    let args = AttendPlainArgs {
+        qkv: bench.stored(name, 4 * (4 + 2 * 2) * dim),
+        out: bench.zeros(4 * 4 * dim * element_bytes(name)),
+        pool: bench.stored(name, tables.len() * 2 * 2 * head),
+        tables: bench.of(&tables),
+        segments: bench.of(&segments(&batch)),
+        segments_count: bench.of(&[batch.segments.len() as u32]),
+        block_elements: 2 * 2 * head as u64,
+        key_elements: 0,
+        value_elements: 2 * head as u64,
+        query_heads: 4,
+        kv_heads: 2,
+        head_dim: dim as u32,
+        block_tokens: BLOCK_TOKENS as u32,
+        window: 50,
+        scale: 0.3,
+    };
+    // A row more than there are: padding.
+    bench.launch(name, [5, 1, 1], args);
+}
+
+/// Two spans of keys and one, in items that share a tile and one that does not.
+fn attend(bench: &Bench, name: &str) {
+    let dim: usize = name.rsplit('_').next().unwrap().parse().unwrap();
+    let is_decode = name.contains("decode");
+    let parts: &[(usize, usize)] = match is_decode {
+        true => &[(520, 1), (37, 2)],
+        false => &[(500, 14), (3, 21)],
+    };
+    let (batch, tables) = batch(parts);
+    let shape = PlanShape {
+        group: 4,
+        kv_heads: 1,
+        window: None,
+        blocks_count: 2,
+    };
+    let plan = AttentionPlan::new(&batch, &shape);
+    let items = match is_decode {
+        true => plan.decode,
+        false => plan.prefill,
+    };
+    assert!(items.iter().any(|item| item.parts > 1), "items that merge");
+    let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+    let element = 2 - usize::from(name.contains("fp8"));
+    let head = BLOCK_TOKENS * dim * element;
+    let args = AttendArgs {
+        qkv: bench.stored(name, rows * (4 + 2) * dim),
+        out: bench.zeros(rows * 4 * dim * 2),
+        pool: match element {
+            1 => bench.bytes(tables.len() * 2 * head),
+            _ => bench.stored(name, tables.len() * 2 * BLOCK_TOKENS * dim),
+        },
+        tables: bench.of(&tables),
+        segments: bench.of(&segments(&batch)),
+        items: bench.of(&items),
+        items_count: bench.of(&[items.len() as u32]),
+        states: bench.zeros(plan.states_count * (dim + STATE_HEADER) * 4),
+        arrivals: bench.zeros(plan.arrivals_count * 4),
+        block_bytes: 2 * head as u64,
+        key_bytes: 0,
+        value_bytes: head as u64,
+        query_heads: 4,
+        kv_heads: 1,
+        block_shift: BLOCK_TOKENS.trailing_zeros(),
+        window: NONE,
+        scale: 0.1,
+        value_scale: 1.0,
+    };
+    bench.launch(name, [3, 1, 1], args);
+}
+
+fn matmul_plain(bench: &Bench, name: &str) {
+    let (rows, columns, width) = (3, 70, 45);
+    let args = MatmulPlainArgs {
+        weights: bench.stored(name, columns * width),
+        x: bench.stored(name, rows * width),
+        bias: bench.floats(columns),
+        out: bench.zeros(rows * columns * 4),
+        rows_count: bench.of(&[rows as u32]),
+        columns: columns as u32,
+        width: width as u32,
+        is_out_f32: 1,
+        padding: 0,
+    };
+    bench.launch(name, [2, 1, 1], args);
+}
+
+/// Two tiles of columns and, in kernels for few rows, two spans that are merged.
+fn matmul(bench: &Bench, name: &str) {
+    let (tile_rows, format) = name
+        .trim_start_matches("matmul_")
+        .trim_start_matches("few")
+        .trim_start_matches("many")
+        .trim_start_matches("wide")
+        .split_once('_')
+        .unwrap();
+    let tile_rows: usize = tile_rows.parse().unwrap();
+    let is_few = name.contains("few");
+    let (columns, spans): (usize, usize) = (131, if is_few { 2 } else { 1 });
+    let span_width = 128;
+    // The last span is cut short, by what the narrowest groups and chunks allow.
+    let width = spans * span_width - 64;
+    // A tile that is not full.
+    let rows = tile_rows - 3;
+    let tile_columns = match (is_few, format) {
+        (true, "bf16") => 64,
+        _ => 128,
+    };
+    let tiles = columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
+    let (groups, padded) = (width / 32, columns.next_multiple_of(4));
+    let args = MatmulArgs {
+        weights: match format {
+            "bf16" => bench.stored(name, columns * width),
+            "int4" => bench.bytes(columns * width / 2),
+            _ => bench.bytes(columns * width),
+        },
+        column_scales: match format {
+            "fp8" | "int8" => bench.floats(columns),
+            _ => 0,
+        },
+        group_scales: match format {
+            "fp8_groups" | "int4" => bench.floats(groups * padded),
+            _ => 0,
+        },
+        x: bench.of(&half_floats(&bench.numbers(rows * width))),
+        bias: bench.floats(columns),
+        out: bench.zeros(rows * columns * 2),
+        rows_count: bench.of(&[rows as u32]),
+        sums: match is_few {
+            true => bench.zeros(tiles * spans * tile_columns * tile_rows * 4),
+            false => 0,
+        },
+        arrivals: match is_few {
+            true => bench.zeros(tiles * 4),
+            false => 0,
+        },
+        columns: columns as u32,
+        width: width as u32,
+        span_width: span_width as u32,
+        spans: spans as u32,
+        group_shift: 5,
+        is_out_f32: 0,
+    };
+    bench.launch(name, [3, 1, 1], args);
+}
+
+/// In the variant that this process was started for: the plain one, unless a sanitizer's test did.
+#[test]
+fn every_kernel_runs_in_small() {
+    let variant = Variant::of_environment();
+    if !cleave_emulator::preload(variant) {
+        return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
+    }
+    let stand_in = StandIn::load(variant).unwrap();
+    let device = Device::open(0).unwrap();
+    let bench = Bench {
+        stream: Stream::new(&device).unwrap(),
+        images: Images::load(&device).unwrap(),
+        memory: RefCell::default(),
+        seed: RefCell::new(1),
+    };
+    for listed in TABLE {
+        let before = stand_in.count("launch");
+        let began = std::time::Instant::now();
+        run(&bench, listed.name);
+        assert!(stand_in.count("launch") > before, "{} ran", listed.name);
+        bench.memory.borrow_mut().clear();
+        println!("{}: {:.1} s", listed.name, began.elapsed().as_secs_f32());
+    }
+    println!("{} kernels ran", TABLE.len());
+}
+
+/// Starts this program again with a sanitizer's runtime and kernels.
+fn under(variant: Variant) {
+    if cleave_emulator::library(variant).is_none() {
+        return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
+    }
+    let program = std::env::current_exe().unwrap();
+    let Some(mut command) = cleave_emulator::command(variant, program.as_os_str()) else {
+        return eprintln!("skipped: g++ has not the runtime of the {variant:?} sanitizer");
+    };
+    let name = "every_kernel::every_kernel_runs_in_small";
+    let output = command.args(["--exact", name, "--nocapture"]).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let found = String::from_utf8_lossy(&output.stderr);
+    let code = output.status.code();
+    assert_ne!(code, Some(FOUND_EXIT), "{said}\n{found}");
+    assert_eq!(code, Some(0), "{said}\n{found}");
+    let all = format!("{} kernels ran", TABLE.len());
+    assert!(said.contains(&all), "{said}\n{found}");
+}
+
+#[test]
+fn under_the_address_sanitizer_every_kernel_stays_within_its_memory() {
+    under(Variant::Address);
+}
+
+#[test]
+fn under_the_thread_sanitizer_no_kernel_lacks_a_barrier() {
+    under(Variant::Thread);
+}

@@ -1,0 +1,138 @@
+//! Steps that overlap draw what the same steps draw one at a time, to the bit.
+//!
+//! Owns: how far the caller runs ahead, and what it does meanwhile.
+//! Never: tolerates a difference.
+//! Invariant: results are compared whole, with scores, and every block at the end.
+
+use super::Build;
+use super::dice::Dice;
+use super::schedule::{LIMITS, SPARE, Schedule};
+use crate::{Engine, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
+use cleave_domain::{BlockIndex, StepPlan, StepResult};
+use std::collections::VecDeque;
+use std::path::Path;
+
+/// Runs a random schedule of so many steps one at a time and overlapped, on two engines: sequences join, leave, go on
+/// one step after they ended, are taken from their slot and come back; greedy, seeded, by every rule.
+///
+/// # Errors
+/// The first difference; or if the schedule has nothing that makes steps depend on each other.
+pub fn overlap(
+    dir: &Path,
+    build: Build<'_>,
+    (seed, steps_count): (u64, usize),
+) -> Result<(), String> {
+    let at = |problem: String| format!("{}, seed {seed}: {problem}", dir.display());
+    let mut alone = build(dir, LIMITS)?;
+    let schedule = Schedule::new(&mut *alone, seed, steps_count).map_err(at)?;
+    if schedule.ahead_count == 0 || schedule.reopened_count == 0 {
+        return Err(at(format!(
+            "{} tokens were fed and {} slots reopened: make the schedule longer",
+            schedule.ahead_count, schedule.reopened_count
+        )));
+    }
+    let mut ahead = build(dir, LIMITS)?;
+    let mut run = Run {
+        engine: &mut *ahead,
+        dice: Dice(!seed),
+        expected: VecDeque::new(),
+        spare: Vec::new(),
+    };
+    for (number, (plan, result)) in schedule.steps.iter().enumerate() {
+        let at = |problem: String| at(format!("step {number}: {problem}"));
+        run.begin(plan, result).map_err(at)?;
+    }
+    while !run.expected.is_empty() {
+        run.collect().map_err(at)?;
+    }
+    same_blocks(&*alone, &*ahead).map_err(at)
+}
+
+struct Run<'a> {
+    engine: &'a mut dyn Engine,
+    dice: Dice,
+    /// Of the steps under way, oldest first.
+    expected: VecDeque<&'a StepResult>,
+    /// What is in the spare block.
+    spare: Vec<u8>,
+}
+
+impl<'a> Run<'a> {
+    fn begin(&mut self, plan: &StepPlan, result: &'a StepResult) -> Result<(), String> {
+        overlapping(self.engine)?
+            .begin(plan)
+            .map_err(|error| error.to_string())?;
+        self.expected.push_back(result);
+        if self.expected.len() == STEPS_IN_FLIGHT_MAX {
+            match overlapping(self.engine)?.begin(plan) {
+                Err(EngineError::Plan(_)) => {}
+                other => return Err(format!("a step too many under way: {other:?}")),
+            }
+        }
+        // Copies beside the steps under way: what they bring to the host must not end up in each other's place.
+        match self.dice.below(4) {
+            0 => self.write_spare()?,
+            1 => self.read_spare()?,
+            _ => {}
+        }
+        while self.expected.len() == STEPS_IN_FLIGHT_MAX
+            || (!self.expected.is_empty() && self.dice.chance(0.2))
+        {
+            self.collect()?;
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<(), String> {
+        let engine = overlapping(self.engine)?;
+        // Asking changes nothing, whatever the answer.
+        for _ in 0..self.dice.below(3) {
+            engine.is_done();
+        }
+        let result = engine.collect().map_err(|error| error.to_string())?;
+        match self.expected.pop_front() {
+            Some(expected) if *expected == result => Ok(()),
+            expected => Err(format!("{result:?}, alone it was {expected:?}")),
+        }
+    }
+
+    fn write_spare(&mut self) -> Result<(), String> {
+        let bytes = self.engine.describe().capacity.block_bytes as usize;
+        let fill = self.dice.next() as u8;
+        self.spare = (0..bytes).map(|at| fill ^ at as u8).collect();
+        self.engine
+            .write_block(SPARE, 0, &self.spare)
+            .map_err(|error| error.to_string())
+    }
+
+    fn read_spare(&mut self) -> Result<(), String> {
+        let mut bytes = vec![0; self.spare.len()];
+        self.engine
+            .read_block(SPARE, 0, &mut bytes)
+            .map_err(|error| error.to_string())?;
+        match bytes == self.spare {
+            true => Ok(()),
+            false => Err("a block that was written reads otherwise".to_owned()),
+        }
+    }
+}
+
+fn overlapping(engine: &mut dyn Engine) -> Result<&mut dyn Overlap, String> {
+    let ahead = engine.overlap();
+    ahead.ok_or_else(|| "the engine takes one step at a time".to_owned())
+}
+
+fn same_blocks(one: &dyn Engine, other: &dyn Engine) -> Result<(), String> {
+    let bytes = one.describe().capacity.block_bytes as usize;
+    let mut blocks = [vec![0; bytes], vec![0; bytes]];
+    for block in (0..SPARE.0).map(BlockIndex) {
+        for (engine, bytes) in [one, other].into_iter().zip(&mut blocks) {
+            let read = engine.read_block(block, 0, bytes);
+            read.map_err(|error| error.to_string())?;
+        }
+        if blocks[0] != blocks[1] {
+            return Err(format!("block {block} has other KV"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! Steps begun before the last one is over: what they draw, what is refused meanwhile, and what one that fails
+//! takes with it.
+#![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
+
+mod reference;
+
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Sampled, Sampling, Segment, SlotIndex, StepId, StepPlan,
+    StepResult,
+};
+use cleave_engine::conformance;
+use cleave_engine::{Engine, EngineError, EngineLimits, Overlap};
+use reference::Watched;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const LIMITS: EngineLimits = EngineLimits {
+    block_tokens: 4,
+    blocks_count: 8,
+    slots_count: 2,
+    step_tokens_max: 16,
+};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama2")
+}
+
+fn engine() -> (impl Engine, Arc<Watched>) {
+    reference::device_engine(&folder(), LIMITS).unwrap()
+}
+
+fn ahead(engine: &mut impl Engine) -> &mut dyn Overlap {
+    engine.overlap().unwrap()
+}
+
+fn hot() -> Sampling {
+    Sampling {
+        temperature: 1.5,
+        seed: 11,
+        ..Sampling::greedy()
+    }
+}
+
+fn open(slot: u32, prompt: &[u32], sampling: Sampling) -> OpenSlot {
+    OpenSlot {
+        slot: SlotIndex(slot),
+        sampling: Arc::new(sampling),
+        prompt: Arc::from(prompt),
+        output: Vec::new(),
+        stop_tokens: Arc::from([]),
+        min_tokens: 0,
+    }
+}
+
+/// Slot 0 has blocks 0 to 3, slot 1 the others.
+fn segment(slot: u32, position: u32, len: u32) -> Segment {
+    Segment {
+        slot: SlotIndex(slot),
+        position,
+        len,
+        blocks: (slot * 4..slot * 4 + 4).map(BlockIndex).collect(),
+        logits: LogitsWanted::Sample,
+    }
+}
+
+fn plan(step: u64, opens: Vec<OpenSlot>, segments: Vec<Segment>) -> StepPlan {
+    StepPlan {
+        step: StepId(step),
+        opens,
+        segments,
+    }
+}
+
+/// Six tokens in slot 0 and three in slot 1.
+fn prompts() -> StepPlan {
+    let opens = vec![
+        open(0, &[1, 2, 3, 4, 5, 6], hot()),
+        open(1, &[9, 8, 7], hot()),
+    ];
+    plan(1, opens, vec![segment(0, 0, 6), segment(1, 0, 3)])
+}
+
+/// The step after so many of both.
+fn decode(after: u32) -> StepPlan {
+    let segments = vec![segment(0, 5 + after, 1), segment(1, 2 + after, 1)];
+    plan(u64::from(after) + 1, vec![], segments)
+}
+
+fn tokens(result: &StepResult) -> Vec<u32> {
+    result.sampled.iter().map(|(_, s)| s.token).collect()
+}
+
+#[test]
+fn what_is_drawn_does_not_depend_on_how_far_ahead_steps_begin() {
+    let build = |dir: &Path, limits| -> Result<Box<dyn Engine>, String> {
+        Ok(Box::new(reference::device_engine(dir, limits)?.0))
+    };
+    for seed in 0..4 {
+        conformance::overlap(&folder(), &build, (seed, 60)).unwrap();
+    }
+}
+
+#[test]
+fn an_engine_whose_host_draws_takes_one_step_at_a_time() {
+    let mut engine = reference::engine(&folder(), LIMITS).unwrap();
+    assert!(engine.overlap().is_none());
+}
+
+#[test]
+fn a_step_begins_before_the_host_knows_the_tokens_it_takes() {
+    let (mut alone, _) = engine();
+    let expected = [prompts(), decode(1), decode(2)].map(|plan| alone.step(&plan).unwrap());
+    let (mut engine, watched) = engine();
+    let engine = ahead(&mut engine);
+    engine.begin(&prompts()).unwrap();
+    assert!(!engine.is_done(), "nobody waited for the device");
+    engine.begin(&decode(1)).unwrap();
+    assert_eq!(watched.fed_count.load(Ordering::Relaxed), 2);
+    assert_eq!(engine.collect().unwrap(), expected[0]);
+    engine.begin(&decode(2)).unwrap();
+    assert_eq!(watched.fed_count.load(Ordering::Relaxed), 4);
+    assert_eq!(engine.collect().unwrap(), expected[1]);
+    assert_eq!(engine.collect().unwrap(), expected[2]);
+    assert!(engine.is_done());
+}
+
+/// A step that only reads a prompt, one without any work, and one whose logits the host sees.
+#[test]
+fn steps_of_every_kind_overlap() {
+    let seen = Sampling {
+        logprobs: Some(2),
+        ..hot()
+    };
+    let mut first = prompts();
+    first.segments[1].len = 2;
+    first.segments[1].logits = LogitsWanted::No;
+    let second = plan(2, vec![], vec![segment(0, 6, 1), segment(1, 2, 1)]);
+    let third = plan(3, vec![open(1, &[3, 2, 1], seen)], vec![]);
+    let fourth = plan(4, vec![], vec![segment(1, 0, 3), segment(0, 7, 1)]);
+    let fifth = plan(5, vec![], vec![segment(0, 8, 1)]);
+    let plans = [first, second, third, fourth, fifth];
+    let (mut alone, _) = engine();
+    let expected = plans.clone().map(|plan| alone.step(&plan).unwrap());
+    assert_eq!(expected[3].sampled.len(), 2);
+    let (mut engine, _) = engine();
+    let engine = ahead(&mut engine);
+    engine.begin(&plans[0]).unwrap();
+    for (plan, expected) in plans[1..].iter().zip(&expected) {
+        engine.begin(plan).unwrap();
+        assert_eq!(engine.collect().unwrap(), *expected);
+    }
+    assert_eq!(engine.collect().unwrap(), expected[4]);
+}
+
+#[test]
+fn what_contradicts_the_step_under_way_is_refused_and_changes_nothing() {
+    type Spoil = fn(&mut StepPlan);
+    let spoils: [(&str, Spoil); 9] = [
+        ("tokens 6..8 of 7", |p| p.segments[0].len = 2),
+        ("tokens 7..8 of 7", |p| p.segments[0].position = 7),
+        ("samples after 6 of 7", |p| p.segments[0].position = 5),
+        ("two segments", |p| p.segments[1] = p.segments[0].clone()),
+        ("needs 2", |p| p.segments[0].blocks.truncate(1)),
+        ("no block b8", |p| p.segments[0].blocks[1].0 = 8),
+        ("written by two", |p| p.segments[1].blocks[0].0 = 1),
+        ("tokens 6..7 of 3", |p| {
+            p.opens.push(open(0, &[1, 2, 3], hot()))
+        }),
+        ("in a context of 256", |p| p.segments[0].position = 256),
+    ];
+    let (mut alone, _) = engine();
+    let expected = [prompts(), decode(1)].map(|plan| alone.step(&plan).unwrap());
+    let (mut engine, _) = engine();
+    ahead(&mut engine).begin(&prompts()).unwrap();
+    for (says, spoil) in spoils {
+        let mut plan = decode(1);
+        spoil(&mut plan);
+        match ahead(&mut engine).begin(&plan) {
+            Err(EngineError::Plan(problem)) => assert!(problem.contains(says), "{problem}: {says}"),
+            other => panic!("{says}: {other:?}"),
+        }
+    }
+    assert!(matches!(
+        engine.step(&decode(1)),
+        Err(EngineError::Plan(problem)) if problem.contains("under way")
+    ));
+    let engine = ahead(&mut engine);
+    engine.begin(&decode(1)).unwrap();
+    assert!(matches!(
+        engine.begin(&decode(2)),
+        Err(EngineError::Plan(problem)) if problem.contains("under way")
+    ));
+    assert_eq!(engine.collect().unwrap(), expected[0]);
+    assert_eq!(engine.collect().unwrap(), expected[1]);
+    let late = engine.begin(&decode(1));
+    assert!(matches!(late, Err(EngineError::Plan(_))), "{late:?}");
+}
+
+/// The same answer whether the device draws or the host does, which has the token then and not said so.
+#[test]
+fn a_draw_that_looks_at_the_token_being_drawn_waits_for_it() {
+    let spoils = [
+        Sampling {
+            frequency_penalty: 0.5,
+            ..hot()
+        },
+        Sampling {
+            logprobs: Some(0),
+            ..hot()
+        },
+    ];
+    for sampling in spoils {
+        let (mut engine, _) = engine();
+        let engine = ahead(&mut engine);
+        let first = plan(1, vec![open(0, &[1, 2], sampling)], vec![segment(0, 0, 2)]);
+        engine.begin(&first).unwrap();
+        let second = plan(2, vec![], vec![segment(0, 2, 1)]);
+        assert!(matches!(
+            engine.begin(&second),
+            Err(EngineError::Plan(problem)) if problem.contains("token 2 is being drawn")
+        ));
+        engine.collect().unwrap();
+        engine.begin(&second).unwrap();
+        assert_eq!(engine.collect().unwrap().sampled.len(), 1);
+    }
+}
+
+/// The old sequence's token is told, and is not the new one's.
+#[test]
+fn a_slot_taken_over_while_its_last_sequence_draws_has_only_its_own_tokens() {
+    let over = plan(
+        2,
+        vec![open(0, &[7, 7], hot())],
+        vec![Segment {
+            blocks: vec![BlockIndex(2), BlockIndex(3)],
+            ..segment(0, 0, 2)
+        }],
+    );
+    let goes_on = plan(
+        3,
+        vec![],
+        vec![Segment {
+            blocks: vec![BlockIndex(2), BlockIndex(3)],
+            ..segment(0, 2, 1)
+        }],
+    );
+    let (mut alone, _) = engine();
+    let plans = [prompts(), over.clone(), goes_on.clone()];
+    let expected = plans.map(|plan| alone.step(&plan).unwrap());
+    let (mut engine, _) = engine();
+    let engine = ahead(&mut engine);
+    engine.begin(&prompts()).unwrap();
+    engine.begin(&over).unwrap();
+    assert_eq!(engine.collect().unwrap(), expected[0]);
+    engine.begin(&goes_on).unwrap();
+    assert_eq!(engine.collect().unwrap(), expected[1]);
+    assert_eq!(engine.collect().unwrap(), expected[2]);
+}
+
+fn is_not_finite(result: &Result<StepResult, EngineError>) -> bool {
+    matches!(result, Err(EngineError::Device(problem)) if problem.contains("not finite"))
+}
+
+#[test]
+fn a_step_on_a_token_that_is_none_fails_as_the_one_that_drew_it() {
+    let (mut engine, watched) = engine();
+    let engine = ahead(&mut engine);
+    watched.breaks.store(true, Ordering::Relaxed);
+    engine.begin(&prompts()).unwrap();
+    engine.begin(&decode(1)).unwrap();
+    for _ in 0..2 {
+        let collected = engine.collect();
+        assert!(is_not_finite(&collected), "{collected:?}");
+    }
+    // The slots are as if nothing had been drawn.
+    assert!(matches!(
+        engine.begin(&decode(1)),
+        Err(EngineError::Plan(_))
+    ));
+    let (mut fresh, _) = self::engine();
+    engine.begin(&prompts()).unwrap();
+    assert_eq!(engine.collect().unwrap(), fresh.step(&prompts()).unwrap());
+}
+
+#[test]
+fn a_step_on_none_of_its_tokens_outlives_the_one_that_failed() {
+    let first = plan(1, vec![open(0, &[1, 2], hot())], vec![segment(0, 0, 2)]);
+    let second = plan(2, vec![open(1, &[3], hot())], vec![segment(1, 0, 1)]);
+    let (mut alone, _) = engine();
+    let expected = alone.step(&second).unwrap();
+    let (mut engine, watched) = engine();
+    let engine = ahead(&mut engine);
+    watched.breaks.store(true, Ordering::Relaxed);
+    engine.begin(&first).unwrap();
+    engine.begin(&second).unwrap();
+    assert!(is_not_finite(&engine.collect()));
+    assert_eq!(engine.collect().unwrap(), expected);
+}
+
+/// The host needs the token that was not drawn, and finds out before the step begins.
+#[test]
+fn a_step_for_the_host_on_a_token_that_is_none_does_not_begin() {
+    let (mut engine, watched) = engine();
+    let engine = ahead(&mut engine);
+    watched.breaks.store(true, Ordering::Relaxed);
+    engine.begin(&prompts()).unwrap();
+    let mut second = decode(1);
+    second.segments[0].logits = LogitsWanted::ScoreAndSample;
+    assert!(matches!(
+        engine.begin(&second),
+        Err(EngineError::Device(problem)) if problem.contains("the step before failed")
+    ));
+    assert!(is_not_finite(&engine.collect()));
+}
+
+/// Tokens are banned by how many there are, also by one that the host has not seen.
+#[test]
+fn stop_tokens_are_banned_by_position() {
+    let (mut alone, _) = engine();
+    let free = alone.step(&prompts()).unwrap();
+    let second = alone.step(&decode(1)).unwrap();
+    let (first, second) = (tokens(&free)[0], tokens(&second)[0]);
+    for min_tokens in [1, 2] {
+        let mut prompts = prompts();
+        prompts.opens[0].stop_tokens = match first == second {
+            true => panic!("choose another seed: both tokens are {first}"),
+            false => Arc::from([second]),
+        };
+        prompts.opens[0].min_tokens = min_tokens;
+        let (mut engine, _) = engine();
+        let engine = ahead(&mut engine);
+        engine.begin(&prompts).unwrap();
+        engine.begin(&decode(1)).unwrap();
+        assert_eq!(tokens(&engine.collect().unwrap())[0], first);
+        let drawn: &Sampled = &engine.collect().unwrap().sampled[0].1;
+        assert_eq!(drawn.token == second, min_tokens == 1);
+    }
+}

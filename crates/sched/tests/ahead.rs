@@ -1,0 +1,159 @@
+//! Two steps under way, played step by step; the goldens hold every fact and every output.
+//! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
+
+mod stage;
+
+use stage::script::play;
+
+/// One test for each script: the golden has the test's name.
+macro_rules! scenarios {
+    ($($name:ident: $script:literal)*) => {
+        $(#[test]
+        fn $name() {
+            insta::assert_snapshot!(stringify!($name), play($script));
+        })*
+    };
+}
+
+/// What clients are sent, as `flight token`.
+fn emitted(said: &str) -> Vec<&str> {
+    let tokens = said.lines().filter_map(|line| line.split_once("EMIT "));
+    let mut tokens: Vec<_> = tokens.map(|(_, token)| token).collect();
+    tokens.sort_unstable();
+    tokens
+}
+
+#[test]
+fn clients_are_sent_the_same_tokens_whether_steps_overlap_or_not() {
+    let script = |flying: u32| {
+        format!(
+            "worker p prefill flying={flying}
+            worker d decode blocks=40 flying={flying}
+            reserve 1 on d from p prompt=18 max=30 stop=11
+            prefill 1 on p to d
+            reserve 2 on d from p prompt=3 max=9
+            prefill 2 on p to d
+            run 70
+            reserve 3 on d from p prompt=7 max=20 stop=8
+            prefill 3 on p to d
+            run 1000
+            empty"
+        )
+    };
+    let (one, two) = (play(&script(1)), play(&script(2)));
+    assert_eq!(emitted(&one), emitted(&two));
+    assert_eq!(emitted(&one).len(), 12 + 9 + 9);
+    let steps = |said: &str| said.matches("STEP").count();
+    assert!(steps(&two) > steps(&one), "nothing was drawn in vain");
+}
+
+scenarios! {
+    a_decode_step_is_said_once_more_while_it_runs: "
+        worker b both flying=2
+        reserve 1 on b from b prompt=5 max=6
+        prefill 1 on b to b
+        step b
+        step b
+        step b
+        run 100
+        empty"
+    a_token_drawn_past_the_end_is_dropped_and_its_blocks_go_with_its_step: "
+        worker b both slots=1 flying=2
+        reserve 1 on b from b prompt=6 max=9 stop=2
+        prefill 1 on b to b
+        reserve 2 on b from b prompt=3 max=2
+        prefill 2 on b to b
+        step b
+        step b
+        step b
+        step b
+        run 100
+        empty"
+    a_prompt_waits_for_the_step_ahead_and_no_longer: "
+        worker b both flying=2
+        reserve 1 on b from b prompt=5 max=12
+        prefill 1 on b to b
+        step b
+        step b
+        reserve 2 on b from b prompt=5 max=2
+        prefill 2 on b to b
+        step b
+        step b
+        step b
+        run 200
+        empty"
+    cancelled_in_two_steps_it_frees_when_both_are_over: "
+        worker b both flying=2
+        reserve 1 on b from b prompt=5 max=12
+        prefill 1 on b to b
+        reserve 2 on b from b prompt=2 max=12
+        prefill 2 on b to b
+        step b
+        step b
+        cancel 1 on b
+        step b
+        step b
+        cancel 2 on b
+        run 100
+        empty"
+    a_failed_step_takes_with_it_what_stands_on_it: "
+        worker b both flying=2
+        reserve 1 on b from b prompt=5 max=12
+        prefill 1 on b to b
+        step b
+        step b fail
+        reserve 2 on b from b prompt=2 max=4
+        prefill 2 on b to b
+        step b
+        run 100
+        empty"
+    a_step_ahead_that_fails_leaves_the_tokens_of_the_one_before: "
+        worker b both flying=2
+        reserve 1 on b from b prompt=5 max=12
+        prefill 1 on b to b
+        step b
+        step b
+        step b
+        step b fail
+        run 100
+        empty"
+    a_step_ahead_takes_no_block_from_anybody: "
+        worker b both blocks=4 flying=2
+        reserve 1 on b from b prompt=3 max=8 expect=1
+        prefill 1 on b to b
+        reserve 2 on b from b prompt=3 max=8 expect=1 priority=1
+        prefill 2 on b to b
+        run 300
+        empty"
+    one_that_moves_is_in_no_step_ahead: "
+        worker b both flying=2
+        worker e decode flying=2
+        reserve 1 on b from b prompt=6 max=14
+        prefill 1 on b to b
+        step b
+        step b
+        reserve 1 on e from b attempt=1 prompt=6 output=2 ahead=8
+        migrate 1 on b to e to=1
+        copies b
+        step b
+        step b
+        run 300
+        empty"
+    a_token_whose_scores_are_asked_for_is_not_drawn_ahead: "
+        worker b both flying=2
+        reserve 1 on b from b prompt=5 max=3 logprobs
+        prefill 1 on b to b
+        run 100
+        empty"
+    lesson_12_the_step_that_runs_is_stuck_and_not_the_one_behind_it: "
+        worker b both late=200 flying=2
+        reserve 1 on b from b prompt=5 max=5
+        prefill 1 on b to b
+        run 10
+        wait 300
+        step b
+        wait 150
+        step b
+        run 200
+        empty"
+}

@@ -1,0 +1,67 @@
+// Matrix products for many rows on Hopper's tensor cores: warpgroups multiply from shared memory (wgmma, sm_90a alone).
+//
+// Owns: the entry for tiles of 128 rows, and when a stage's place is free again.
+// Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added in order. Whether a
+// step of 16 itself rounds as mma's does is the chip's affair, and the host's to find out before it relies on it.
+//
+// mma.sync reaches some five eighths of what Hopper's tensor cores can do. A stage of 64 elements is 2 · 128 · 128 · 64
+// operations, 512 cycles of a multiprocessor's 4096 a cycle, in which each of two warpgroups reads 8 KB of
+// weights and 16 KB of rows from shared memory, and the copies write 32 KB. Two stages are
+// being multiplied at any time, so that the tensor cores do not wait for a barrier.
+#include "product.cuh"
+
+namespace matmul {
+
+using Wide128 = Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>;
+
+// Bytes of a row of an operand, and of the part that one product takes.
+constexpr u32 WIDE_ROW = 128, WIDE_STEP = 32;
+// Columns of the tile that a warpgroup has.
+constexpr u32 GROUP_COLUMNS = 64;
+
+template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared) {
+    static_assert(S::WARP_COLUMNS == 16 && S::WARP_ROWS == 128 && S::DEPTH * 2 == WIDE_ROW, "the shape of wgmma's operands");
+    const Work work = work_of<S>(args);
+    const u32 warp = threadIdx.x / 32;
+    // One place less than there are: the last but one stage is still being multiplied when the next is asked for.
+    Feed<S, S::STAGES - 2> feed(args, work, shared);
+    u32 slot = 0;
+    for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
+        const Unit unit = unit_of<S>(work, index);
+        Sums<S> span, totals;
+        totals.clear();
+        span.clear();
+        for (u32 stage = unit.stage; stage < unit.stage_end;) {
+            const u32 span_begin = stage, span_end = min(unit.stage_end, stage + work.span_stages);
+            for (; stage < span_end; stage++) {
+                cp_async_wait<S::STAGES - 3>();
+                wgmma_fence_shared();
+                sync_block();
+                const u8* weights = shared + slot * S::STAGE_BYTES + warp / 4 * GROUP_COLUMNS * WIDE_ROW;
+                const u8* rows = shared + slot * S::STAGE_BYTES + S::X_OFFSET;
+                wgmma_begin();
+#pragma unroll
+                for (u32 step = 0; step < S::DEPTH / 16; step++) {
+                    const bool keeps = step > 0 || stage > span_begin;
+                    wgmma_bf16(span.of[0], weights + step * WIDE_STEP, rows + step * WIDE_STEP, keeps);
+                }
+                wgmma_commit();
+                wgmma_wait<1>();
+                // All warps have come past the barrier, so they are done with the last stage but one.
+                feed.fill();
+                slot = Feed<S>::after(slot);
+            }
+            wgmma_take(span.of[0]);
+            totals.add(span);
+        }
+        store_out<S>(args, totals, {unit.first_column + warp * 16, unit.first_row}, work.rows);
+    }
+    cp_async_wait<0>();
+}
+
+}  // namespace matmul
+
+extern "C" KERNEL(256, 1) matmul_wide128_bf16(GRID_CONSTANT const MatmulArgs args) {
+    DYNAMIC_SHARED(u8, shared);
+    matmul::multiply_wide<matmul::Wide128>(args, shared);
+}
