@@ -192,6 +192,295 @@ fn handed_over(folder: &Path, flags: &[&str]) {
     assert!(landed.is_some(), "nothing was handed over: {metrics}");
 }
 
+/// Legs that share a GPU keep to multiprocessors of their own, and answer as before.
+#[test]
+fn legs_of_a_gpu_divide_its_multiprocessors() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let folder = harness::root().join("testdata/llama3");
+    let model = folder.to_str().expect("a readable path");
+    let mut arguments = vec!["serve", "--port", "0", "--prefill", "1", "--decode", "1"];
+    arguments.extend([
+        "--placement",
+        "split",
+        "--kv-cache",
+        "4MiB",
+        "--calibrate",
+        "0",
+    ]);
+    arguments.extend(["--device", "cuda", "--model", model]);
+    let divided = |share| {
+        let mut arguments = arguments.clone();
+        arguments.extend(["--gpu-decode-share", share]);
+        let mut command = on_stand_in(&arguments, cache.path())?;
+        command.env("CLEAVE_STANDIN_MULTIPROCESSORS", "12");
+        Some(command)
+    };
+    let Some(command) = divided("0.3") else {
+        return;
+    };
+    let mut server = harness::Process::spawn(command);
+    let client = harness::Client::new(&server.address());
+    assert_eq!(client.complete(&prompt(3)), alone(3, cache.path()));
+    let logs = server.logs();
+    // 3.6 of 12, and what is kept apart here are pairs.
+    for (worker, part) in [("decode-0: ", "4 of 12"), ("prefill-0: ", "8 of 12")] {
+        let mut lines = logs.lines().filter(|line| line.contains(worker));
+        assert!(lines.any(|line| line.contains(part)), "{logs}");
+    }
+    // Workers of one process hand over from pool to pool.
+    assert!(logs.contains("transport=local"), "{logs}");
+    let output = divided("0.95")
+        .expect("it ran before")
+        .output()
+        .expect("cleave starts");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && err.contains("--gpu-decode-share"),
+        "{err}"
+    );
+}
+
+/// A router and workers of their own processes, all on the stand-in.
+struct Fleet {
+    router: harness::Process,
+    workers: Vec<harness::Process>,
+    client: harness::Client,
+    cache: tempfile::TempDir,
+    address: String,
+}
+
+impl Fleet {
+    /// No worker yet; `None` where nothing can be emulated.
+    fn new(more: &[&str]) -> Option<Self> {
+        cleave_emulator::library(Variant::Plain)?;
+        let mut arguments = vec!["router", "--listen", "127.0.0.1:0", "--placement", "split"];
+        arguments.extend(["--router-mode", "load"]);
+        arguments.extend(more);
+        let mut router = harness::Process::start(&arguments);
+        let address = router.address();
+        Some(Self {
+            client: harness::Client::new(&address),
+            cache: tempfile::tempdir().expect("a temporary folder"),
+            workers: Vec::new(),
+            router,
+            address,
+        })
+    }
+
+    /// Starts a worker with these faults planned, and waits until it has joined; gives its number.
+    fn worker(&mut self, leg: &str, faults: &str) -> usize {
+        let folder = harness::root().join("testdata/llama3");
+        let model = folder.to_str().expect("a readable path").to_owned();
+        let name = format!("{leg}-{}", self.workers.len());
+        let mut arguments = vec!["worker", "--leg", leg, "--router", &self.address];
+        arguments.extend(["--device", "cuda", "--model", &model, "--kv-cache", "4MiB"]);
+        arguments.extend(["--calibrate", "0", "--name", &name]);
+        arguments.extend(["--metrics-listen", "127.0.0.1:0"]);
+        let mut command = on_stand_in(&arguments, self.cache.path()).expect("it is emulated");
+        command.env("CLEAVE_STANDIN_FAULTS", faults);
+        self.workers.push(harness::Process::spawn(command));
+        let wanted = self.workers.len() as f64;
+        harness::wait_for("worker", || {
+            (self.client.metric("cleave_workers", &[]) >= wanted).then_some(())
+        });
+        self.workers.len() - 1
+    }
+
+    fn logs(&self, worker: usize) -> String {
+        self.workers[worker].logs()
+    }
+
+    /// A client for the worker's own port.
+    fn port(&self, worker: usize) -> harness::Client {
+        let address = harness::wait_for("port of a worker", || {
+            let logs = self.logs(worker);
+            let (_, rest) = logs.split_once("metrics at http://")?;
+            Some(rest.split_once("/metrics")?.0.to_owned())
+        });
+        harness::Client::new(&address)
+    }
+
+    /// Waits until a worker's log says so.
+    fn says(&self, worker: usize, what: &str) {
+        harness::wait_for(what, || self.logs(worker).contains(what).then_some(()));
+    }
+}
+
+/// Blocks of a worker's pool of this kind.
+fn blocks(port: &harness::Client, kind: &str) -> f64 {
+    port.metric("cleave_pool_blocks", &[&format!("kind=\"{kind}\"")])
+}
+
+/// Waits until nobody holds a block there, nor may write to one.
+fn let_go(port: &harness::Client) {
+    harness::wait_for("blocks to be let go", || {
+        let kinds = ["held", "reserved", "leased", "quarantined", "leaked"];
+        let held: f64 = kinds.iter().map(|kind| blocks(port, kind)).sum();
+        (held == 0.0).then_some(())
+    });
+}
+
+/// A prompt that nobody else has, so that every block of it is handed over.
+fn prompt(first: u32) -> Value {
+    let ids: Vec<u32> = (first..first + 57).collect();
+    json!({
+        "model": "llama3", "prompt": ids, "max_tokens": 12, "temperature": 0, "ignore_eos": true,
+    })
+}
+
+/// What one worker alone says to such a prompt.
+fn alone(first: u32, cache: &Path) -> String {
+    let folder = harness::root().join("testdata/llama3");
+    let ids: Vec<String> = (first..first + 57).map(|id| id.to_string()).collect();
+    let ids = ids.join(",");
+    let mut arguments = vec!["generate", "--json", "--max-tokens", "12", "--ignore-eos"];
+    arguments.extend([
+        "--device",
+        "cuda",
+        "--model",
+        folder.to_str().expect("a readable path"),
+    ]);
+    arguments.extend(["--prompt-tokens", &ids]);
+    let mut command = on_stand_in(&arguments, cache).expect("it is emulated");
+    let text = answer(&mut command)["text"].clone();
+    text.as_str().expect("a text").to_owned()
+}
+
+/// The sender's device copies into the receiver's pool, which verifies the bytes where they are.
+#[test]
+fn a_stream_handed_over_between_processes_of_a_gpu_is_the_one_of_a_single_worker() {
+    let Some(mut fleet) = Fleet::new(&[]) else {
+        return;
+    };
+    let prefill = fleet.worker("prefill", "");
+    let decode = fleet.worker("decode", "");
+    for first in [3, 40] {
+        let text = fleet.client.complete(&prompt(first));
+        assert_eq!(text, alone(first, fleet.cache.path()), "from {first}");
+    }
+    for worker in [prefill, decode] {
+        let logs = fleet.logs(worker);
+        assert!(logs.contains("transport=cuda-ipc"), "{logs}");
+        let port = fleet.port(worker);
+        let direct = port.metric("cleave_link_transport", &["transport=\"cuda-ipc\""]);
+        assert_eq!(direct, 1.0, "{logs}");
+        assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 0.0);
+        let_go(&port);
+    }
+    let port = fleet.port(decode);
+    let bytes = port.metric("cleave_handoff_bytes_total", &[]);
+    assert!(bytes > 0.0, "nothing was handed over");
+    drop(fleet.router);
+}
+
+/// A pool that cannot be opened is no reason to go without the other ways.
+#[test]
+fn a_pool_that_cannot_be_opened_is_told_of_and_blocks_go_another_way() {
+    let Some(mut fleet) = Fleet::new(&[]) else {
+        return;
+    };
+    let prefill = fleet.worker("prefill", "ipc_open@1");
+    fleet.worker("decode", "");
+    let text = fleet.client.complete(&prompt(3));
+    assert_eq!(text, alone(3, fleet.cache.path()));
+    let logs = fleet.logs(prefill);
+    assert!(
+        logs.contains("from=cuda-ipc") && logs.contains("to=shm"),
+        "{logs}"
+    );
+    assert!(logs.contains("cannot reach memory of GPU"), "{logs}");
+    let port = fleet.port(prefill);
+    assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 1.0);
+    assert_eq!(
+        port.metric("cleave_link_transport", &["transport=\"shm\""]),
+        1.0
+    );
+}
+
+/// The device of a prefill worker fails in the middle of a hand-off: its prompts are computed elsewhere.
+#[test]
+fn lesson_05_a_copy_that_failed_cost_a_stream_or_a_block() {
+    let Some(mut fleet) = Fleet::new(&["--migration-limit", "9"]) else {
+        return;
+    };
+    // Nine copies measure the link; the second block of the first prompt is the eleventh.
+    let broken = fleet.worker("prefill", "ipc_copy@11");
+    let decode = fleet.worker("decode", "");
+    fleet.worker("prefill", "");
+    for first in (3..).step_by(57) {
+        let text = fleet.client.complete(&prompt(first));
+        assert_eq!(text, alone(first, fleet.cache.path()), "from {first}");
+        if fleet.logs(broken).contains("cannot read blocks") {
+            break;
+        }
+        assert!(first < 400, "the broken worker was never asked");
+    }
+    let_go(&fleet.port(decode));
+}
+
+/// Blocks that a sender may still write to are nobody's until it is known to be dead; then they are free.
+#[test]
+fn lesson_02_blocks_of_a_sender_that_died_in_a_write_stayed_in_use_or_were_freed_too_early() {
+    let Some(mut fleet) = Fleet::new(&["--migration-limit", "0"]) else {
+        return;
+    };
+    // In the middle of the second block: nine copies measure the link.
+    let prefill = fleet.worker("prefill", "ipc_wait@11");
+    let decode = fleet.worker("decode", "");
+    let port = fleet.port(decode);
+    let mut body = prompt(3);
+    body["stream"] = json!(true);
+    let client = harness::Client::new(&fleet.address);
+    let asked = std::thread::spawn(move || client.stream("/v1/completions", &body).count());
+    // The write has begun, and does not end.
+    fleet.says(prefill, "a copy waits for the end of process");
+    assert!(blocks(&port, "reserved") > 0.0);
+    assert_eq!(blocks(&port, "quarantined"), 0.0);
+    // Alive, it may go on with it: neither what the router says of it nor a link that broke makes its blocks free.
+    fleet.workers[prefill].signal("STOP");
+    harness::wait_for("quarantine", || {
+        (blocks(&port, "quarantined") > 0.0).then_some(())
+    });
+    fleet.says(decode, "link lost");
+    assert!(blocks(&port, "quarantined") > 0.0);
+    fleet.workers[prefill].signal("KILL");
+    fleet.workers[prefill].wait();
+    fleet.says(decode, "its process has ended");
+    let_go(&port);
+    drop(asked.join());
+    // The pool is as good as new.
+    fleet.workers.remove(prefill);
+    fleet.worker("prefill", "");
+    assert_eq!(
+        fleet.client.complete(&prompt(3)),
+        alone(3, fleet.cache.path())
+    );
+}
+
+/// A write into the pool of a worker that died ends nowhere, and its blocks are let go when it is over.
+#[test]
+fn lesson_02_a_receiver_that_died_in_a_write_cost_its_sender_blocks() {
+    let Some(mut fleet) = Fleet::new(&[]) else {
+        return;
+    };
+    let prefill = fleet.worker("prefill", "ipc_wait@11");
+    let decode = fleet.worker("decode", "");
+    let request = prompt(3);
+    let answered = std::thread::scope(|scope| {
+        let client = harness::Client::new(&fleet.address);
+        let asked = scope.spawn(move || client.complete(&request));
+        fleet.says(prefill, "a copy waits for the end of process");
+        let mut dead = fleet.workers.remove(decode);
+        dead.signal("KILL");
+        dead.wait();
+        fleet.worker("decode", "");
+        asked.join().expect("an answer")
+    });
+    assert_eq!(answered, alone(3, fleet.cache.path()));
+    let port = fleet.port(prefill);
+    let_go(&port);
+}
+
 /// Two workers, of which one's GPU fails in the middle of streams: it says so and ends, and its streams go on at the
 /// other one, from the token where they were.
 #[test]

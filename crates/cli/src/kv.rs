@@ -110,7 +110,8 @@ pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
 async fn listen(transport: Transport) -> anyhow::Result<(Listeners, Addresses)> {
     let (mut listeners, mut addresses) = (Listeners::default(), Addresses::default());
     match transport {
-        Transport::Local => {}
+        // Pools of host memory are nobody's to write into from outside.
+        Transport::Local | Transport::CudaIpc => {}
         Transport::SharedMemory => {
             let host = HostListener::bind().context("no shared memory between processes here")?;
             addresses.shared_memory = Some(host.address().clone());
@@ -201,11 +202,11 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Mea
             let floor = Floor::Memory(Box::new(MemoryFloor::new(shape)));
             (None, Route::Local, floor)
         }
-        Transport::SharedMemory | Transport::Tcp => {
+        Transport::CudaIpc | Transport::SharedMemory | Transport::Tcp => {
             let (process, data, socket) = FarProcess::start(transport, shape, &addresses)?;
             let floor = match transport {
                 Transport::Tcp => Floor::Socket(SocketFloor::connect(shape, &socket)?),
-                Transport::Local | Transport::SharedMemory => {
+                Transport::Local | Transport::CudaIpc | Transport::SharedMemory => {
                     Floor::Memory(Box::new(MemoryFloor::new(shape)))
                 }
             };

@@ -9,9 +9,9 @@ use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Products};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Products, Share};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+    BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
 use cleave_engine::checkpoint::{Checkpoint, ModelConfig, StoredType};
 use cleave_engine::ops::{KvType, Pack, PoolShape, Precision};
@@ -45,6 +45,8 @@ enum Backend {
         weights: Arc<Weights<CudaPack>>,
         device: Arc<cleave_cuda::Device>,
         products: Products,
+        /// Of the multiprocessors, for decode workers.
+        decode_percent: Option<u32>,
     },
 }
 
@@ -109,6 +111,9 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
                     GpuMatmul::Invariant => Products::PathIndependent,
                     GpuMatmul::Fast => Products::Fast,
                 },
+                decode_percent: engine
+                    .gpu_decode_share
+                    .map(|share| (share * 100.0).round() as u32),
             }
         }
     };
@@ -165,6 +170,15 @@ fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {
     }
 }
 
+/// How a worker of this role shares a GPU with others: a decode step is short, and many streams wait for it.
+fn place(role: Role) -> (Priority, Option<Part>) {
+    match role {
+        Role::Prefill => (Priority::Normal, Some(Part::Rest)),
+        Role::Decode => (Priority::High, Some(Part::First)),
+        Role::Both => (Priority::Normal, None),
+    }
+}
+
 impl Loaded {
     fn facts(&self) -> Facts<'_> {
         fn of<P: Pack>(weights: &Weights<P>) -> Facts<'_> {
@@ -199,15 +213,16 @@ impl Loaded {
         )
     }
 
-    /// Engines for `count` workers that share the threads and the memory given.
+    /// Engines for workers of these roles, which share the weights, the threads and the memory given.
     ///
     /// # Errors
     /// If the KV cache does not hold a single block, or memory or threads cannot be had.
     pub(crate) fn engines(
         &self,
         args: &EngineArgs,
-        count: usize,
+        roles: &[Role],
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
+        let count = roles.len();
         let block_bytes = self.block_bytes(args.block_tokens());
         let bytes = self.kv_bytes(args, count)?;
         let wanted = u64::from(args.slots_count())
@@ -232,8 +247,9 @@ impl Loaded {
             step_tokens_max: args.step_tokens_max(),
         };
         let threads = args.threads_each(count);
-        let mut engines = (0..count)
-            .map(|_| self.engine(limits, threads))
+        let mut engines = roles
+            .iter()
+            .map(|role| self.engine(limits, threads, *role))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(first) = engines.first_mut() {
             probe(first.as_mut()).context("the model cannot take a single step")?;
@@ -256,10 +272,10 @@ impl Loaded {
             slots_count: 1,
             step_tokens_max: args.step_tokens_max(),
         };
-        self.engine(limits, args.threads())
+        self.engine(limits, args.threads(), Role::Both)
     }
 
-    /// An engine with these limits and threads.
+    /// An engine with these limits and threads, for a worker of this role.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
@@ -267,6 +283,7 @@ impl Loaded {
         &self,
         limits: EngineLimits,
         threads: usize,
+        role: Role,
     ) -> anyhow::Result<Box<dyn Engine>> {
         Ok(match &self.backend {
             Backend::Cpu { weights, isa } => {
@@ -283,10 +300,16 @@ impl Loaded {
                 weights,
                 device,
                 products,
+                decode_percent,
             } => {
+                let (priority, part) = place(role);
                 let options = CudaOptions {
                     products: *products,
                     kv: self.kv,
+                    priority,
+                    share: decode_percent
+                        .zip(part)
+                        .map(|(percent, part)| Share { percent, part }),
                     ..CudaOptions::new(self.precision)
                 };
                 let ops = CudaOps::new(device, &options)?;

@@ -7,7 +7,7 @@ use crate::args::PlanCalibrateArgs;
 use crate::bench::Form;
 use crate::model;
 use anyhow::Context;
-use cleave_domain::Capacity;
+use cleave_domain::{Capacity, Role};
 use cleave_node::{Calibration, Part, Rehearsal, calibrate};
 use cleave_planner::Predict;
 use serde::Serialize;
@@ -44,7 +44,7 @@ struct Judged {
 pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
     let loaded = model::load(&args.model, &args.engine)?;
     let shape = loaded.shape();
-    let mut engines = loaded.engines(&args.engine, 1)?;
+    let mut engines = loaded.engines(&args.engine, &[Role::Both])?;
     let engine = engines.first_mut().context("one engine was asked for")?;
     let calibration = calibrate(engine.as_mut(), &shape, args.budget.0)?;
     let start = calibration.prices();

@@ -33,7 +33,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let router = router_options(&args.router, &args.process)?;
     make_tape_folder(&args.process)?;
     let source = source(&args.host)?;
-    let engines = source.engines(&args.host.engine, roles.len())?;
+    let engines = source.engines(&args.host.engine, &roles)?;
     let workers: Vec<_> = names(&roles)
         .zip(engines)
         .map(|((name, role), mut engine)| {
@@ -95,11 +95,11 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
     let source = source(&args.host)?;
+    let role = Role::from(args.leg);
     let mut engine = source
-        .engines(&args.host.engine, 1)?
+        .engines(&args.host.engine, &[role])?
         .pop()
         .context("one engine was asked for")?;
-    let role = Role::from(args.leg);
     let name = args.name.clone().unwrap_or_else(|| name_default(role));
     let options = worker_options((name, role), (&args.host, &args.process));
     let options = measured(options, (&source, engine.as_mut()), &args.host)?;

@@ -60,18 +60,18 @@ impl Source {
         }
     }
 
-    /// Engines for so many workers.
+    /// Engines for workers of these roles.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
     pub(crate) fn engines(
         &self,
         args: &EngineArgs,
-        count: usize,
+        roles: &[Role],
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
         match self {
-            Self::Model(loaded) => loaded.engines(args, count),
-            Self::Mock(mock) => (0..count).map(|_| mock.engine(args)).collect(),
+            Self::Model(loaded) => loaded.engines(args, roles),
+            Self::Mock(mock) => roles.iter().map(|_| mock.engine(args)).collect(),
         }
     }
 

@@ -151,6 +151,14 @@ args! {
         is_out_f32: u32,
         padding: u32,
     }
+    /// `kernels/blocks`: all kernels.
+    BlocksArgs {
+        pool: Address,
+        staging: Address,
+        pieces: Address,
+        checksums: Address,
+        secret: Address,
+    }
     /// `kernels/sample`: both kernels.
     SampleArgs {
         logits: Address,
@@ -161,6 +169,15 @@ args! {
         vocab: u32,
         padding: u32,
     }
+}
+
+/// `Piece` of `kernels/blocks`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct DevicePiece {
+    pub(crate) pool: u64,
+    pub(crate) staging: u64,
+    pub(crate) bytes: u64,
 }
 
 /// `DrawRule` of `kernels/sample`.

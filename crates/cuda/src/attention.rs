@@ -113,7 +113,7 @@ impl Attending {
             },
             false => Kernels::Plain(images.kernel(&format!("attend_plain_{kv}"))?),
         };
-        let processors = stream.device().facts().processors_count as usize;
+        let processors = stream.processors_count() as usize;
         Ok(Self {
             kernels,
             blocks_count: processors * BLOCKS_EACH,

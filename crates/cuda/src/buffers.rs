@@ -3,6 +3,7 @@
 use crate::driver::{DeviceMemory, Stream};
 use crate::error::CudaError;
 use cleave_engine::ops::{PoolShape, Precision};
+use std::sync::Arc;
 
 /// An activation buffer `(rows_max, width)`.
 #[derive(Debug)]
@@ -35,10 +36,11 @@ impl CudaRows {
     }
 }
 
-/// A KV pool.
-#[derive(Debug)]
+/// A KV pool. Clones are the same.
+#[derive(Clone, Debug)]
 pub struct CudaPool {
-    pub(crate) memory: DeviceMemory,
+    /// The blocks, and room beside them for bytes that mean nothing (see `blocks`).
+    pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) shape: PoolShape,
 }
 

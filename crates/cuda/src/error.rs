@@ -67,6 +67,17 @@ pub enum CudaError {
         /// The weights' format.
         precision: Precision,
     },
+    /// Give another share, or none.
+    #[error(
+        "{percent} % of {processors} multiprocessors leave nothing for the other part; choose a share further from \
+         0 and 1, or leave --gpu-decode-share out"
+    )]
+    NoPartition {
+        /// The first part.
+        percent: u32,
+        /// Of how many.
+        processors: u32,
+    },
     /// Give the host's memory some room.
     #[error(
         "the system lends no {wanted} bytes of memory that the GPU can copy from: free some of the host's \

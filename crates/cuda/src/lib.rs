@@ -15,6 +15,7 @@
 
 mod args;
 mod attention;
+mod blocks;
 mod buffers;
 mod driver;
 mod error;
@@ -39,5 +40,5 @@ pub use buffers::{CudaPool, CudaRows};
 pub use driver::{Device, DeviceFacts};
 pub use error::CudaError;
 pub use ops::CudaOps;
-pub use options::{CudaOptions, Products};
+pub use options::{CudaOptions, Part, Priority, Products, Share};
 pub use pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};

@@ -116,6 +116,8 @@ impl Multiplying {
             precision,
             kv: _,
             products,
+            priority: _,
+            share: _,
         } = *options;
         let (mut tiled, mut narrow) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
@@ -162,7 +164,7 @@ impl Multiplying {
             },
             sums: Growing::new(stream, 0, "sums of products", Contents::Anything)?,
             arrivals: Growing::new(stream, 0, "counters of products", Contents::Zeros)?,
-            processors_count: stream.device().facts().processors_count as usize,
+            processors_count: stream.processors_count() as usize,
             counts: Vec::new(),
             moves_count: 0,
         })

@@ -11,6 +11,38 @@ pub struct CudaOptions {
     pub kv: KvType,
     /// Who makes large matrix products.
     pub products: Products,
+    /// Beside other engines of this process on the same GPU.
+    pub priority: Priority,
+    /// The multiprocessors that it keeps to; all if none are named.
+    pub share: Option<Share>,
+}
+
+/// Whose work comes first where two engines of a process want the same multiprocessors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Nobody's.
+    Normal,
+    /// This one's, as soon as a block of other work ends.
+    High,
+}
+
+/// One of the two parts that a GPU's multiprocessors are split into. The driver splits equal shares the same way, so
+/// that two engines with the two parts of one split share none, also in two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// How much of the whole the first part is, 1 to 99; the driver rounds it up to what the hardware can keep apart.
+    pub percent: u32,
+    /// Which part.
+    pub part: Part,
+}
+
+/// See [`Share`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// That many percent.
+    First,
+    /// What is left.
+    Rest,
 }
 
 /// Who makes large matrix products.
@@ -31,6 +63,8 @@ impl CudaOptions {
             precision,
             kv: precision.into(),
             products: Products::PathIndependent,
+            priority: Priority::Normal,
+            share: None,
         }
     }
 }

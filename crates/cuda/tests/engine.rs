@@ -6,10 +6,13 @@ mod harness;
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+};
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::synth::{Layout, Quantizing, quantize, synth};
-use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights, conformance};
+use cleave_engine::{BlockSpan, Engine, EngineLimits, ModelEngine, Weights, conformance};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,6 +70,65 @@ fn answers_do_not_depend_on_the_path() {
     }
     let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
     conformance::path_independence(&testdata().join("mistral"), &build).unwrap();
+}
+
+/// Of a prompt of which nothing is drawn yet, so that nothing comes to the host that would have waited.
+#[test]
+fn a_block_was_copied_before_its_step_had_computed_it() {
+    let Some(stand_in) = harness::device().and_then(|_| harness::stand_in()) else {
+        return;
+    };
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 8,
+        slots_count: 1,
+        step_tokens_max: 32,
+    };
+    let folder = testdata().join("llama3");
+    for seed in 1..=4 {
+        // Which of two streams falls behind.
+        stand_in.seed(seed);
+        let mut engine = build(&folder, limits, CudaOptions::new(Precision::Bf16)).unwrap();
+        let blocks = engine.blocks().unwrap();
+        let len = engine.describe().capacity.block_bytes as usize;
+        let prompt: Vec<u32> = (3..100).collect();
+        for chunk in 0..3u32 {
+            let opens = (chunk == 0).then(|| OpenSlot {
+                slot: SlotIndex(0),
+                sampling: Arc::new(Sampling::greedy()),
+                prompt: Arc::from(&prompt[..]),
+                output: Vec::new(),
+                stop_tokens: Arc::from([]),
+                min_tokens: 0,
+            });
+            let segment = Segment {
+                slot: SlotIndex(0),
+                position: 32 * chunk,
+                len: 32,
+                blocks: (0..8).map(BlockIndex).collect(),
+                logits: LogitsWanted::No,
+            };
+            let plan = StepPlan {
+                step: StepId(u64::from(chunk)),
+                opens: opens.into_iter().collect(),
+                segments: vec![segment],
+            };
+            engine.step(&plan).unwrap();
+            for block in [2 * chunk, 2 * chunk + 1].map(BlockIndex) {
+                let span = BlockSpan {
+                    block,
+                    offset: 0,
+                    len,
+                };
+                let (mut beside, mut after) = (vec![0; len], vec![0; len]);
+                blocks.read(&mut [(span, &mut beside)]).unwrap();
+                engine.read_block(block, 0, &mut after).unwrap();
+                assert!(after.iter().any(|byte| *byte != 0));
+                assert!(beside == after, "{block} with seed {seed}");
+            }
+        }
+    }
+    stand_in.seed(1);
 }
 
 /// Whatever order the device takes that it may: results of two steps are under way, and blocks are copied beside.

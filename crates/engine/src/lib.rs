@@ -6,6 +6,7 @@
 //! Invariant: a sequence's tokens depend only on its tokens, sampling and seed, never on what else
 //! is in the step or how it was cut into chunks.
 
+mod blocks;
 pub mod checkpoint;
 pub mod conformance;
 pub mod e4m3;
@@ -19,6 +20,7 @@ pub mod synth;
 mod waist;
 mod weights;
 
+pub use blocks::{BlockSpan, DeviceBlocks, PeerBlocks};
 pub use mock::MockEngine;
 pub use model::{EngineLimits, ModelEngine};
 pub use waist::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};

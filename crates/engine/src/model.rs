@@ -6,6 +6,7 @@
 
 mod under_way;
 
+use crate::blocks::DeviceBlocks;
 use crate::forward::{Buffers, Pass, is_all};
 use crate::ops;
 use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, Ops, PoolShape};
@@ -459,6 +460,10 @@ impl<O: Ops> Engine for ModelEngine<O> {
     fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
         self.check_range(block, 0, 0).ok()?;
         self.ops.host_block(&self.pool, block)
+    }
+
+    fn blocks(&self) -> Option<Arc<dyn DeviceBlocks>> {
+        self.ops.blocks(&self.pool)
     }
 
     fn write_block(

@@ -15,15 +15,19 @@
 //! the forward pass is checked code, and a wrong shape is a defect, not an input.
 
 mod draw;
+mod io;
 mod shapes;
 
 pub use draw::{Change, DrawRule, Edit};
+pub use io::{AttentionIo, LayerOf, Residual};
 pub use shapes::{HeadShape, KvType, PoolShape, Precision};
 
 use crate::EngineError;
+use crate::blocks::DeviceBlocks;
 use crate::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The rows of one forward pass: every segment's tokens one after the other.
@@ -405,6 +409,12 @@ pub trait Ops: Send {
         None
     }
 
+    /// The pool apart from the engine, where the device copies by itself.
+    fn blocks(&self, pool: &Self::Pool) -> Option<Arc<dyn DeviceBlocks>> {
+        let _ = pool;
+        None
+    }
+
     /// Copies `out.len()` bytes of a block out, from byte `offset`. The range is within the block.
     fn read_block(
         &self,
@@ -440,33 +450,4 @@ pub trait Ops: Send {
 
 fn draws_nothing() -> EngineError {
     EngineError::Device("this device does not draw tokens".to_owned())
-}
-
-/// The residual stream and what a layer adds to it, both `(rows, width)`.
-#[derive(Debug)]
-pub struct Residual<'a, R> {
-    /// Grows by `delta`.
-    pub residual: &'a mut R,
-    /// What is added.
-    pub delta: &'a R,
-}
-
-/// One layer of a pool, to be written.
-#[derive(Debug)]
-pub struct LayerOf<'a, P> {
-    /// The pool.
-    pub pool: &'a mut P,
-    /// Which layer.
-    pub layer: usize,
-}
-
-/// What attention reads and writes.
-#[derive(Debug)]
-pub struct AttentionIo<'a, O: Ops + ?Sized> {
-    /// `(rows, q | k | v)`, queries rotated.
-    pub qkv: &'a O::Rows,
-    /// Keys and values.
-    pub pool: &'a O::Pool,
-    /// `(rows, query_heads × head_dim)`.
-    pub out: &'a mut O::Rows,
 }

@@ -1,6 +1,8 @@
 //! The upper waist: what a worker needs of a model, on whatever device.
 
+use crate::blocks::DeviceBlocks;
 use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, StepPlan, StepResult};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What an engine is.
@@ -27,7 +29,7 @@ pub trait Engine: Send {
     /// What this is.
     fn describe(&self) -> &EngineDescription;
 
-    /// Runs one step.
+    /// Runs one step. When its result is there, the device has done all of it: keys and values are final.
     ///
     /// # Errors
     /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
@@ -54,6 +56,12 @@ pub trait Engine: Send {
     /// its bytes elsewhere can then do so in one copy.
     fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
         let _ = block;
+        None
+    }
+
+    /// The pool apart from the engine, where a device copies by itself: whoever moves blocks then need not come
+    /// here.
+    fn blocks(&self) -> Option<Arc<dyn DeviceBlocks>> {
         None
     }
 

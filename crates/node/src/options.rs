@@ -38,6 +38,8 @@ pub struct WorkerOptions {
     /// KV bytes that one peer may have on their way here, by default as many as links usually
     /// allow; never less than two blocks.
     pub credit_bytes: u32,
+    /// Whether blocks go straight from a device's memory into a peer's where both can. Default yes.
+    pub writes_to_pools: bool,
     /// The longest frame. Default 1 MiB.
     pub frame_bytes_max: u32,
     /// TCP connections of a link that this worker dials, 1 to 16; by default as many as links usually
@@ -79,6 +81,7 @@ impl WorkerOptions {
             prefix_cache: true,
             import_bytes_per_step: 16 << 20,
             credit_bytes: cleave_transfer::CREDIT_BYTES,
+            writes_to_pools: true,
             frame_bytes_max: cleave_transfer::FRAME_BYTES_MAX,
             streams_count: cleave_transfer::STREAMS_COUNT,
             step_max: Duration::from_secs(60),

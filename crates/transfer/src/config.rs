@@ -5,9 +5,11 @@
 //! Invariant: whatever a config says, a window holds two blocks, and a frame is no longer than a block.
 
 use crate::payload::Payload;
+use crate::pools::Pools;
 use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::{Condition, Packet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often an idle connection, of whatever kind, says that it is there.
@@ -49,6 +51,8 @@ pub struct LinksConfig {
     pub silence_max: Duration,
     /// How long connecting and the handshake may take, together.
     pub connect_timeout: Duration,
+    /// The pool, if peers may write into it themselves and it can be copied from straight into theirs.
+    pub pools: Option<Arc<dyn Pools>>,
 }
 
 impl LinksConfig {
@@ -64,6 +68,7 @@ impl LinksConfig {
             beat: BEAT,
             silence_max: SILENCE_MAX,
             connect_timeout: Duration::from_secs(5),
+            pools: None,
         }
     }
 
@@ -135,6 +140,12 @@ pub enum LinkEvent {
         peer: WorkerRef,
         /// For the log.
         reason: String,
+    },
+    /// A peer that could write into this worker's pool cannot any more: its process has ended. Said once, after
+    /// everything else of that life.
+    Severed {
+        /// Who.
+        peer: WorkerRef,
     },
 }
 

@@ -1,5 +1,5 @@
-//! The socket beside a ring: between processes of one host, control packets, credit and signs of life
-//! travel on it, and the ring's descriptor once, at the start.
+//! The socket between processes of one host: control packets, credit and signs of life travel on it, and at the start
+//! what payloads need to go another way: the handle of a device's pool, or else the descriptor of a ring.
 //!
 //! Its name is an abstract one: nothing is left behind by a process that is killed, and only
 //! processes of the same network namespace can connect. That they can is the proof that the ring can
@@ -14,14 +14,17 @@ use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::Account;
 use crate::incoming::{self, Hearing, Knock, Places, Seat, Stream, Visitor};
-use crate::outgoing::{Dialled, shake_hands};
+use crate::life::PeerProcess;
+use crate::link::Store;
+use crate::outgoing::{Carriage, Dialled, shake_hands};
+use crate::pools::PeerPool;
 use crate::shared_memory::{Mirror, Ring, Shape, receive_descriptor, send_descriptor};
 use crate::socket::{Reader, SocketError, write};
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::io::Interest;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
@@ -123,28 +126,39 @@ pub(crate) async fn greet(
     }
 }
 
-/// Makes a ring for the visitor, and receives through it until the link ends. Returns why it ended.
+/// Gives the visitor the pool, or makes a ring for it, and receives that way until the link ends. Returns why it ended.
 pub(crate) async fn receive(
     visitor: HostVisitor,
     seat: Seat,
-    (config, events): (&LinksConfig, &mpsc::Sender<LinkEvent>),
+    (config, gate): (&LinksConfig, Gate<'_>),
 ) -> SocketError {
     let Visitor { peer, mut stream } = visitor;
     let shape = shape(config);
-    let opened = open(&mut stream, (config, shape), seat.key);
-    let mirror = match timeout(config.connect_timeout, opened).await {
-        Ok(Ok(mirror)) => mirror,
+    let opened = open(&mut stream, (config, shape, seat.key), (peer, &gate));
+    let places = match timeout(config.connect_timeout, opened).await {
+        Ok(Ok(places)) => places,
         Ok(Err(error)) => return error,
         Err(_) => return SocketError::Slow(config.connect_timeout),
+    };
+    let account = match &places {
+        Places::Ring(_) => Account::of_slots(shape.slots_count),
+        Places::Pool | Places::Buffers(_) => Account::of_bytes(shape.credit()),
     };
     let hearing = Hearing {
         peer,
         block_bytes: config.block_bytes,
-        account: Account::of_slots(shape.slots_count),
-        places: Places::Ring(mirror),
-        events: events.clone(),
+        account,
+        places,
+        events: gate.events.clone(),
     };
-    incoming::receive_beside_ring(stream, hearing, seat).await
+    incoming::receive_heads(stream, hearing, seat).await
+}
+
+/// Who may come how far.
+pub(crate) struct Gate<'a> {
+    pub(crate) events: &'a mpsc::Sender<LinkEvent>,
+    /// Gives the pool to a peer, and tells when its process has ended.
+    pub(crate) give: &'a (dyn Fn(WorkerRef, PeerProcess) -> Result<Vec<u8>, String> + Send + Sync),
 }
 
 /// Slots for the usual window, and never for less than two blocks. Slots much shorter than a page would
@@ -180,14 +194,13 @@ async fn aside<T: Send + 'static>(
         .map_err(SocketError::SharedMemory)
 }
 
-/// Welcomes the peer and gives it the ring's descriptor, when it asks: nothing else may be on the
-/// socket then, because a descriptor that meets an ordinary read is lost.
+/// Welcomes the peer, and gives it the pool or the ring's descriptor, whichever it asks for. When the descriptor is
+/// sent nothing else may be on the socket, because one that meets an ordinary read is lost.
 async fn open(
     stream: &mut Stream<OwnedReadHalf, OwnedWriteHalf>,
-    (config, shape): (&LinksConfig, Shape),
-    key: u64,
-) -> Result<Mirror, SocketError> {
-    let (mirror, fd) = aside(move || Mirror::create(shape)).await?;
+    (config, shape, key): (&LinksConfig, Shape, u64),
+    (peer, gate): (WorkerRef, &Gate<'_>),
+) -> Result<Places, SocketError> {
     let welcome = Message::Welcome {
         me: config.me,
         credit: shape.window(),
@@ -195,22 +208,41 @@ async fn open(
         frame_bytes: shape.slot_bytes,
     };
     write(&mut stream.writer, &welcome, &[]).await?;
-    match stream.reader.message().await? {
+    let mut wish = stream.reader.message().await?;
+    if wish == Message::AskPool {
+        let socket: &UnixStream = stream.writer.as_ref();
+        let offer = match (&config.pools, PeerProcess::of(socket)) {
+            (None, _) => Message::NoPool(String::new()),
+            // Whose end cannot be seen could write for ever.
+            (Some(_), Err(error)) => Message::NoPool(error.to_string()),
+            (Some(_), Ok(process)) => match (gate.give)(peer, process) {
+                Ok(handle) => Message::Pool(handle),
+                Err(reason) => Message::NoPool(reason),
+            },
+        };
+        write(&mut stream.writer, &offer, &[]).await?;
+        wish = stream.reader.message().await?;
+        if wish == Message::Opened && matches!(offer, Message::Pool(_)) {
+            return Ok(Places::Pool);
+        }
+    }
+    match wish {
         Message::Ping(_) => {}
         _ => return Err(SocketError::Unexpected("before the ring was sent")),
     }
+    let (mirror, fd) = aside(move || Mirror::create(shape)).await?;
     let socket: &UnixStream = stream.writer.as_ref();
     let sent = socket.async_io(Interest::WRITABLE, || send_descriptor(socket, &fd));
     sent.await?;
-    Ok(mirror)
+    Ok(Places::Ring(mirror))
 }
 
-/// Connects, shakes hands and maps the peer's ring.
+/// Connects, shakes hands and opens the peer's pool, or maps its ring.
 pub(crate) async fn dial(
     config: &LinksConfig,
     peer: WorkerRef,
     address: &HostAddress,
-) -> Result<(Dialled<OwnedReadHalf, OwnedWriteHalf>, std::sync::Arc<Ring>), SocketError> {
+) -> Result<(Dialled<OwnedReadHalf, OwnedWriteHalf>, Carriage), SocketError> {
     let name = &address.name;
     let stream = UnixStream::connect(format!("\0{name}")).await;
     let stream = stream.map_err(|error| SocketError::Connect(format!("socket {name}"), error))?;
@@ -231,16 +263,62 @@ pub(crate) async fn dial(
             "the peer's ring has {bytes} bytes, and {bytes_max} is the most that is mapped"
         ))));
     }
+    let unopened = match ask_pool(config, &mut stream).await? {
+        Asked::Opened(pool) => {
+            let frame_bytes = terms.frame_bytes;
+            let carriage = Carriage {
+                store: Store::Pool { pool, frame_bytes },
+                unopened: None,
+            };
+            let streams = vec![stream];
+            return Ok((Dialled { streams, terms }, carriage));
+        }
+        Asked::Unopened(reason) => reason,
+    };
     write(&mut stream.writer, &Message::Ping(0), &[]).await?;
     let socket: &UnixStream = stream.reader.stream().as_ref();
     let received = socket.async_io(Interest::READABLE, || receive_descriptor(socket));
     let fd = received.await.map_err(SocketError::SharedMemory)?;
     let ring = aside(move || Ring::open(&fd, shape)).await?;
-    let dialled = Dialled {
-        streams: vec![stream],
-        terms,
+    let carriage = Carriage {
+        store: Store::Ring(ring),
+        unopened,
     };
-    Ok((dialled, ring))
+    let streams = vec![stream];
+    Ok((Dialled { streams, terms }, carriage))
+}
+
+/// What came of asking for the peer's pool.
+enum Asked {
+    Opened(Arc<dyn PeerPool>),
+    /// Why, if both ends have one.
+    Unopened(Option<String>),
+}
+
+async fn ask_pool(
+    config: &LinksConfig,
+    stream: &mut Stream<OwnedReadHalf, OwnedWriteHalf>,
+) -> Result<Asked, SocketError> {
+    let Some(pools) = &config.pools else {
+        return Ok(Asked::Unopened(None));
+    };
+    write(&mut stream.writer, &Message::AskPool, &[]).await?;
+    let handle = match stream.reader.message().await? {
+        Message::Pool(handle) => handle,
+        Message::NoPool(reason) => {
+            return Ok(Asked::Unopened((!reason.is_empty()).then_some(reason)));
+        }
+        _ => return Err(SocketError::Unexpected("in answer to a wish for the pool")),
+    };
+    let pools = Arc::clone(pools);
+    let opened = tokio::task::spawn_blocking(move || pools.open(&handle)).await;
+    match opened.map_err(|_| SocketError::Closing)? {
+        Ok(pool) => {
+            write(&mut stream.writer, &Message::Opened, &[]).await?;
+            Ok(Asked::Opened(pool))
+        }
+        Err(reason) => Ok(Asked::Unopened(Some(reason))),
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use crate::config::{LinkEvent, LinksConfig};
 use crate::incoming::Stream;
+use crate::link::Store;
 use crate::links::{Links, Listeners};
 use crate::outgoing::Dialled;
 use crate::shared_memory::Ring;
@@ -102,8 +103,11 @@ impl Victim {
     async fn ring(&self) -> (Stream<unix::OwnedReadHalf, unix::OwnedWriteHalf>, Arc<Ring>) {
         let config = config(1);
         let dialled = host::dial(&config, worker(2), &self.host_address);
-        let (Dialled { mut streams, .. }, ring) = dialled.await.unwrap();
-        (streams.remove(0), ring)
+        let (Dialled { mut streams, .. }, carriage) = dialled.await.unwrap();
+        match carriage.store {
+            Store::Ring(ring) => (streams.remove(0), ring),
+            other => panic!("{other:?}"),
+        }
     }
 }
 

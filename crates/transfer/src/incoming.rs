@@ -2,7 +2,7 @@
 //!
 //! Owns: the check of a hello, the streams of an incoming link, and the account of what its peer was
 //! granted. Never: writes to a pool, or dials.
-//! Invariant: when [`receive`] or [`receive_beside_ring`] has returned, nothing more of the link arrives.
+//! Invariant: when [`receive`] or [`receive_heads`] has returned, nothing more of the link arrives.
 
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinksConfig};
@@ -175,8 +175,8 @@ pub(crate) async fn receive(
     error
 }
 
-/// Receives over one stream beside a ring. Returns why it ended.
-pub(crate) async fn receive_beside_ring<R, W>(
+/// Receives over one stream whose payloads go another way. Returns why it ended.
+pub(crate) async fn receive_heads<R, W>(
     stream: Stream<R, W>,
     hearing: Hearing,
     seat: Seat,
@@ -206,6 +206,8 @@ pub(crate) enum Places {
     Buffers(Buffers),
     /// They are in the ring already.
     Ring(Mirror),
+    /// They are in the pool already.
+    Pool,
 }
 
 /// Which stream of a link says what credit came back.
@@ -311,6 +313,7 @@ async fn hear_one<R: AsyncRead + Unpin>(
         Message::Stop(handoff) => Packet::Stop { handoff },
         Message::Stopped(handoff) => Packet::Stopped { handoff },
         Message::SlotFrame(head, slot) => return hearing.slot_frame(head, slot).map(Some),
+        Message::PoolFrame(head) => return hearing.pool_frame(head).map(Some),
         Message::SlotProbe(slot) => {
             hearing.probe(slot)?;
             return Ok(None);
@@ -366,6 +369,19 @@ impl Hearing {
         let view = view.ok_or(SocketError::Unexpected("frame longer than a slot"))?;
         let payload = Payload::new(Place::Slot(view, head.checksum), hold);
         // Not looked at here: `Payload::land` verifies it where it is written to.
+        Ok(arrival(head, payload, Condition::Intact))
+    }
+
+    fn pool_frame(&self, head: FrameHead) -> Result<Arrival, SocketError> {
+        let Places::Pool = &self.places else {
+            return Err(SocketError::Unexpected(
+                "frame of a pool that was not opened",
+            ));
+        };
+        head.fits(self.block_bytes)?;
+        let hold = self.account.take(u64::from(head.part.len));
+        let hold = hold.ok_or(SocketError::Overdrawn)?;
+        let payload = Payload::new(Place::Pool(head.checksum), hold);
         Ok(arrival(head, payload, Condition::Intact))
     }
 

@@ -1,7 +1,7 @@
 //! KV bytes from worker to worker.
 //!
-//! Owns: one [`Link`] per ordered pair of workers, in process, over shared memory or over TCP, the best
-//! that both have; framing, handshake, checksums, credit, heartbeats.
+//! Owns: one [`Link`] per ordered pair of workers, in process, from device to device, over shared memory or over TCP,
+//! the best that both have; framing, handshake, checksums, credit, heartbeats.
 //! Never: decides what is sent, where a block goes or what a broken link means: it moves what it
 //! is told to and reports [`LinkEvent`]s.
 //! Invariant: what is sent through a link arrives whole, in any order, or the link is lost, which is
@@ -19,11 +19,14 @@ mod host;
 #[cfg(all(test, target_os = "linux"))]
 mod hostile;
 mod incoming;
+#[cfg_attr(not(target_os = "linux"), path = "no_life.rs")]
+mod life;
 mod link;
 mod links;
 mod local;
 mod outgoing;
 mod payload;
+mod pools;
 #[cfg_attr(not(target_os = "linux"), path = "no_shared_memory.rs")]
 mod shared_memory;
 mod socket;
@@ -35,8 +38,9 @@ pub use checksum::checksum;
 pub use config::{BEAT, CREDIT_BYTES, FRAME_BYTES_MAX, SILENCE_MAX, STREAMS_COUNT};
 pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig};
 pub use host::HostListener;
-pub use link::{Frame, Link, Permit};
+pub use link::{Frame, Link, Permit, Room};
 pub use links::{Links, Listeners};
 pub use local::LocalNet;
 pub use payload::{Destination, Payload};
+pub use pools::{DirectPart, PeerPool, Pools, Reach};
 pub use transport::Transport;

@@ -11,6 +11,7 @@
 use crate::buffer::{Buffer, Buffers};
 use crate::checksum::{CACHED_BYTES, Checksum};
 use crate::config::LinkDown;
+use crate::pools::PeerPool;
 use crate::shared_memory::{Ring, Slot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Packet};
@@ -40,6 +41,11 @@ pub(crate) struct Credit {
 pub(crate) enum Store {
     Buffers(Buffers),
     Ring(Arc<Ring>),
+    /// The peer's pool itself; frames are as long as it says.
+    Pool {
+        pool: Arc<dyn PeerPool>,
+        frame_bytes: u32,
+    },
 }
 
 /// Bytes on their way out.
@@ -49,7 +55,7 @@ pub(crate) enum Cargo {
     Slot(Slot),
 }
 
-/// A packet and, for a frame, its bytes.
+/// A packet and, for a frame, its bytes, unless they are in the peer's pool already.
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(crate) packet: Packet,
@@ -70,6 +76,15 @@ pub struct Permit {
     // Before the credit, so that a slot that was not sent is free when the credit is.
     cargo: Option<Cargo>,
     credit: OwnedSemaphorePermit,
+}
+
+/// Room for one frame's bytes, and the credit for them. Dropped unused, it is credit again.
+#[derive(Debug)]
+pub struct Room {
+    // As in a permit.
+    cargo: Cargo,
+    credit: OwnedSemaphorePermit,
+    link: Arc<Link>,
 }
 
 /// What bytes on their way out are. `part.len` of them were put into the permit's buffer.
@@ -186,13 +201,14 @@ impl Store {
         match self {
             Self::Buffers(buffers) => buffers.buffer_bytes(),
             Self::Ring(ring) => ring.shape().slot_bytes,
+            Self::Pool { frame_bytes, .. } => *frame_bytes,
         }
     }
 
     /// Credit that one frame of `bytes` takes: a slot is taken whole.
     fn frame_cost(&self, bytes: usize) -> usize {
         match self {
-            Self::Buffers(_) => bytes,
+            Self::Buffers(_) | Self::Pool { .. } => bytes,
             Self::Ring(ring) => ring.shape().slot_bytes as usize,
         }
     }
@@ -200,7 +216,7 @@ impl Store {
     /// Credit for `bytes` in as few frames as they fit.
     fn cost(&self, bytes: u32) -> u32 {
         match self {
-            Self::Buffers(_) => bytes,
+            Self::Buffers(_) | Self::Pool { .. } => bytes,
             Self::Ring(ring) => bytes.next_multiple_of(ring.shape().slot_bytes),
         }
     }
@@ -209,6 +225,7 @@ impl Store {
         match self {
             Self::Buffers(buffers) => Cargo::Buffer(buffers.take(bytes)),
             Self::Ring(ring) => Cargo::Slot(ring.take(bytes)),
+            Self::Pool { .. } => panic!("where the peer's pool is open, frames have no bytes"),
         }
     }
 }
@@ -222,6 +239,49 @@ impl Permit {
     /// The longest frame that the link carries; a block is cut into as many as it takes.
     pub fn frame_bytes_max(&self) -> u32 {
         self.store().frame_bytes_max()
+    }
+
+    /// The peer's pool, where frames are written straight into its blocks and then told of; `None` where their bytes
+    /// travel.
+    pub fn pool(&self) -> Option<&Arc<dyn PeerPool>> {
+        match self.store() {
+            Store::Pool { pool, .. } => Some(pool),
+            Store::Buffers(_) | Store::Ring(_) => None,
+        }
+    }
+
+    /// Whether the link broke; what is sent now goes nowhere.
+    pub fn is_broken(&self) -> bool {
+        self.link.is_broken()
+    }
+
+    /// Tells the peer that a frame's bytes are in its block. The credit is spent.
+    ///
+    /// # Errors
+    /// `Broken` if the link is.
+    ///
+    /// # Panics
+    /// If the bytes travel, or the permit does not cover them.
+    pub fn tell(&mut self, frame: Frame, checksum: u64) -> Result<(), LinkDown> {
+        assert!(self.pool().is_some(), "bytes that travel are sent");
+        let spent = self.credit.split(frame.part.len as usize);
+        spent.expect("a permit covers the frames told of").forget();
+        self.link.enqueue(frame.packet(checksum), None)
+    }
+
+    /// Room for one frame's bytes, all of them: `(bytes)` of whatever was there last. Several may be open at once, and
+    /// they may be sent in any order.
+    ///
+    /// # Panics
+    /// As [`Permit::buffer`].
+    pub fn room(&mut self, bytes: u32) -> Room {
+        let cost = self.store().frame_cost(bytes as usize);
+        let credit = self.credit.split(cost);
+        Room {
+            cargo: self.store().take(bytes),
+            credit: credit.expect("a permit covers the frames sent with it"),
+            link: Arc::clone(&self.link),
+        }
     }
 
     /// Where the next frame's bytes are to be put, all of them: `(bytes)` of whatever was there last.
@@ -272,24 +332,64 @@ impl Permit {
     }
 
     fn dispatch(&mut self, frame: Frame, checksum: u64) -> Result<u64, LinkDown> {
-        let Frame {
+        let cargo = self.cargo.take().expect("a frame's bytes come first");
+        let len = cargo.len();
+        assert_eq!(len, frame.part.len as usize, "a part measures its bytes");
+        let spent = self.credit.split(self.store().frame_cost(len));
+        spent.expect("checked when the buffer was given").forget();
+        self.link.enqueue(frame.packet(checksum), Some(cargo))?;
+        Ok(checksum)
+    }
+}
+
+impl Room {
+    /// Sends what was put here, whose checksum that is. The credit is spent.
+    ///
+    /// # Errors
+    /// `Broken` if the link is.
+    ///
+    /// # Panics
+    /// If the frame's part is of another length.
+    pub fn send(self, frame: Frame, checksum: u64) -> Result<(), LinkDown> {
+        let Self {
+            cargo,
+            credit,
+            link,
+        } = self;
+        let (len, part) = (cargo.len(), frame.part.len as usize);
+        assert_eq!(len, part, "a part measures its bytes");
+        credit.forget();
+        link.enqueue(frame.packet(checksum), Some(cargo))
+    }
+}
+
+impl Deref for Room {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.cargo
+    }
+}
+
+impl DerefMut for Room {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.cargo
+    }
+}
+
+impl Frame {
+    fn packet(self, checksum: u64) -> Packet {
+        let Self {
             handoff,
             block,
             part,
-        } = frame;
-        let cargo = self.cargo.take().expect("a frame's bytes come first");
-        let len = cargo.len();
-        assert_eq!(len, part.len as usize, "a frame's part measures its bytes");
-        let spent = self.credit.split(self.store().frame_cost(len));
-        spent.expect("checked when the buffer was given").forget();
-        let packet = Packet::Frame {
+        } = self;
+        Packet::Frame {
             handoff,
             block,
             part,
             checksum,
-        };
-        self.link.enqueue(packet, Some(cargo))?;
-        Ok(checksum)
+        }
     }
 }
 

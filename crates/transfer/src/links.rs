@@ -10,15 +10,17 @@
 
 use crate::address::Route;
 use crate::config::{LinkDown, LinkEvent, LinksConfig};
-use crate::host::{self, HostListener, HostStream};
+use crate::host::{self, Gate, HostListener, HostStream};
 use crate::incoming::{self, Knock, Seat, TcpEnd};
+use crate::life::PeerProcess;
 use crate::link::Link;
 use crate::local::{self, End, LocalNet};
 use crate::outgoing::Errand;
+use crate::pools::{Access, Reach};
 use crate::socket::{SocketError, write};
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::{TcpListener, TcpStream};
@@ -38,6 +40,7 @@ pub struct Links {
 #[derive(Debug)]
 struct Shared {
     config: LinksConfig,
+    access: Arc<Access>,
     events: mpsc::Sender<LinkEvent>,
     net: LocalNet,
     table: Mutex<Table>,
@@ -62,6 +65,8 @@ struct Table {
     /// The last visit of each life that has a seat; its number names the link.
     newest: BTreeMap<WorkerRef, u64>,
     visits_count: u64,
+    /// Lives that were given the pool and whose processes have not ended.
+    watched: BTreeSet<WorkerRef>,
 }
 
 /// A link that is being received.
@@ -87,6 +92,7 @@ impl Links {
     /// reached by [`Route::Local`].
     pub fn new(config: LinksConfig, events: mpsc::Sender<LinkEvent>, net: LocalNet) -> Self {
         let shared = Shared {
+            access: Access::new(config.pools.clone()),
             config,
             events,
             net,
@@ -113,6 +119,29 @@ impl Links {
         let mut table = self.shared.lock();
         table.routes.remove(&peer);
         table.outgoing.remove(&peer);
+    }
+
+    /// Whether this life of a peer can write into this worker's pool itself. One that is known to be on another host
+    /// never will.
+    pub fn reach(&self, peer: WorkerRef) -> Reach {
+        let table = self.shared.lock();
+        let is_elsewhere = match table.routes.get(&peer) {
+            Some(Route::Remote(addresses)) => {
+                let here = addresses.shared_memory.as_ref();
+                !here.is_some_and(host::is_here)
+            }
+            Some(Route::Local) | None => false,
+        };
+        drop(table);
+        match is_elsewhere {
+            true => self.shared.access.bar(peer),
+            false => self.shared.access.reach(peer),
+        }
+    }
+
+    /// This life of a peer, if it was not given the pool so far, never will be. Says how far it comes from now on.
+    pub fn bar(&self, peer: WorkerRef) -> Reach {
+        self.shared.access.bar(peer)
     }
 
     /// The link to a peer, dialled now if there is none. What is sent waits until it stands; if it
@@ -206,6 +235,7 @@ impl Shared {
             fingerprint: self.config.fingerprint.clone(),
             window: self.config.window(),
             frame_bytes: self.config.frame_bytes(),
+            access: Arc::clone(&self.access),
             events: self.events.clone(),
         }
     }
@@ -239,14 +269,49 @@ impl Shared {
         drop(stranger);
         match visitor {
             Ok(visitor) => {
-                let config = self.config.clone();
-                let events = self.events.clone();
                 let peer = visitor.peer;
-                let receive =
-                    async move |seat| host::receive(visitor, seat, (&config, &events)).await;
+                let own = Arc::clone(&self);
+                let receive = async move |seat| {
+                    let gate = Gate {
+                        events: &own.events,
+                        give: &|peer, process| own.give(peer, process),
+                    };
+                    host::receive(visitor, seat, (&own.config, gate)).await
+                };
                 self.host(peer, receive).await;
             }
             Err(error) => warn!(%error, "data link turned away"),
+        }
+    }
+
+    /// Gives the pool to a peer of this host, which keeps it until its process has ended.
+    fn give(self: &Arc<Self>, peer: WorkerRef, process: PeerProcess) -> Result<Vec<u8>, String> {
+        let handle = self.access.give(peer)?;
+        if self.lock().watched.insert(peer) {
+            let shared = Arc::downgrade(self);
+            tokio::spawn(async move {
+                process.ended().await;
+                if let Some(shared) = shared.upgrade() {
+                    shared.sever(peer).await;
+                }
+            });
+        }
+        Ok(handle)
+    }
+
+    /// The process of a peer that could write here has ended.
+    async fn sever(&self, peer: WorkerRef) {
+        // Whoever receives from it leaves its place once everything is said of the link.
+        let place = self.lock().seats.get(&peer).cloned();
+        if let Some(place) = place {
+            drop(place.lock().await);
+            self.lock().leave(peer, place);
+        }
+        self.lock().watched.remove(&peer);
+        if self.access.sever(peer) {
+            info!(%peer, "its process has ended: it writes here no more");
+            // Nobody listens any more when the worker itself is closing.
+            let _ = self.events.send(LinkEvent::Severed { peer }).await;
         }
     }
 

@@ -3,12 +3,11 @@
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::incoming::{Seat, Visitor};
-use crate::outgoing::Dialled;
-use crate::shared_memory::Ring;
+use crate::life::PeerProcess;
+use crate::outgoing::{Carriage, Dialled};
 use crate::socket::SocketError;
 use cleave_domain::WorkerRef;
 use std::io;
-use std::sync::Arc;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
@@ -45,6 +44,12 @@ pub(crate) fn is_here(_address: &HostAddress) -> bool {
     false
 }
 
+/// As where there are hosts.
+pub(crate) struct Gate<'a> {
+    pub(crate) events: &'a mpsc::Sender<LinkEvent>,
+    pub(crate) give: &'a (dyn Fn(WorkerRef, PeerProcess) -> Result<Vec<u8>, String> + Send + Sync),
+}
+
 pub(crate) async fn greet(
     _config: &LinksConfig,
     stream: HostStream,
@@ -55,7 +60,7 @@ pub(crate) async fn greet(
 pub(crate) async fn receive(
     _visitor: HostVisitor,
     _seat: Seat,
-    (_config, _events): (&LinksConfig, &mpsc::Sender<LinkEvent>),
+    (_config, _gate): (&LinksConfig, Gate<'_>),
 ) -> SocketError {
     SocketError::Closing
 }
@@ -64,6 +69,6 @@ pub(crate) async fn dial(
     _config: &LinksConfig,
     _peer: WorkerRef,
     _address: &HostAddress,
-) -> Result<(Dialled<OwnedReadHalf, OwnedWriteHalf>, Arc<Ring>), SocketError> {
+) -> Result<(Dialled<OwnedReadHalf, OwnedWriteHalf>, Carriage), SocketError> {
     Err(SocketError::SharedMemory(io::ErrorKind::Unsupported.into()))
 }

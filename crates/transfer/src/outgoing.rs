@@ -12,6 +12,7 @@ use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::host;
 use crate::incoming::{STREAMS_MAX, Stream, TcpEnd};
 use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
+use crate::pools;
 use crate::shared_memory::{Ring, Shape};
 use crate::socket::{Reader, SocketError, write};
 use crate::transport::Transport;
@@ -34,6 +35,13 @@ const PINGS_COUNT: u64 = 3;
 pub(crate) struct Dialled<R, W> {
     pub(crate) streams: Vec<Stream<R, W>>,
     pub(crate) terms: Terms,
+}
+
+/// What carries payloads between processes of a host.
+pub(crate) struct Carriage {
+    pub(crate) store: Store,
+    /// Why the peer's pool, which both ends would have shared, is not open.
+    pub(crate) unopened: Option<String>,
 }
 
 /// What the receiver's welcome said.
@@ -82,15 +90,24 @@ impl Errand<'_> {
             let dialled = dialled.await;
             let slow = SocketError::Slow(config.connect_timeout);
             match dialled.unwrap_or(Err(slow)) {
-                Ok((dialled, ring)) => {
-                    let store = Store::Ring(ring);
-                    return self
-                        .run(dialled, (Transport::SharedMemory, store), carrier)
-                        .await;
+                Ok((dialled, carriage)) => {
+                    let Carriage { store, unopened } = carriage;
+                    let transport = match store {
+                        Store::Pool { .. } => Transport::CudaIpc,
+                        Store::Buffers(_) | Store::Ring(_) => Transport::SharedMemory,
+                    };
+                    if let Some(reason) = unopened {
+                        let step = (Transport::CudaIpc, transport);
+                        if let Err(closing) = self.fall_back(step, reason).await {
+                            return closing;
+                        }
+                    }
+                    return self.run(dialled, (transport, store), carrier).await;
                 }
                 Err(error) if error.holds_for_all() || addresses.tcp.is_none() => return error,
                 Err(error) => {
-                    if let Err(closing) = self.fall_back(&error).await {
+                    let step = (Transport::SharedMemory, Transport::Tcp);
+                    if let Err(closing) = self.fall_back(step, error.to_string()).await {
                         return closing;
                     }
                 }
@@ -116,13 +133,16 @@ impl Errand<'_> {
         }
     }
 
-    async fn fall_back(self, error: &SocketError) -> Result<(), SocketError> {
-        let (from, to) = (Transport::SharedMemory, Transport::Tcp);
+    async fn fall_back(
+        self,
+        (from, to): (Transport, Transport),
+        reason: String,
+    ) -> Result<(), SocketError> {
         let told = self.events.send(LinkEvent::FellBack {
             peer: self.peer,
             from,
             to,
-            reason: error.to_string(),
+            reason,
         });
         told.await.map_err(|_| SocketError::Closing)
     }
@@ -297,9 +317,14 @@ where
             pong(stream, PINGS_COUNT, store).await?;
         }
     }
+    if let Store::Pool { pool, .. } = store {
+        let probed = pools::measure(Arc::clone(pool)).await;
+        let probed = probed.map_err(SocketError::Pool)?;
+        return Ok((LinkSpeed::of(transport, latency, probed), 0));
+    }
     let start = Instant::now();
     let (bytes, mut lent) = match store {
-        Store::Buffers(_) => (probe(streams).await?, 0),
+        Store::Buffers(_) | Store::Pool { .. } => (probe(streams).await?, 0),
         Store::Ring(ring) => probe_ring(&mut streams[0].writer, ring).await?,
     };
     for stream in streams.iter_mut() {
@@ -425,9 +450,12 @@ async fn send_parcel<W: AsyncWrite + Unpin>(
                 part,
                 checksum,
             };
-            match cargo.expect("a frame has bytes") {
-                Cargo::Slot(slot) => Message::SlotFrame(head, slot.lend()),
-                Cargo::Buffer(bytes) => return write(writer, &Message::Frame(head), &bytes).await,
+            match cargo {
+                Some(Cargo::Slot(slot)) => Message::SlotFrame(head, slot.lend()),
+                Some(Cargo::Buffer(bytes)) => {
+                    return write(writer, &Message::Frame(head), &bytes).await;
+                }
+                None => Message::PoolFrame(head),
             }
         }
         Packet::Seal(seal) => Message::Seal(seal),

@@ -9,7 +9,6 @@ use crate::buffer::Buffer;
 use crate::credit::Hold;
 use crate::shared_memory::SlotView;
 use std::convert::Infallible;
-use std::ops::Deref;
 
 /// Bytes of a frame, and the credit they hold.
 #[derive(Debug)]
@@ -25,11 +24,31 @@ pub(crate) enum Place {
     Buffer(Buffer),
     /// In memory that the sender can still reach; they were sent with this checksum.
     Slot(SlotView, u64),
+    /// In the pool already, where the sender put them; the same.
+    Pool(u64),
 }
 
 impl Payload {
     pub(crate) fn new(place: Place, hold: Hold) -> Self {
         Self { place, _hold: hold }
+    }
+
+    /// The bytes, `[part.len]`, unless they are in the pool already.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match &self.place {
+            Place::Buffer(buffer) => Some(buffer),
+            Place::Slot(slot, _) => Some(slot),
+            Place::Pool(_) => None,
+        }
+    }
+
+    /// The checksum that what is in the pool must have in the end; `None` if the bytes were verified on arrival and
+    /// nobody can have changed them since.
+    pub fn checksum_due(&self) -> Option<u64> {
+        match self.place {
+            Place::Buffer(_) => None,
+            Place::Slot(_, checksum) | Place::Pool(checksum) => Some(checksum),
+        }
     }
 
     /// Writes it to where it goes, and says whether what is there now is what was sent.
@@ -44,12 +63,15 @@ impl Payload {
     /// # Errors
     /// Those of the destination.
     pub fn land<D: Destination + ?Sized>(&self, to: &mut D) -> Result<bool, D::Error> {
-        to.write(self)?;
-        Ok(match self.place {
+        if let Some(bytes) = self.bytes() {
+            to.write(bytes)?;
+        }
+        let is_there = |checksum, bytes| crate::checksum::checksum(bytes) == checksum;
+        Ok(match &self.place {
             Place::Buffer(_) => true,
-            Place::Slot(_, checksum) => {
-                crate::checksum::checksum(to.written().unwrap_or(self)) == checksum
-            }
+            Place::Slot(view, checksum) => is_there(*checksum, to.written().unwrap_or(view)),
+            // What cannot be looked at is not vouched for.
+            Place::Pool(checksum) => to.written().is_some_and(|there| is_there(*checksum, there)),
         })
     }
 }
@@ -80,16 +102,5 @@ impl Destination for [u8] {
 
     fn written(&self) -> Option<&[u8]> {
         Some(self)
-    }
-}
-
-impl Deref for Payload {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.place {
-            Place::Buffer(buffer) => buffer,
-            Place::Slot(slot, _) => slot,
-        }
     }
 }

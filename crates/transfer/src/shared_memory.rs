@@ -112,6 +112,11 @@ impl Shape {
         usize::try_from(self.stride() * u64::from(slot)).expect("inside a mapping")
     }
 
+    /// The same, where it was made from credit.
+    pub(crate) fn credit(self) -> u32 {
+        u32::try_from(self.window()).unwrap_or(u32::MAX)
+    }
+
     /// Credit that a whole ring stands for.
     pub(crate) fn window(self) -> u64 {
         u64::from(self.slot_bytes) * u64::from(self.slots_count)

@@ -45,6 +45,8 @@ pub(crate) enum SocketError {
     Overdrawn,
     #[error("shared memory: {0}")]
     SharedMemory(io::Error),
+    #[error("the peer's pool: {0}")]
+    Pool(String),
     #[error("the link that the stream was to join is gone")]
     NoSuchLink,
     #[error("replaced by a new link of the same peer")]

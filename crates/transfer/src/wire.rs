@@ -15,7 +15,7 @@ use cleave_kv::{BlockPart, Seal};
 /// What the first message of each direction starts with; a stray client never has it.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// Grows when a message changes; both ends must agree.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 /// Kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// A frame's body before its payload.
@@ -94,6 +94,16 @@ pub(crate) enum Message {
     Probe(u32),
     /// This slot was filled and means nothing.
     SlotProbe(u32),
+    /// The sender could write into the receiver's pool itself, and asks for it.
+    AskPool,
+    /// Here it is: what the sender's device opens it by.
+    Pool(Vec<u8>),
+    /// The receiver does not share its pool, and why; without a reason it has none to share.
+    NoPool(String),
+    /// The sender has opened the pool: its bytes go there.
+    Opened,
+    /// A frame whose payload is in the receiver's pool already.
+    PoolFrame(FrameHead),
 }
 
 /// What was wrong with what a peer sent.
@@ -146,12 +156,17 @@ const STOPPED: u8 = 15;
 const SLOT_FRAME: u8 = 16;
 const GRANT_SLOTS: u8 = 17;
 const SLOT_PROBE: u8 = 18;
+const ASK_POOL: u8 = 19;
+const POOL: u8 = 20;
+const NO_POOL: u8 = 21;
+const OPENED: u8 = 22;
+const POOL_FRAME: u8 = 23;
 
 impl Header {
     /// Reads a header; `block_bytes` bounds frames.
     pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
-        if !(HELLO..=SLOT_PROBE).contains(&kind) || [z0, z1, z2] != [0; 3] {
+        if !(HELLO..=POOL_FRAME).contains(&kind) || [z0, z1, z2] != [0; 3] {
             return Err(WireError::Kind(kind));
         }
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
@@ -300,6 +315,20 @@ impl Message {
                 out.put_u32_le(*slot);
                 (SLOT_PROBE, 0)
             }
+            Self::AskPool => (ASK_POOL, 0),
+            Self::Pool(handle) => {
+                out.put_slice(handle);
+                (POOL, 0)
+            }
+            Self::NoPool(reason) => {
+                put_text(out, reason);
+                (NO_POOL, 0)
+            }
+            Self::Opened => (OPENED, 0),
+            Self::PoolFrame(frame) => {
+                put_frame_head(out, frame);
+                (POOL_FRAME, 0)
+            }
         }
     }
 
@@ -352,6 +381,11 @@ impl Message {
             GRANT => Self::Grant(fields.u64()?),
             GRANT_SLOTS => Self::GrantSlots(fields.words()?),
             SLOT_PROBE => Self::SlotProbe(fields.u32()?),
+            ASK_POOL => Self::AskPool,
+            POOL => Self::Pool(fields.rest()),
+            NO_POOL => Self::NoPool(fields.text()?),
+            OPENED => Self::Opened,
+            POOL_FRAME => Self::PoolFrame(fields.frame_head()?),
             PING => Self::Ping(fields.u64()?),
             PONG => Self::Pong(fields.u64()?),
             other => return Err(WireError::Kind(other)),
@@ -451,6 +485,11 @@ impl Fields<'_> {
 
     fn u64(&mut self) -> Result<u64, WireError> {
         Ok(u64::from_le_bytes(self.bytes()?))
+    }
+
+    /// Everything up to the body's end, which is bounded by its kind.
+    fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.0).to_vec()
     }
 
     fn preamble(&mut self) -> Result<(), WireError> {
@@ -634,6 +673,11 @@ mod tests {
             handoff().prop_map(Message::Stopped),
             prop::collection::vec(any::<u32>(), 0..50).prop_map(Message::GrantSlots),
             any::<u32>().prop_map(Message::SlotProbe),
+            Just(Message::AskPool),
+            prop::collection::vec(any::<u8>(), 0..200).prop_map(Message::Pool),
+            ".{0,200}".prop_map(Message::NoPool),
+            Just(Message::Opened),
+            frame_head().prop_map(Message::PoolFrame),
             ".{0,200}".prop_map(Message::Reject),
             seal,
             handoff().prop_map(Message::Landed),
@@ -688,7 +732,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_an_error_and_never_a_panic(kind in 0u8..24, body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn damage_is_an_error_and_never_a_panic(kind in 0u8..28, body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Message::decode(kind, &body);
             let _ = FrameHead::parse(&body, body.len(), 128);
         }
@@ -703,7 +747,7 @@ mod tests {
             // A list cut between two numbers is a shorter list; the header's length rules that out.
             let shorter_list = match message {
                 Message::Seal(_) => keep >= 40,
-                Message::GrantSlots(_) => true,
+                Message::GrantSlots(_) | Message::Pool(_) => true,
                 _ => false,
             };
             prop_assert!(shorter_list || Message::decode(bytes[0], &body[..keep]).is_err());

@@ -39,12 +39,13 @@ async fn frames_and_packets_arrive_whole_over_every_transport() {
                 } => {
                     assert_eq!(block.generation, Generation(1));
                     let payload = arrived.payload.unwrap();
-                    assert_eq!(&*payload, block_bytes(flight, part.ordinal));
-                    assert_eq!(sum, checksum(&payload));
+                    let bytes = payload.bytes().unwrap();
+                    assert_eq!(bytes, block_bytes(flight, part.ordinal));
+                    assert_eq!(sum, checksum(bytes));
                     let mut pool = vec![0; BLOCK as usize];
                     assert_eq!(arrived.condition, Condition::Intact);
                     assert_eq!(payload.land(&mut pool[..]), Ok(true));
-                    assert_eq!(pool, *payload);
+                    assert_eq!(pool, bytes);
                     Some(part.ordinal)
                 }
                 packet => {
@@ -89,7 +90,7 @@ async fn lesson_02_what_the_receiver_keeps_is_not_written_again() {
             sender.send_block(receiver.me, flight, 0).await;
             assert!(receiver.arrived().await.payload.is_some());
         }
-        assert_eq!(&*kept, block_bytes(1, 0), "{transport}");
+        assert_eq!(kept.bytes().unwrap(), block_bytes(1, 0), "{transport}");
     }
 }
 
@@ -179,7 +180,11 @@ async fn lesson_08_a_dead_peer_is_lost_at_both_ends_and_dialled_anew() {
 
         receiver.server.abort();
         assert_eq!(sender.lost().await.0, receiver.me);
-        assert_eq!(&*kept, block_bytes(1, 0), "what had arrived stays readable");
+        assert_eq!(
+            kept.bytes().unwrap(),
+            block_bytes(1, 0),
+            "what had arrived stays readable"
+        );
 
         receiver.listen().await;
         sender.links.know(receiver.me, receiver.route(transport));

@@ -168,7 +168,8 @@ async fn frames_and_seals_of_several_streams_arrive_in_another_order_and_all_of_
         let ordinal = match arrived.packet {
             Packet::Frame { part, .. } => {
                 let bytes = block_bytes(flight, part.ordinal);
-                assert_eq!(arrived.payload.as_deref(), Some(&bytes[..]));
+                let payload = arrived.payload.unwrap();
+                assert_eq!(payload.bytes(), Some(&bytes[..]));
                 Some(part.ordinal)
             }
             _ => None,
@@ -300,7 +301,8 @@ async fn lesson_02_lesson_16_a_flipped_byte_in_a_payload_is_never_intact() {
         let Packet::Frame { part, .. } = arrived.packet else {
             panic!("only frames were sent");
         };
-        let same = *arrived.payload.unwrap() == block_bytes(1, part.ordinal)[..];
+        let payload = arrived.payload.unwrap();
+        let same = payload.bytes() == Some(&block_bytes(1, part.ordinal)[..]);
         assert_eq!(arrived.condition == Condition::Intact, same);
         damaged += u32::from(!same);
     }

@@ -52,6 +52,11 @@ pub(crate) struct EngineArgs {
     /// Share of a GPU's memory that weights, activations and KV cache together take.
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = parse_share)]
     pub(crate) gpu_memory_utilization: f64,
+    /// Share of a GPU's multiprocessors that decode workers keep to, above 0 and below 1; prefill workers get the
+    /// others. The same for all workers of a GPU. Undivided if absent: decode workers of the same process then go
+    /// first.
+    #[arg(long, value_name = "SHARE", value_parser = parse_part)]
+    pub(crate) gpu_decode_share: Option<f64>,
     /// Tokens per KV block; 16 if absent, or what a mock engine's profile says.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) block_size: Option<u32>,
@@ -208,6 +213,14 @@ fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
         _ => Err("a share above 0, at most 1".to_owned()),
+    }
+}
+
+/// A share that leaves some.
+fn parse_part(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.01..=0.99).contains(&share) => Ok(share),
+        _ => Err("a share from 0.01 to 0.99".to_owned()),
     }
 }
 

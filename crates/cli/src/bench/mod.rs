@@ -11,6 +11,7 @@ pub(crate) use shape::Shape;
 use crate::args::EngineBenchArgs;
 use crate::model::{self, Loaded};
 use anyhow::bail;
+use cleave_domain::Role;
 use cleave_engine::EngineLimits;
 use sample::{Bench, Sampled, sequence_tokens};
 use serde::Serialize;
@@ -87,7 +88,7 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
         true => room.whole(),
         false => room.for_shapes(&shapes)?,
     };
-    let bench = Bench::new(loaded.engine(limits, args.engine.threads())?);
+    let bench = Bench::new(loaded.engine(limits, args.engine.threads(), Role::Both)?);
     let about = About {
         model: loaded.title(),
         device: bench.engine().describe().device.clone(),

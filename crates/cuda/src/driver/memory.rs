@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// A piece of the device's memory, `[bytes]`, aligned to 256 bytes at least.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
-    device: Arc<Device>,
-    address: u64,
+    pub(super) device: Arc<Device>,
+    pub(super) address: u64,
     bytes: usize,
 }
 
@@ -46,6 +46,11 @@ impl DeviceMemory {
             }
             Err(other) => Err(other),
         }
+    }
+
+    /// Where it is.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// Size in bytes.

@@ -7,13 +7,18 @@
 //! Invariant: whatever is alive keeps its [`Device`] alive; a call binds the device's context to the
 //! calling thread first where the driver needs that.
 
+mod ipc;
 mod memory;
 mod module;
+mod partition;
 mod stream;
 
+pub(crate) use ipc::{HANDLE_BYTES, ImportedMemory};
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(crate) use module::{Kernel, KernelArgs, Module, Shape};
 pub(crate) use stream::{Event, Graph, Stream};
+
+pub(crate) use partition::Partition;
 
 use crate::error::CudaError;
 use cudarc::driver::sys;

@@ -3,8 +3,11 @@
 //! Owns: what is queued. Never: waits unless the name says so.
 //! Invariant: work of one stream runs in the order it was queued; between streams only events order it.
 
-use super::{Device, DeviceMemory, PinnedMemory, STREAM_NON_BLOCKING, call, check};
+use super::{
+    Device, DeviceMemory, ImportedMemory, Partition, PinnedMemory, STREAM_NON_BLOCKING, call, check,
+};
 use crate::error::CudaError;
+use crate::options::{Priority, Share};
 use cudarc::driver::sys;
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,6 +18,8 @@ use std::time::Duration;
 pub(crate) struct Stream {
     device: Arc<Device>,
     handle: sys::CUstream,
+    /// Where its work runs, if not everywhere.
+    partition: Option<Partition>,
 }
 
 // SAFETY: the driver locks for itself; order between threads is the callers' affair.
@@ -28,13 +33,54 @@ impl Stream {
     /// # Errors
     /// If the driver makes none.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        Self::placed(device, (Priority::Normal, None))
+    }
+
+    /// The same, for work that goes before other work or keeps to some multiprocessors.
+    ///
+    /// # Errors
+    /// As [`Stream::new`]; or if the device cannot be divided so.
+    pub(crate) fn placed(
+        device: &Arc<Device>,
+        (priority, share): (Priority, Option<Share>),
+    ) -> Result<Self, CudaError> {
         device.bind()?;
+        let (mut least, mut greatest) = (0, 0);
+        call!(cuCtxGetStreamPriorityRange(
+            &raw mut least,
+            &raw mut greatest
+        ))?;
+        let priority = match priority {
+            Priority::Normal => least,
+            Priority::High => greatest,
+        };
+        let partition = share.map(|share| Partition::new(device, share));
+        let partition = partition.transpose()?;
         let mut handle = std::ptr::null_mut();
-        call!(cuStreamCreate(&raw mut handle, STREAM_NON_BLOCKING))?;
+        match &partition {
+            Some(partition) => call!(cuGreenCtxStreamCreate(
+                &raw mut handle,
+                partition.handle(),
+                STREAM_NON_BLOCKING,
+                priority
+            )),
+            None => call!(cuStreamCreateWithPriority(
+                &raw mut handle,
+                STREAM_NON_BLOCKING,
+                priority
+            )),
+        }?;
         Ok(Self {
             device: Arc::clone(device),
             handle,
+            partition,
         })
+    }
+
+    /// Multiprocessors that its work runs on.
+    pub(crate) fn processors_count(&self) -> u32 {
+        let own = self.partition.as_ref().map(Partition::processors_count);
+        own.unwrap_or(self.device.facts().processors_count)
     }
 
     /// The device it is on.
@@ -106,7 +152,7 @@ impl Stream {
         ))
     }
 
-    /// Queues a copy within the device.
+    /// Queues a copy from memory of a device to memory of the same or another one.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -120,6 +166,35 @@ impl Stream {
         bytes: usize,
     ) -> Result<(), CudaError> {
         let (source, target) = (span(from, bytes), span(to, bytes));
+        let (near, far) = (&from.0.device, &to.0.device);
+        if near.handle == far.handle {
+            return call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle));
+        }
+        // By way of the host where the two cannot reach each other.
+        call!(cuMemcpyPeerAsync(
+            target,
+            far.context,
+            source,
+            near.context,
+            bytes,
+            self.handle
+        ))
+    }
+
+    /// Queues a copy to memory of another process.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    /// If a range is outside its memory.
+    pub(crate) fn copy_abroad(
+        &self,
+        from: (&DeviceMemory, usize),
+        to: (&ImportedMemory, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (source, target) = (span(from, bytes), to.0.span(to.1, bytes));
         call!(cuMemcpyDtoDAsync_v2(target, source, bytes, self.handle))
     }
 
@@ -222,7 +297,10 @@ impl Event {
     /// If the driver makes none.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         // Only order: without a time an event is cheaper.
-        Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+        Self::with(
+            device,
+            sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32,
+        )
     }
 
     /// As [`Event::new`], and it knows when it was reached.
@@ -230,12 +308,23 @@ impl Event {
     /// # Errors
     /// If the driver makes none.
     pub(crate) fn timed(device: &Arc<Device>) -> Result<Self, CudaError> {
-        Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+        Self::with(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)
     }
 
-    fn with(device: &Arc<Device>, flags: sys::CUevent_flags_enum) -> Result<Self, CudaError> {
+    /// As [`Event::new`], and whoever waits for it leaves the processor to others.
+    ///
+    /// # Errors
+    /// If the driver makes none.
+    pub(crate) fn idle(device: &Arc<Device>) -> Result<Self, CudaError> {
+        use sys::CUevent_flags_enum::{CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING};
+        Self::with(
+            device,
+            CU_EVENT_DISABLE_TIMING as u32 | CU_EVENT_BLOCKING_SYNC as u32,
+        )
+    }
+
+    fn with(device: &Arc<Device>, flags: u32) -> Result<Self, CudaError> {
         device.bind()?;
-        let flags = flags as u32;
         let mut handle = std::ptr::null_mut();
         call!(cuEventCreate(&raw mut handle, flags))?;
         Ok(Self {

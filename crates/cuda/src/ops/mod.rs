@@ -11,6 +11,7 @@ mod pass;
 
 use crate::args::{Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
 use crate::attention::{Attending, Io, kernel_name};
+use crate::blocks::{self, CudaBlocks};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
 use crate::error::CudaError;
@@ -23,11 +24,11 @@ use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
 use crate::recording::{Recordings, Way};
 use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
-use cleave_engine::EngineError;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm,
     Ops, Pass, PoolShape, Precision, Residual, Wanted,
 };
+use cleave_engine::{DeviceBlocks, EngineError};
 use host::PIECE_BYTES;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -104,7 +105,7 @@ impl CudaOps {
             gate: images.kernel(&of("silu_gate"))?,
             gather: images.kernel("gather_rows")?,
         };
-        let stream = Stream::new(device)?;
+        let stream = Stream::placed(device, (options.priority, options.share))?;
         Ok(Self {
             options: *options,
             kernels,
@@ -175,7 +176,13 @@ impl Ops for CudaOps {
             true => ", wgmma",
             false => "",
         };
-        format!("{}, {}{wgmma}", facts.name, self.options.precision.name())
+        let (own, all) = (self.stream.processors_count(), facts.processors_count);
+        let part = match self.options.share {
+            Some(_) => format!(", {own} of {all} multiprocessors"),
+            None => String::new(),
+        };
+        let precision = self.options.precision.name();
+        format!("{}, {precision}{wgmma}{part}", facts.name)
     }
 
     fn kv_type(&self) -> KvType {
@@ -221,12 +228,15 @@ impl Ops for CudaOps {
                 shape.blocks_count, shape.block_tokens
             )));
         }
-        let bytes = shape.blocks_count * shape.block_bytes();
+        let bytes = blocks::bytes_of(shape.blocks_count, shape.block_bytes());
         let memory = DeviceMemory::new(self.hardware(), bytes, "the KV cache")?;
         self.stream.zero(&memory, 0..bytes)?;
+        // Whoever writes into it from elsewhere does so in another stream.
+        self.stream.synchronize()?;
         let attending = Attending::new(&self.images, &self.stream, &shape)?;
         self.attending.replace(Some(attending));
         self.pool_shape.replace(Some(shape));
+        let memory = Arc::new(memory);
         Ok(CudaPool { memory, shape })
     }
 
@@ -552,6 +562,13 @@ impl Ops for CudaOps {
         self.sampling.is_fetched(&self.stream)
     }
 
+    fn blocks(&self, pool: &CudaPool) -> Option<Arc<dyn DeviceBlocks>> {
+        let made = CudaBlocks::new(&self.images, self.hardware(), pool);
+        made.inspect_err(|error| tracing::warn!("blocks are copied between steps: {error}"))
+            .ok()
+            .map(|blocks| Arc::new(blocks) as Arc<dyn DeviceBlocks>)
+    }
+
     fn read_block(
         &self,
         pool: &CudaPool,
@@ -582,7 +599,7 @@ impl Ops for CudaOps {
     ) -> Result<(), EngineError> {
         self.stream.bind()?;
         let bytes = pool.shape.block_bytes();
-        let place = |block: BlockIndex| (&pool.memory, block.0 as usize * bytes);
+        let place = |block: BlockIndex| (&*pool.memory, block.0 as usize * bytes);
         Ok(self.stream.copy_within(place(from), place(to), bytes)?)
     }
 }

@@ -13,7 +13,7 @@ pub use used::Ceilings;
 use super::{FloatGauge, Histograms};
 use cleave_domain::{Load, Progress, Role, Work, WorkerId, WorkerRef};
 use cleave_sched::Note;
-use cleave_transfer::LinkSpeed;
+use cleave_transfer::{LinkSpeed, Transport};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -40,6 +40,14 @@ struct Peer {
     worker: String,
     role: String,
     peer: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Carried {
+    worker: String,
+    role: String,
+    peer: String,
+    transport: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -172,6 +180,13 @@ impl WorkerMeters {
         bandwidth.set(speed.bytes_per_second as f64);
         let latency = self.series.link_latency.get_or_create(&labels);
         latency.set(speed.latency.as_secs_f64());
+        for transport in Transport::ALL {
+            let labels = self.carried(peer.worker, transport);
+            match transport == speed.transport {
+                true => drop(self.series.link_transport.get_or_create(&labels).set(1)),
+                false => drop(self.series.link_transport.remove(&labels)),
+            }
+        }
     }
 
     /// No life of that worker is known any more: its series end.
@@ -180,11 +195,25 @@ impl WorkerMeters {
         self.series.link_bandwidth.remove(&labels);
         self.series.link_latency.remove(&labels);
         self.series.link_fallbacks.remove(&labels);
+        for transport in Transport::ALL {
+            let labels = self.carried(peer, transport);
+            self.series.link_transport.remove(&labels);
+        }
     }
 
     pub(crate) fn link_fell_back(&self, peer: WorkerRef) {
         let labels = self.peer(peer.worker);
         self.series.link_fallbacks.get_or_create(&labels).inc();
+    }
+
+    fn carried(&self, peer: WorkerId, transport: Transport) -> Carried {
+        let Peer { worker, role, peer } = self.peer(peer);
+        Carried {
+            worker,
+            role,
+            peer,
+            transport: transport.name(),
+        }
     }
 
     fn peer(&self, peer: WorkerId) -> Peer {

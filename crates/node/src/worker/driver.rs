@@ -8,6 +8,7 @@ use super::desk::Desk;
 use super::directory::Directory;
 use super::engine::{EngineHost, Import, Work};
 use super::exports::Exports;
+use super::stops::Stops;
 use super::swap::{Swap, Way};
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, LinkState, RouterLine, Upward};
@@ -19,8 +20,8 @@ use cleave_domain::{
     BlockIndex, Emission, HandoffId, LinkPrice, Load, Order, Role, RouterId, TapeLine, WorkerRef,
 };
 use cleave_kv::Packet;
-use cleave_sched::{Brain, Input, Limits, Output, Writer};
-use cleave_transfer::{LinkEvent, LinkSpeed, Links, Payload, Route};
+use cleave_sched::{Brain, Condition, Input, Limits, Output};
+use cleave_transfer::{LinkDown, LinkEvent, LinkSpeed, Links, Payload, Reach, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -98,6 +99,15 @@ fn price_of(speed: LinkSpeed) -> LinkPrice {
     }
 }
 
+/// What a sender that cannot write here would say.
+fn stopped(from: WorkerRef, handoff: HandoffId) -> Input {
+    Input::Arrived {
+        from,
+        packet: Packet::Stopped { handoff },
+        condition: Condition::Intact,
+    }
+}
+
 /// A worker's brain and its body.
 pub(crate) struct Driver {
     clock: Clock,
@@ -108,6 +118,7 @@ pub(crate) struct Driver {
     routers: BTreeMap<RouterId, RouterLine>,
     peers: Directory,
     exports: Exports,
+    stops: Stops,
     /// The payload of the frame that the brain is being told of.
     arriving: Option<Payload>,
     /// As the desk and the meters show it.
@@ -120,13 +131,6 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new(limits: Limits, ears: Ears, mut hands: Hands) -> Self {
-        // A life that is gone is said to have lost its link, never to be severed: that is enough for
-        // frames, which this worker writes itself, and would not be for writes of a peer.
-        let writer = limits.writer;
-        assert!(
-            matches!(writer, Writer::Receiver),
-            "this body says of no life that it is severed"
-        );
         let block_bytes = limits.capacity.block_bytes;
         hands.recorder.worker(TapeLine::Born { limits: &limits });
         Self {
@@ -138,6 +142,7 @@ impl Driver {
             routers: BTreeMap::new(),
             peers: Directory::default(),
             exports: Exports::default(),
+            stops: Stops::default(),
             arriving: None,
             shown: None,
             pending: VecDeque::new(),
@@ -330,6 +335,9 @@ impl Driver {
                 condition,
                 payload,
             } => {
+                if let Packet::Stopped { handoff } = packet {
+                    self.stops.answered(from, handoff);
+                }
                 self.arriving = payload;
                 self.hear(Input::Arrived {
                     from,
@@ -374,6 +382,10 @@ impl Driver {
             LinkEvent::Lost { peer, reason } => {
                 warn!(%peer, reason, "link lost");
                 self.lose(peer);
+            }
+            LinkEvent::Severed { peer } => {
+                self.stops.take(peer);
+                self.hear(Input::Severed { peer });
             }
         }
         self.settle();
@@ -462,6 +474,12 @@ impl Driver {
     fn forget(&mut self, gone: Vec<WorkerRef>) {
         for peer in gone {
             self.lose(peer);
+            // One that could write here may still, until its process has ended.
+            if self.hands.links.bar(peer) == Reach::Never {
+                for handoff in self.stops.take(peer) {
+                    self.pending.push_back(stopped(peer, handoff));
+                }
+            }
             self.hands.links.forget(peer);
             if !self.peers.has(peer.worker) {
                 self.hands.meters.link_forgotten(peer.worker);
@@ -471,6 +489,19 @@ impl Driver {
     }
 
     fn send(&mut self, to: WorkerRef, packet: Packet) {
+        if let Packet::Stop { handoff } = packet {
+            // Who cannot write here need not be asked, nor be there to answer. Of whom nobody says where it is, none
+            // will.
+            let links = &self.hands.links;
+            let reach = match links.link(to) {
+                Err(LinkDown::NoRoute(_)) => links.bar(to),
+                Err(LinkDown::Broken(_)) | Ok(_) => links.reach(to),
+            };
+            if reach == Reach::Never {
+                return self.pending.push_back(stopped(to, handoff));
+            }
+            self.stops.ask(to, handoff);
+        }
         let sent = self.hands.links.link(to).and_then(|link| link.send(packet));
         if let Err(down) = sent {
             debug!(%to, %down, "cannot send");

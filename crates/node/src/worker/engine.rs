@@ -4,6 +4,8 @@
 //!
 //! Sequences that are swapped to host memory and back take their turn in the same queue.
 //!
+//! Where a device copies by itself, blocks that leave and arrive do not come here at all: the `porter` has them.
+//!
 //! One exception: once `write_bytes_max` bytes have been written since the last step, a step goes
 //! ahead of the writes and swaps before it, so that neither arriving hand-offs nor a shortage hold up
 //! running sequences for longer than that. A swap is made in goes of as much, and its rest goes to the
@@ -21,10 +23,11 @@
 
 use super::overlap::Steps;
 use super::pace::{Pace, StepTime};
+use super::porter::Porter;
 use super::swap::{Cellar, Progress, Swap};
 use crate::health::{Pulse, words};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, StepResult};
-use cleave_engine::{Engine, EngineError};
+use cleave_engine::{DeviceBlocks, Engine, EngineError};
 use cleave_kv::{BlockPart, handoff::Digest};
 use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, SwapOutcome};
 use cleave_transfer::{Destination, Frame, Payload, Permit};
@@ -64,7 +67,7 @@ pub(crate) enum Work {
 }
 
 impl Import {
-    fn answer(&self, outcome: ImportOutcome) -> Input {
+    pub(super) fn answer(&self, outcome: ImportOutcome) -> Input {
         Input::Imported {
             handoff: self.handoff,
             part: self.part,
@@ -86,6 +89,8 @@ pub(crate) struct EngineLimits {
 #[derive(Debug)]
 pub(crate) struct EngineHost {
     queue: Arc<Queue>,
+    /// Where blocks are copied beside the engine.
+    porter: Option<Porter>,
     /// The thread, if the engine has one: it may sleep between two looks at the device.
     thread: Option<Thread>,
 }
@@ -108,7 +113,7 @@ impl EngineHost {
     /// Starts the host. Answers go to `answers`; it holds one per piece of work. Must be called within
     /// a tokio runtime.
     pub(crate) fn start(
-        engine: Box<dyn Engine>,
+        (engine, blocks): (Box<dyn Engine>, Option<Arc<dyn DeviceBlocks>>),
         limits: EngineLimits,
         pulse: Arc<Pulse>,
         answers: mpsc::UnboundedSender<Input>,
@@ -119,6 +124,11 @@ impl EngineHost {
             write_bytes_max: limits.write_bytes_max,
         });
         let time = limits.time.clone();
+        let porter = blocks.map(|blocks| {
+            let told = (Arc::clone(&pulse), answers.clone());
+            Porter::start(blocks, limits.block_bytes, told)
+        });
+        let porter = porter.transpose()?;
         let bench = Bench::new(engine, limits, pulse);
         let running = run(bench, Arc::clone(&queue), answers);
         let thread = match time {
@@ -134,13 +144,22 @@ impl EngineHost {
                 None
             }
         };
-        Ok(Self { queue, thread })
+        Ok(Self {
+            queue,
+            porter,
+            thread,
+        })
     }
 
     /// Queues work. The queue is bounded by what fills it: as many steps as the engine takes, reads by
     /// credit at the receivers, writes by the credit granted to senders, swaps by the sequences that have no other
     /// work then: one of each at most, and one word to drop what it left.
     pub(crate) fn push(&self, work: Work) {
+        let work = match (work, &self.porter) {
+            (Work::Read(export, permit), Some(porter)) => return porter.read(export, permit),
+            (Work::Write(import), Some(porter)) => return porter.write(import),
+            (work, _) => work,
+        };
         self.queue.lock().work.push_back(work);
         self.wake();
     }
@@ -154,7 +173,10 @@ impl EngineHost {
 
     /// Drops what has not begun of a hand-off, and answers it.
     pub(crate) fn forget(&self, handoff: HandoffId) -> Vec<Input> {
-        let mut answers = Vec::new();
+        let mut answers = match &self.porter {
+            Some(porter) => porter.forget(handoff),
+            None => Vec::new(),
+        };
         self.queue.lock().work.retain(|work| match work {
             Work::Read(export, _) if export.handoff == handoff => {
                 answers.push(export.answer(ExportOutcome::Dropped));
@@ -564,7 +586,7 @@ impl Destination for Place<'_> {
 }
 
 /// Where it is in its block.
-fn range(part: BlockPart) -> std::ops::Range<usize> {
+pub(super) fn range(part: BlockPart) -> std::ops::Range<usize> {
     part.offset as usize..part.offset as usize + part.len as usize
 }
 
@@ -766,6 +788,7 @@ mod tests {
         });
         let thread = EngineHost {
             queue,
+            porter: None,
             thread: None,
         };
         thread.push(pair.import(1).await);

@@ -9,6 +9,9 @@ mod engine;
 mod exports;
 mod overlap;
 mod pace;
+mod pools;
+mod porter;
+mod stops;
 mod swap;
 
 pub(crate) use desk::Desk;
@@ -25,9 +28,10 @@ use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_sched::Writer;
-use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet};
+use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
 use engine::{EngineHost, EngineLimits};
+use pools::DevicePools;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
@@ -76,10 +80,25 @@ impl WorkerBody {
         let pulse = Arc::new(Pulse::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
-        let host = EngineHost::start(engine, limits, Arc::clone(&pulse), answers);
+        let blocks = match options.step_time {
+            StepTime::Measured => engine.blocks(),
+            StepTime::Priced(_) => None,
+        };
+        let pools = blocks.clone().filter(|_| options.writes_to_pools);
+        let host = EngineHost::start((engine, blocks), limits, Arc::clone(&pulse), answers);
         let host = host.map_err(NodeError::Thread)?;
         let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
-        let links = Links::new(links_config(&options, me, &description), link_events, net);
+        let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn Pools>);
+        let writer = match pools {
+            // See `cleave_transfer::Pools` for why that is safe for peers that send frames, too.
+            Some(_) => Writer::Sender,
+            None => Writer::Receiver,
+        };
+        let links_config = LinksConfig {
+            pools,
+            ..links_config(&options, me, &description)
+        };
+        let links = Links::new(links_config, link_events, net);
         let (tell_drained, drained) = watch::channel(false);
         let (listeners, data_address) = data.unzip();
         let (inbox, outside) = mpsc::channel(INBOX_MAX);
@@ -120,7 +139,10 @@ impl WorkerBody {
             links: heard,
             engine: engine_answers,
         };
-        let limits = brain_limits(&options, (me, steps_in_flight), &description);
+        let limits = cleave_sched::Limits {
+            writer,
+            ..brain_limits(&options, (me, steps_in_flight), &description)
+        };
         let driver = Driver::new(limits, ears, hands);
         let watched = Arc::clone(&pulse);
         let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
@@ -203,7 +225,6 @@ fn brain_limits(
         prefix_cache: options.prefix_cache,
         step_max: options.step_max,
         swap_blocks: u32::try_from(swap_bytes(options, engine) / block_bytes).unwrap_or(u32::MAX),
-        // Frames of a link are written by this worker's engine, whatever carries them.
         writer: Writer::Receiver,
         prices: match &options.prices {
             Some(prices) => prices.clone(),

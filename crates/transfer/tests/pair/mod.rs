@@ -98,7 +98,7 @@ impl Worker {
     pub fn route(&self, transport: Transport) -> Route {
         match transport {
             Transport::Local => Route::Local,
-            Transport::SharedMemory => Route::Remote(self.addresses()),
+            Transport::SharedMemory | Transport::CudaIpc => Route::Remote(self.addresses()),
             Transport::Tcp => Route::tcp(&self.address),
         }
     }
@@ -136,6 +136,7 @@ impl Worker {
                 }
                 LinkEvent::Lost { peer, reason } => panic!("{peer} lost: {reason}"),
                 LinkEvent::FellBack { reason, .. } => panic!("{reason}"),
+                LinkEvent::Severed { peer } => panic!("{peer} has ended"),
                 LinkEvent::Granted { .. } | LinkEvent::Measured { .. } => {}
             }
         }

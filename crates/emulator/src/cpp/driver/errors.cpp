@@ -49,6 +49,8 @@ const Known ALL[] = {
     KNOWN(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "operation would make the legacy stream depend on a capturing blocking stream"),
     KNOWN(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream"),
     KNOWN(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "attempt to terminate a thread-local capture sequence from another thread"),
+    KNOWN(CUDA_ERROR_INVALID_RESOURCE_TYPE, "invalid resource type"),
+    KNOWN(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "invalid resource configuration"),
     KNOWN(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "the graph update was not performed"),
     KNOWN(CUDA_ERROR_UNKNOWN, "unknown error"),
 };

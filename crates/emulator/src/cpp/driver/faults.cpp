@@ -17,6 +17,7 @@ struct Planned {
 const std::pair<const char*, Fault> KINDS[] = {
     {"alloc", Fault::Alloc},   {"host_alloc", Fault::HostAlloc},  {"launch", Fault::Launch},    {"copy", Fault::Copy},
     {"module", Fault::Module}, {"event_late", Fault::EventLate}, {"ipc_open", Fault::IpcOpen},
+    {"ipc_copy", Fault::IpcCopy}, {"ipc_wait", Fault::IpcWait},
 };
 
 bool parse_one(const std::string& text, Planned& to) {

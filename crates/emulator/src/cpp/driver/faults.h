@@ -11,6 +11,8 @@
 //          | event_late   the next n queries of events that are complete say NOT_READY
 //          | module       the n-th module to be loaded fails: NO_BINARY_FOR_GPU
 //          | ipc_open     the n-th handle of another process to be opened fails: MAP_FAILED
+//          | ipc_copy     the n-th copy into another process's memory fails: ILLEGAL_ADDRESS, which stays
+//          | ipc_wait     the n-th copy into another process's memory stops half-way until that process has ended
 //
 // Never: fails anything that was not asked for.
 // Invariant: each fault strikes once (event_late: n times).
@@ -20,7 +22,7 @@
 #pragma GCC visibility push(hidden)
 namespace standin {
 
-enum class Fault { Alloc, HostAlloc, Launch, Copy, EventLate, Module, IpcOpen };
+enum class Fault { Alloc, HostAlloc, Launch, Copy, EventLate, Module, IpcOpen, IpcCopy, IpcWait };
 
 // Whether this one is to fail. Under the lock; `name` is a kernel's, or null.
 bool strikes(Fault fault, const char* name = nullptr);

@@ -8,13 +8,6 @@
 #define UNSUPPORTED(name) \
     API name(...) { return CUDA_ERROR_NOT_SUPPORTED; }
 
-// Parts of a device's multiprocessors.
-UNSUPPORTED(cuDeviceGetDevResource)
-UNSUPPORTED(cuDevSmResourceSplitByCount)
-UNSUPPORTED(cuDevResourceGenerateDesc)
-UNSUPPORTED(cuGreenCtxCreate)
-UNSUPPORTED(cuGreenCtxDestroy)
-UNSUPPORTED(cuGreenCtxStreamCreate)
 UNSUPPORTED(cuCtxFromGreenCtx)
 
 // Memory by other ways than allocating it.

@@ -2,7 +2,7 @@
 //!
 //! Owns: each name with its help. Never: counts. Invariant: every series is registered once.
 
-use super::{FloatGauge, Model, Peer, Sorted, Worker};
+use super::{Carried, FloatGauge, Model, Peer, Sorted, Worker};
 use crate::telemetry::{Histograms, histograms, ratio_histograms};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -40,6 +40,7 @@ pub(crate) struct Series {
     pub(super) link_bandwidth: Family<Peer, FloatGauge>,
     pub(super) link_latency: Family<Peer, FloatGauge>,
     pub(super) link_fallbacks: Family<Peer, Counter>,
+    pub(super) link_transport: Family<Carried, Gauge>,
     pub(super) vllm_running: Family<Model, Gauge>,
     pub(super) vllm_waiting: Family<Model, Gauge>,
     pub(super) vllm_usage: Family<Model, FloatGauge>,
@@ -76,6 +77,7 @@ impl Series {
             link_bandwidth: Family::default(),
             link_latency: Family::default(),
             link_fallbacks: Family::default(),
+            link_transport: Family::default(),
             vllm_running: Family::default(),
             vllm_waiting: Family::default(),
             vllm_usage: Family::default(),
@@ -135,6 +137,11 @@ impl Series {
             "cleave_link_latency_seconds",
             "Round trip of the link to a peer, measured at its start",
             self.link_latency.clone(),
+        );
+        registry.register(
+            "cleave_link_transport",
+            "1 for what carries blocks to a peer now: local, cuda-ipc, shm or tcp",
+            self.link_transport.clone(),
         );
         registry.register(
             "cleave_link_fallbacks",

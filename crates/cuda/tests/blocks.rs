@@ -1,0 +1,256 @@
+//! Blocks that are copied beside the engine: what they are afterwards, and what orders them after steps.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
+
+mod harness;
+
+use cleave_cuda::{CudaOps, CudaOptions};
+use cleave_domain::BlockIndex;
+use cleave_engine::ops::{HeadShape, KvType, Ops, PoolShape, Precision};
+use cleave_engine::{BlockSpan, DeviceBlocks};
+use std::sync::Arc;
+
+/// Blocks of `2 × layers × 2 × 16 × 8` elements of f32.
+fn shape(layers_count: usize, blocks_count: usize) -> PoolShape {
+    PoolShape {
+        blocks_count,
+        layers_count,
+        heads: HeadShape {
+            query_heads: 2,
+            kv_heads: 2,
+            head_dim: 8,
+        },
+        block_tokens: 16,
+        kv: KvType::F32,
+    }
+}
+
+/// A pool, its blocks as an engine sees them and as they are seen beside it.
+struct Pool {
+    ops: CudaOps,
+    pool: <CudaOps as Ops>::Pool,
+    shape: PoolShape,
+    blocks: Arc<dyn DeviceBlocks>,
+}
+
+impl Pool {
+    fn new(shape: PoolShape) -> Option<Self> {
+        let device = harness::device()?;
+        let ops = CudaOps::new(&device, &CudaOptions::new(Precision::F32)).unwrap();
+        let pool = ops.pool(shape).unwrap();
+        let blocks = ops.blocks(&pool).unwrap();
+        Some(Self {
+            ops,
+            pool,
+            shape,
+            blocks,
+        })
+    }
+
+    fn fill(&mut self, salt: u64) -> Vec<Vec<u8>> {
+        let count = self.shape.blocks_count as u32;
+        let contents: Vec<Vec<u8>> = (0..count)
+            .map(|block| noise(salt + u64::from(block), self.shape.block_bytes()))
+            .collect();
+        for (block, bytes) in contents.iter().enumerate() {
+            let block = BlockIndex(block as u32);
+            self.ops
+                .write_block(&mut self.pool, block, 0, bytes)
+                .unwrap();
+        }
+        contents
+    }
+
+    fn content(&self, block: u32) -> Vec<u8> {
+        let mut bytes = vec![0; self.shape.block_bytes()];
+        self.ops
+            .read_block(&self.pool, BlockIndex(block), 0, &mut bytes)
+            .unwrap();
+        bytes
+    }
+
+    fn read(&self, spans: &[BlockSpan]) -> (Vec<Vec<u8>>, Vec<u64>) {
+        let mut rooms: Vec<Vec<u8>> = spans.iter().map(|span| vec![0; span.len]).collect();
+        let mut parts: Vec<(BlockSpan, &mut [u8])> = spans
+            .iter()
+            .zip(&mut rooms)
+            .map(|(span, room)| (*span, room.as_mut_slice()))
+            .collect();
+        let sums = self.blocks.read(&mut parts).unwrap();
+        (rooms, sums)
+    }
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn span(block: u32, offset: usize, len: usize) -> BlockSpan {
+    BlockSpan {
+        block: BlockIndex(block),
+        offset,
+        len,
+    }
+}
+
+/// Whole blocks, pieces that kernels take, and pieces that none does.
+fn spans(block_bytes: usize) -> Vec<BlockSpan> {
+    let mut spans: Vec<BlockSpan> = (0..9).map(|block| span(block, 0, block_bytes)).collect();
+    spans.extend([span(3, 16, 256), span(4, 48, 1024), span(5, 0, 4096 + 16)]);
+    spans.extend([
+        span(1, 7, 241),
+        span(2, 16, 240),
+        span(6, 1, 3),
+        span(7, 0, 1),
+    ]);
+    spans
+}
+
+#[test]
+fn what_is_read_and_its_checksum_are_those_of_the_pool() {
+    for layers in [3, 70] {
+        let Some(mut pool) = Pool::new(shape(layers, 9)) else {
+            return;
+        };
+        let contents = pool.fill(layers as u64);
+        let spans = spans(pool.shape.block_bytes());
+        let (rooms, sums) = pool.read(&spans);
+        let again = pool.blocks.checksums(&spans).unwrap();
+        for (i, BlockSpan { block, offset, len }) in spans.iter().enumerate() {
+            let expected = &contents[block.0 as usize][*offset..offset + len];
+            assert!(rooms[i] == expected, "{:?} of {layers} layers", spans[i]);
+            let sum = xxhash_rust::xxh3::xxh3_64(expected);
+            assert_eq!((sums[i], again[i]), (sum, sum), "{:?}", spans[i]);
+        }
+    }
+}
+
+#[test]
+fn what_is_written_lies_in_its_place_and_nowhere_else() {
+    for layers in [1, 70] {
+        let Some(mut pool) = Pool::new(shape(layers, 12)) else {
+            return;
+        };
+        let mut contents = pool.fill(1);
+        let block_bytes = pool.shape.block_bytes();
+        // None overlaps another.
+        let mut spans: Vec<BlockSpan> = (0..6).map(|block| span(block, 0, block_bytes)).collect();
+        spans.extend([
+            span(7, 16, 256),
+            span(8, 48, 1024),
+            span(9, 7, 241),
+            span(10, 1, 3),
+        ]);
+        let bytes: Vec<Vec<u8>> = (0..)
+            .zip(&spans)
+            .map(|(i, s)| noise(90 + i, s.len))
+            .collect();
+        let parts: Vec<(BlockSpan, &[u8])> = spans
+            .iter()
+            .copied()
+            .zip(bytes.iter().map(Vec::as_slice))
+            .collect();
+        pool.blocks.write(&parts).unwrap();
+        for (span, bytes) in parts {
+            contents[span.block.0 as usize][span.offset..span.offset + span.len]
+                .copy_from_slice(bytes);
+        }
+        for (block, expected) in contents.iter().enumerate() {
+            assert!(pool.content(block as u32) == *expected, "block {block}");
+        }
+    }
+}
+
+/// More than both halves of the staging memory hold, in blocks longer than one.
+#[test]
+fn blocks_longer_than_the_staging_memory_come_and_go_whole() {
+    // 10 MiB a block.
+    let Some(mut pool) = Pool::new(shape(5121, 3)) else {
+        return;
+    };
+    assert!(pool.shape.block_bytes() > 10 << 20);
+    let contents = pool.fill(5);
+    let bytes = pool.shape.block_bytes();
+    let (rooms, sums) = pool.read(&[span(2, 0, bytes), span(0, 0, bytes)]);
+    assert!(rooms[0] == contents[2] && rooms[1] == contents[0]);
+    assert_eq!(sums[0], xxhash_rust::xxh3::xxh3_64(&contents[2]));
+    pool.blocks
+        .write(&[(span(1, 0, bytes), &rooms[0])])
+        .unwrap();
+    assert!(pool.content(1) == contents[2]);
+}
+
+#[test]
+fn a_span_outside_the_pool_is_refused_and_nothing_is_copied() {
+    let Some(mut pool) = Pool::new(shape(1, 2)) else {
+        return;
+    };
+    let contents = pool.fill(3);
+    let bytes = pool.shape.block_bytes();
+    for outside in [span(2, 0, 1), span(0, 1, bytes), span(1, usize::MAX, 2)] {
+        let inside = noise(1, bytes);
+        let bad = vec![0; outside.len.min(bytes)];
+        if bad.len() == outside.len {
+            let parts = [(span(0, 0, bytes), &inside[..]), (outside, &bad[..])];
+            assert!(pool.blocks.write(&parts).is_err(), "{outside:?}");
+        }
+        assert!(pool.blocks.checksums(&[outside]).is_err(), "{outside:?}");
+    }
+    assert!(pool.content(0) == contents[0]);
+}
+
+#[test]
+fn blocks_of_one_process_go_from_pool_to_pool() {
+    let Some(mut near) = Pool::new(shape(2, 4)) else {
+        return;
+    };
+    let mut far = Pool::new(shape(2, 7)).unwrap();
+    let (sent, before) = (near.fill(1), far.fill(50));
+    let bytes = near.shape.block_bytes();
+    let peer = near.blocks.open(&far.blocks.handle().unwrap()).unwrap();
+    assert!(peer.probe().unwrap() > 0);
+    let parts = [
+        (span(3, 0, bytes), BlockIndex(6)),
+        (span(0, 64, 512), BlockIndex(2)),
+    ];
+    let sums = peer.write(&parts).unwrap();
+    assert_eq!(
+        far.blocks
+            .checksums(&[span(6, 0, bytes), span(2, 64, 512)])
+            .unwrap(),
+        sums
+    );
+    assert!(far.content(6) == sent[3]);
+    let mut second = before[2].clone();
+    second[64..64 + 512].copy_from_slice(&sent[0][64..64 + 512]);
+    assert!(far.content(2) == second);
+    for untouched in [0, 1, 3, 4, 5] {
+        assert!(far.content(untouched) == before[untouched as usize]);
+    }
+    assert!(peer.write(&[(span(0, 0, bytes), BlockIndex(7))]).is_err());
+}
+
+#[test]
+fn a_handle_of_other_blocks_or_of_nothing_opens_nothing() {
+    let Some(near) = Pool::new(shape(2, 4)) else {
+        return;
+    };
+    let other = Pool::new(shape(3, 4)).unwrap();
+    let handle = other.blocks.handle().unwrap();
+    let refused = near.blocks.open(&handle).unwrap_err().to_string();
+    assert!(refused.contains("bytes"), "{refused}");
+    for bad in [&[][..], &handle[1..], &[7; 500]] {
+        assert!(near.blocks.open(bad).is_err());
+    }
+    // A pool that is gone is not found again.
+    let gone = Pool::new(shape(2, 4)).unwrap();
+    let handle = gone.blocks.handle().unwrap();
+    drop(gone);
+    assert!(near.blocks.open(&handle).is_err());
+}

@@ -1,0 +1,34 @@
+//! What one operation reads and writes, where that is more than two buffers.
+//!
+//! Owns: these groups. Never: outlives a call.
+
+use super::Ops;
+
+/// The residual stream and what a layer adds to it, both `(rows, width)`.
+#[derive(Debug)]
+pub struct Residual<'a, R> {
+    /// Grows by `delta`.
+    pub residual: &'a mut R,
+    /// What is added.
+    pub delta: &'a R,
+}
+
+/// One layer of a pool, to be written.
+#[derive(Debug)]
+pub struct LayerOf<'a, P> {
+    /// The pool.
+    pub pool: &'a mut P,
+    /// Which layer.
+    pub layer: usize,
+}
+
+/// What attention reads and writes.
+#[derive(Debug)]
+pub struct AttentionIo<'a, O: Ops + ?Sized> {
+    /// `(rows, q | k | v)`, queries rotated.
+    pub qkv: &'a O::Rows,
+    /// Keys and values.
+    pub pool: &'a O::Pool,
+    /// `(rows, query_heads × head_dim)`.
+    pub out: &'a mut O::Rows,
+}
