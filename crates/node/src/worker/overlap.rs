@@ -219,7 +219,8 @@ mod tests {
             let (tell, answers) = facts::unbounded_channel();
             let pulse = Arc::new(Pulse::new(Duration::from_secs(60)));
             let watched = Arc::clone(&pulse);
-            let host = EngineHost::start(Box::new(device), LIMITS, watched, tell).unwrap();
+            let device: Box<dyn Engine> = Box::new(device);
+            let host = EngineHost::start((device, None), LIMITS, watched, tell).unwrap();
             Self {
                 host,
                 pulse,
