@@ -55,6 +55,8 @@ struct Facts<'a> {
     config: &'a ModelConfig,
     name: &'a str,
     context_tokens_max: usize,
+    /// Of all layers' matrices, and of the head.
+    matrix_bytes: (u64, u64),
 }
 
 /// Opens, checks and loads a model.
@@ -186,6 +188,7 @@ impl Loaded {
                 config: weights.config(),
                 name: weights.name(),
                 context_tokens_max: weights.context_tokens_max(),
+                matrix_bytes: weights.matrix_bytes(),
             }
         }
         match &self.backend {
@@ -364,6 +367,7 @@ impl Loaded {
     pub(crate) fn shape(&self) -> Shape {
         let config = self.facts().config;
         let count = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let (layer_bytes, head_bytes) = self.facts().matrix_bytes;
         Shape {
             layers: count(config.layers_count()),
             hidden: count(config.hidden_size),
@@ -372,10 +376,9 @@ impl Loaded {
             kv_heads: count(config.heads.kv_heads),
             head_dim: count(config.heads.head_dim),
             vocab: count(config.vocab_size),
-            element_bytes: match self.precision {
-                Precision::F32 => 4,
-                Precision::Bf16 => 2,
-            },
+            layer_bytes,
+            head_bytes,
+            kv_element_bytes: count(self.kv.element_bytes()),
         }
     }
 

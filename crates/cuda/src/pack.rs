@@ -278,12 +278,8 @@ impl Pack for CudaPack {
             vector_elements,
             tensors_count,
         } = plan;
-        let stack_bytes = |stack: &Vec<StoredMatrix>| match self.narrow(stack) {
-            Ok(narrow) => narrow.weight_bytes() + narrow.scales_count() * size_of::<u32>(),
-            Err(_) => self.dense_bytes(stack),
-        };
         let bytes = *matrix_elements as usize * self.precision.element_bytes()
-            + narrow.iter().map(stack_bytes).sum::<usize>()
+            + narrow.iter().map(|stack| self.matrix_bytes(stack) as usize).sum::<usize>()
             + *vector_elements as usize * size_of::<f32>()
             // Codes and scales of a quantised matrix are two.
             + (tensors_count + narrow.len()) * ALIGNMENT;
@@ -295,6 +291,14 @@ impl Pack for CudaPack {
             there: BTreeMap::new(),
         });
         Ok(())
+    }
+
+    fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
+        let bytes = match self.narrow(stack) {
+            Ok(narrow) => narrow.weight_bytes() + narrow.scales_count() * size_of::<u32>(),
+            Err(_) => self.dense_bytes(stack),
+        };
+        bytes as u64
     }
 
     fn finish(&self) -> Result<(), EngineError> {

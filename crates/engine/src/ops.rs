@@ -196,6 +196,12 @@ pub trait Pack: Send + Sync {
         Ok(())
     }
 
+    /// Bytes that [`Pack::matrix`] makes of these, as a step reads them.
+    fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
+        let elements: usize = stack.iter().map(|part| part.rows() * part.columns()).sum();
+        (elements * self.precision().element_bytes()) as u64
+    }
+
     /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix. A device
     /// keeps quantised ones as they are if it can multiply with them, or rounds `(code − zero) × scale`
     /// to its own precision.

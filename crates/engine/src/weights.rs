@@ -28,6 +28,9 @@ pub struct Weights<P: Pack> {
     /// The context in tokens: the model's own, or less where the caller asked for less.
     pub(crate) context_tokens_max: usize,
     pub(crate) precision: Precision,
+    /// Of all layers' matrices, and of the head, where they are multiplied.
+    layer_bytes: u64,
+    head_bytes: u64,
     pub(crate) table: P::Table,
     pub(crate) layers: Vec<Layer<P>>,
     pub(crate) norm: P::Vector,
@@ -79,6 +82,7 @@ impl<P: Pack> Weights<P> {
             pack,
             checkpoint,
             progress,
+            matrix_bytes: 0,
             bytes_done: 0,
             bytes_total: checkpoint.bytes_total(),
         };
@@ -86,10 +90,14 @@ impl<P: Pack> Weights<P> {
         let layers = (0..config.layers_count())
             .map(|layer| loader.layer(layer))
             .collect::<Result<_, _>>()?;
+        let layer_bytes = std::mem::take(&mut loader.matrix_bytes);
         let norm = loader.vector(LAST_NORM)?;
         let head = loader.stack(&[checkpoint.head().clone().into()], None)?;
+        let head_bytes = loader.matrix_bytes;
         pack.finish()?;
         Ok(Self {
+            layer_bytes,
+            head_bytes,
             revision: checkpoint.revision(),
             name: name(checkpoint),
             context_tokens_max: context,
@@ -106,6 +114,11 @@ impl<P: Pack> Weights<P> {
     /// Architecture, size and quantisation, for people: `qwen3 0.6B, awq int4`.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Bytes of all layers' matrices, and of the head, as a step reads them.
+    pub fn matrix_bytes(&self) -> (u64, u64) {
+        (self.layer_bytes, self.head_bytes)
     }
 
     /// The model's shape.
@@ -193,6 +206,8 @@ struct Loader<'a, P> {
     pack: &'a P,
     checkpoint: &'a Checkpoint,
     progress: &'a mut dyn FnMut(Progress),
+    /// Of the matrices so far, on the device.
+    matrix_bytes: u64,
     bytes_done: u64,
     bytes_total: u64,
 }
@@ -263,6 +278,7 @@ impl<P: Pack> Loader<'_, P> {
         bias: Option<&[f32]>,
     ) -> Result<P::Matrix, EngineError> {
         let matrix = self.pack.matrix(stack, bias)?;
+        self.matrix_bytes += self.pack.matrix_bytes(stack);
         self.advance(stack.iter().map(StoredMatrix::stored_bytes).sum());
         Ok(matrix)
     }

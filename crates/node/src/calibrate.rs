@@ -365,16 +365,20 @@ mod tests {
         }
     }
 
-    const SHAPE: Shape = Shape {
-        layers: 12,
-        hidden: 768,
-        query_heads: 12,
-        kv_heads: 4,
-        head_dim: 64,
-        intermediate: 2048,
-        vocab: 32_000,
-        element_bytes: 2,
-    };
+    /// In bf16.
+    fn shape() -> Shape {
+        Shape {
+            layers: 12,
+            hidden: 768,
+            query_heads: 12,
+            kv_heads: 4,
+            head_dim: 64,
+            intermediate: 2048,
+            vocab: 32_000,
+            ..Shape::default()
+        }
+        .stored_in(2)
+    }
 
     /// A machine whose step of one token takes so long; eight of them cost the same, and the 512th
     /// row sixty times that.
@@ -412,7 +416,7 @@ mod tests {
             clock: &clock,
         };
         let now = || Duration::from_nanos(clock.load(Ordering::Relaxed));
-        let found = calibrate_by(&mut engine, &SHAPE, budget, &now).unwrap();
+        let found = calibrate_by(&mut engine, &shape(), budget, &now).unwrap();
         (found, now())
     }
 

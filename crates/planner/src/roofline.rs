@@ -36,11 +36,25 @@ pub struct Shape {
     pub head_dim: u32,
     /// Tokens of the vocabulary.
     pub vocab: u32,
-    /// Bytes of a weight, of a key's or a value's element.
-    pub element_bytes: u32,
+    /// Bytes of all the layers' weights where they are multiplied: fewer than two for each where they are quantised.
+    pub layer_bytes: u64,
+    /// Bytes of the head's weights.
+    pub head_bytes: u64,
+    /// Bytes of a key's or a value's element.
+    pub kv_element_bytes: u32,
 }
 
 impl Shape {
+    /// With weights, keys and values of so many bytes an element.
+    pub fn stored_in(self, element_bytes: u32) -> Self {
+        Self {
+            layer_bytes: self.layer_weights() * u64::from(element_bytes),
+            head_bytes: self.head_weights() * u64::from(element_bytes),
+            kv_element_bytes: element_bytes,
+            ..self
+        }
+    }
+
     /// Weights that every token of a step goes through.
     pub fn layer_weights(&self) -> u64 {
         let wide = |a: u32, b: u32| u64::from(a) * u64::from(b);
@@ -58,7 +72,7 @@ impl Shape {
     /// Bytes of keys and values of a token.
     pub fn token_bytes(&self) -> u64 {
         let elements = 2 * u64::from(self.kv_heads) * u64::from(self.head_dim);
-        u64::from(self.layers) * elements * u64::from(self.element_bytes)
+        u64::from(self.layers) * elements * u64::from(self.kv_element_bytes)
     }
 
     /// Operations of a query token attending to one token.
@@ -81,9 +95,8 @@ pub fn flops(shape: &Shape, work: &Work) -> f64 {
 pub fn bytes(shape: &Shape, work: &Work, steps: u64) -> f64 {
     let drawing = steps.min(u64::from(work.draws));
     let weights =
-        shape.layer_weights() as f64 * steps as f64 + shape.head_weights() as f64 * drawing as f64;
-    let context = shape.token_bytes() as f64 * work.context_tokens as f64;
-    weights * f64::from(shape.element_bytes) + context
+        shape.layer_bytes as f64 * steps as f64 + shape.head_bytes as f64 * drawing as f64;
+    weights + shape.token_bytes() as f64 * work.context_tokens as f64
 }
 
 /// The part of a device's arithmetic (MFU) that `work` used in the time that it was busy, 0 to 1.
@@ -115,14 +128,10 @@ pub fn roofline(device: &Device, shape: &Shape, step_tokens_max: u32) -> Prices 
     };
     let nanos = |seconds: f64| (seconds * 1e9) as u64;
     let weights = shape.layer_weights() as f64;
-    let read = weights * f64::from(shape.element_bytes);
-    let read = seconds(read, device.bytes_per_second);
+    let read = seconds(shape.layer_bytes as f64, device.bytes_per_second);
     let row = seconds(2.0 * weights, device.flops_per_second);
     let head = shape.head_weights() as f64;
-    let head_read = seconds(
-        head * f64::from(shape.element_bytes),
-        device.bytes_per_second,
-    );
+    let head_read = seconds(shape.head_bytes as f64, device.bytes_per_second);
     let step = u64::try_from(device.step.as_nanos()).unwrap_or(u64::MAX);
     // Few rows are sequences that draw, so the head is read; of many it hardly shows.
     let price = |rows: u32| RowPrice {
@@ -162,8 +171,24 @@ mod tests {
             kv_heads: 8,
             head_dim: 128,
             vocab: 128_256,
-            element_bytes: 2,
+            ..Shape::default()
         }
+        .stored_in(2)
+    }
+
+    /// Four bits a weight, and bytes for keys and values.
+    #[test]
+    fn what_is_read_are_the_bytes_that_are_stored() {
+        let narrow = Shape {
+            layer_bytes: llama_8b().layer_weights() / 2,
+            kv_element_bytes: 1,
+            ..llama_8b()
+        };
+        let (work, steps) = (Work::decode(1000), 1);
+        let dense = bytes(&llama_8b(), &work, steps);
+        let saved = dense - bytes(&narrow, &work, steps);
+        let (weights, context) = (llama_8b().layer_weights() * 3 / 2, 1000 * (64 << 10));
+        assert_eq!(saved, (weights + context) as f64);
     }
 
     #[test]

@@ -71,6 +71,10 @@ const BATCHES: [(u32, u64, u64); 38] = [
     (67, 13585, 36_169),
 ];
 
+/// Weights of a byte: per layer 4096 × 128 × (2 × 32 + 2 × 8) and 3 × 4096 × 14336.
+const LAYERS: u64 = 32 * (4096 * 128 * 80 + 3 * 4096 * 14_336);
+const HEAD: u64 = 4096 * 128_256;
+
 const LLAMA_8B: Shape = Shape {
     layers: 32,
     hidden: 4096,
@@ -79,7 +83,9 @@ const LLAMA_8B: Shape = Shape {
     kv_heads: 8,
     head_dim: 128,
     vocab: 128_256,
-    element_bytes: 1,
+    layer_bytes: LAYERS,
+    head_bytes: HEAD,
+    kv_element_bytes: 1,
 };
 
 /// By its datasheet: dense fp8, HBM3e.

@@ -63,8 +63,9 @@ mod tests {
             kv_heads: 1,
             head_dim: 4,
             vocab: 32,
-            element_bytes: 2,
+            ..Shape::default()
         };
+        let shape = shape.stored_in(2);
         let work = Work::decode(10);
         let second = Duration::from_secs(1);
         let device = Device {
