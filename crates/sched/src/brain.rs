@@ -158,7 +158,11 @@ impl Brain {
 
     /// Takes in what happened at `now`; a time before an earlier one counts as that one.
     pub fn handle(&mut self, now: Time, input: Input) {
-        self.now = self.now.max(now);
+        let before = self.now;
+        self.now = before.max(now);
+        // The moment of the step ahead may come with any fact, and `deadline` names it no more then.
+        let is_due = |at| before < at && at <= self.now;
+        self.stirred |= self.ahead_at().is_some_and(is_due);
         // Bytes on the move change nothing that a step or a router depends on, until they landed.
         self.stirred |= !matches!(
             &input,

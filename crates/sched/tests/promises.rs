@@ -8,8 +8,9 @@ use cleave_domain::{
     Prefill, Prices, Refusal, Report, Request, Reserve, Role, RouterId, RowPrice, Sampled,
     Sampling, Slo, StepPlan, StepResult, StopRules, Target, Time, Work, WorkerId, WorkerRef,
 };
+use cleave_kv::BlockPart;
 use cleave_planner::{Predict, quantum};
-use cleave_sched::{Brain, Input, Limits, Output, Writer};
+use cleave_sched::{Brain, ImportOutcome, Input, Limits, Output, Writer};
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
 use std::collections::{BTreeMap, VecDeque};
@@ -486,6 +487,35 @@ fn who_came_in_the_middle_of_a_step_waited_for_the_one_behind_it() {
         bench.ttft(2)
     });
     assert_eq!(one, two);
+}
+
+/// A frame that was written just when the step ahead was due took the place of the timer, and said nothing.
+#[test]
+fn a_block_that_came_at_the_moment_of_the_step_ahead_put_it_off() {
+    let mut bench = Bench::new(2);
+    let stream = Want {
+        prompt: 50,
+        output: 600,
+        ..Want::default()
+    };
+    bench.submit(1, stream);
+    bench.run(at(MS * 200));
+    while bench.flying.len() > 1 {
+        bench.end_step();
+    }
+    let due = bench.brain.deadline().expect("a step ahead is to come");
+    assert!(due < bench.flying[0].0, "while the first one runs");
+    bench.now = due;
+    bench.tell(Input::Imported {
+        handoff: handoff(9),
+        part: BlockPart {
+            ordinal: 0,
+            offset: 0,
+            len: 1024,
+        },
+        outcome: ImportOutcome::Written,
+    });
+    assert_eq!(bench.flying.len(), 2);
 }
 
 #[test]
