@@ -85,6 +85,14 @@ impl Bench {
             None => self.guarded(|engine| overlap(engine).collect()),
             Some(refused) => refused.map(Err),
         };
+        let result = match result {
+            // One that panicked may have kept what it was asked for then.
+            Ok(Ok(other)) if other.step != plan.step => Err(format!(
+                "the engine gave the result of {} in place of {}",
+                other.step, plan.step
+            )),
+            result => result,
+        };
         self.stepped(&plan, at, result)
     }
 }
@@ -111,6 +119,8 @@ mod tests {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Fate {
         Ends,
+        /// It ends, and its result is given again in place of the next one's.
+        Repeats,
         Breaks,
         Panics,
     }
@@ -182,6 +192,13 @@ mod tests {
                     step,
                     ..StepResult::default()
                 }),
+                Fate::Repeats => {
+                    self.begun.push_front(step);
+                    Ok(StepResult {
+                        step,
+                        ..StepResult::default()
+                    })
+                }
                 Fate::Breaks => Err(EngineError::Device("on fire".into())),
                 Fate::Panics => panic!("a kernel that is not there"),
             }
@@ -317,6 +334,19 @@ mod tests {
         assert_eq!(stage.answer().await, "lost");
         stage.fates.send(Fate::Panics).unwrap();
         assert_eq!(stage.answer().await, format!("failed s3: {panic}"));
+    }
+
+    /// The brain would have waited for the other one for ever.
+    #[tokio::test]
+    async fn the_result_of_another_step_left_one_unanswered() {
+        let mut stage = Stage::new(0);
+        stage.begin(1);
+        stage.begin(2);
+        stage.fates.send(Fate::Repeats).unwrap();
+        assert_eq!(stage.answer().await, "stepped s1");
+        stage.fates.send(Fate::Ends).unwrap();
+        let other = "failed s2: the engine gave the result of s1 in place of s2";
+        assert_eq!(stage.answer().await, other);
     }
 
     #[tokio::test]
