@@ -10,7 +10,9 @@ use cleave_domain::{
 };
 use cleave_emulator::StandIn;
 use cleave_engine::checkpoint::Checkpoint;
-use cleave_engine::ops::Precision;
+use cleave_engine::ops::{
+    Batch, BatchSegment, DrawRule, HeadShape, KvType, Ops, Pass, PoolShape, Precision, Wanted,
+};
 use cleave_engine::synth::synth;
 use cleave_engine::{Engine, EngineError, EngineLimits, ModelEngine, Weights};
 use std::path::Path;
@@ -160,6 +162,62 @@ fn steps_ahead_take_no_memory_and_wait_for_nothing_but_results() {
     ahead.collect().unwrap();
     assert_eq!(memory_calls(stand_in), memory);
     assert_eq!(stand_in.count("graph_launch"), replays + 6);
+}
+
+/// Copies were recorded with the pass, and did not happen; and its recording broke whatever waited.
+#[test]
+fn a_pass_that_failed_while_it_was_recorded_stood_in_the_way_of_copies() {
+    let Some(_alone) = alone() else {
+        return;
+    };
+    let device = Device::open(0).unwrap();
+    let mut ops = CudaOps::new(&device, &CudaOptions::new(Precision::Bf16)).unwrap();
+    let heads = HeadShape {
+        query_heads: 1,
+        kv_heads: 1,
+        head_dim: 64,
+    };
+    let shape = PoolShape {
+        blocks_count: 2,
+        layers_count: 1,
+        heads,
+        block_tokens: 16,
+        kv: KvType::Bf16,
+    };
+    let mut pool = ops.pool(shape).unwrap();
+    let batch = Batch {
+        tokens: vec![1],
+        positions: vec![0],
+        segments: vec![BatchSegment {
+            rows: 0..1,
+            position: 0,
+            blocks: 0..1,
+        }],
+        blocks: vec![BlockIndex(0)],
+        ..Batch::default()
+    };
+    let rule = DrawRule {
+        bits: 0,
+        heat: 0.0,
+        top_k: 0,
+        top_p: 1 << 53,
+        min_p: 0.0,
+        edits: Vec::new(),
+    };
+    // One to take what it needs, one to be recorded.
+    for _ in 0..2 {
+        let wanted = Wanted::Tokens(std::slice::from_ref(&rule));
+        assert_eq!(ops.begin(&batch, wanted).unwrap(), Pass::Run);
+    }
+    ops.abandon();
+    let wrote = vec![7; shape.block_bytes()];
+    ops.write_block(&mut pool, BlockIndex(0), 0, &wrote)
+        .unwrap();
+    ops.copy_block(&mut pool, BlockIndex(0), BlockIndex(1))
+        .unwrap();
+    let mut read = vec![0; wrote.len()];
+    ops.read_block(&pool, BlockIndex(1), 0, &mut read).unwrap();
+    assert_eq!(read, wrote);
 }
 
 #[test]

@@ -265,6 +265,14 @@ impl<O: Ops> ModelEngine<O> {
     /// Lays a step out and queues it, with the drawing of what the device draws.
     fn queue_pass(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         self.lay_out(plan);
+        let queued = self.queue_operations();
+        if queued.is_err() {
+            self.ops.abandon();
+        }
+        queued
+    }
+
+    fn queue_operations(&mut self) -> Result<(), EngineError> {
         let mut pass = Pass {
             ops: &mut self.ops,
             weights: &self.weights,

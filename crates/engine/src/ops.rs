@@ -397,6 +397,10 @@ pub trait Ops: Send {
         Err(draws_nothing())
     }
 
+    /// The pass at hand failed before its draw was queued: what was queued of it is over when this returns, and nothing
+    /// of it is in the way of what comes next.
+    fn abandon(&mut self) {}
+
     /// Waits for the oldest [`Ops::draw`] that was not fetched, and for all that was queued before it: its tokens
     /// are appended, `(rows)`; `None` for a row whose logits are not all finite. If it failed it counts as fetched.
     fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {

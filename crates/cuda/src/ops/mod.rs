@@ -165,6 +165,13 @@ impl CudaOps {
     }
 }
 
+impl Drop for CudaOps {
+    fn drop(&mut self) {
+        // Passes may be under way, in memory and code that are given back before the stream is.
+        let _ = self.stream.bind().and_then(|()| self.stream.synchronize());
+    }
+}
+
 impl Ops for CudaOps {
     type Pack = CudaPack;
     type Rows = CudaRows;
@@ -546,6 +553,13 @@ impl Ops for CudaOps {
         }
         self.idle.draws(&self.stream)?;
         Ok(self.sampling.bring(rows, &self.stream)?)
+    }
+
+    fn abandon(&mut self) {
+        self.end_failed_recording();
+        // The blocks that it writes may be another's soon, who has them filled beside this stream. What fails here was told
+        // already, or will be told again.
+        let _ = self.stream.synchronize();
     }
 
     fn drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {

@@ -26,10 +26,7 @@ impl CudaOps {
         wanted: Wanted<'_>,
     ) -> Result<Pass, EngineError> {
         self.stream.bind()?;
-        if let Some((_, Way::Record)) = self.step.decode.take() {
-            // The pass that was being recorded failed half-way, or the recording would have been taken.
-            drop(self.stream.end_recording());
-        }
+        self.end_failed_recording();
         self.inbox.turn(&self.stream)?;
         let rows = batch.rows_count();
         let rules = match wanted {
@@ -55,6 +52,13 @@ impl CudaOps {
                 Ok(Pass::Run)
             }
             Way::Replay => Ok(Pass::Recorded),
+        }
+    }
+
+    /// If the pass that was being recorded failed half-way: else the draw has taken the recording.
+    pub(super) fn end_failed_recording(&mut self) {
+        if let Some((_, Way::Record)) = self.step.decode.take() {
+            drop(self.stream.end_recording());
         }
     }
 
