@@ -115,6 +115,9 @@ fn is_for_good(name: &str) -> bool {
             | "CUDA_ERROR_LAUNCH_TIMEOUT"
             | "CUDA_ERROR_ECC_UNCORRECTABLE"
             | "CUDA_ERROR_NVLINK_UNCORRECTABLE"
+            | "CUDA_ERROR_CONTAINED"
+            | "CUDA_ERROR_TENSOR_MEMORY_LEAK"
+            | "CUDA_ERROR_CONTEXT_IS_DESTROYED"
     )
 }
 
