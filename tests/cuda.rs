@@ -490,8 +490,9 @@ fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
     let model = folder.to_str().expect("a readable path");
     let mut router = harness::Process::start(&["router", "--listen", "127.0.0.1:0"]);
     let address = router.address();
-    let worker = |faults: &str| {
+    let worker = |faults: &str, seats: &str| {
         let mut arguments = vec!["worker", "--leg", "both", "--router", &address];
+        arguments.extend(["--max-num-seqs", seats]);
         arguments.extend([
             "--kv-cache",
             "4MiB",
@@ -504,8 +505,10 @@ fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
         command.env("CLEAVE_STANDIN_FAULTS", faults);
         Some(harness::Process::spawn(command))
     };
-    // One embedding a step: more steps than a worker measures itself with before it joins.
-    let (Some(_sound), Some(mut sick)) = (worker(""), worker("launch:embed_f32@600")) else {
+    // One embedding a step: more steps than a worker measures itself with before it joins. The sound worker has one
+    // seat, so that the other is asked, however fast the two found themselves.
+    let (Some(_sound), Some(mut sick)) = (worker("", "1"), worker("launch:embed_f32@600", "8"))
+    else {
         return;
     };
     let client = harness::Client::new(&address);
@@ -513,7 +516,7 @@ fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
     harness::wait_for("two workers", || {
         (client.metric("cleave_workers", &[]) >= 2.0).then_some(())
     });
-    // So many at once that both workers have some.
+    // More at once than the sound worker has seats.
     let bodies = [3, 4, 5, 6].map(|first| {
         json!({
             "model": "llama3", "prompt": (first..20).collect::<Vec<u32>>(), "max_tokens": 60,

@@ -7,13 +7,14 @@
 //! and nothing grows.
 
 mod host;
+mod kernels;
 mod pass;
 
 use crate::args::{Address, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
-use crate::attention::{Attending, Io, kernel_name};
+use crate::attention::{Attending, Io};
 use crate::blocks::{self, CudaBlocks};
 use crate::buffers::{CudaPool, CudaRows};
-use crate::driver::{Device, DeviceMemory, Kernel, PinnedMemory, Stream};
+use crate::driver::{Device, DeviceMemory, PinnedMemory, Stream};
 use crate::error::CudaError;
 use crate::idle::Idle;
 use crate::images::Images;
@@ -30,6 +31,7 @@ use cleave_engine::ops::{
 };
 use cleave_engine::{DeviceBlocks, EngineError};
 use host::PIECE_BYTES;
+use kernels::Kernels;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,17 +63,6 @@ pub struct CudaOps {
     rows_max: Cell<usize>,
 }
 
-/// Kernels of one precision.
-#[derive(Debug)]
-struct Kernels {
-    embed: Kernel<EmbedArgs>,
-    norm: Kernel<NormArgs>,
-    head_norm: Kernel<HeadNormArgs>,
-    rotate: Kernel<RotateArgs>,
-    gate: Kernel<GateArgs>,
-    gather: Kernel<GatherArgs>,
-}
-
 /// Where a batch's rows are described, and how the pass goes.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepAddresses {
@@ -88,23 +79,8 @@ impl CudaOps {
     /// # Errors
     /// If there is no code for this GPU, or no memory.
     pub fn new(device: &Arc<Device>, options: &CudaOptions) -> Result<Self, CudaError> {
-        let precision = options.precision;
-        if options.kv != precision.into()
-            && (precision, options.kv) != (Precision::Bf16, KvType::Fp8E4m3)
-        {
-            let kv = options.kv;
-            return Err(CudaError::NoKvType { kv, precision });
-        }
         let images = Images::load(device)?;
-        let of = |name: &str| format!("{name}_{}", precision.name());
-        let kernels = Kernels {
-            embed: images.kernel(&of("embed"))?,
-            norm: images.kernel(&of("norm"))?,
-            head_norm: images.kernel(&of("head_norm"))?,
-            rotate: images.kernel(&format!("rotate_{}", kernel_name(options.kv)))?,
-            gate: images.kernel(&of("silu_gate"))?,
-            gather: images.kernel("gather_rows")?,
-        };
+        let kernels = Kernels::load(&images, options)?;
         let stream = Stream::placed(device, (options.priority, options.share))?;
         Ok(Self {
             options: *options,
