@@ -1,6 +1,8 @@
 //! How long the device stands still between decode steps.
 //!
-//! Owns: moments in the stream: where each pass began, and where its tokens were drawn.
+//! Owns: moments in the stream: where each pass began, and where its tokens were drawn. Where the device waits for
+//! the host it has nothing to do from the first of them on, so what the host takes to queue the pass's first
+//! operation after that is not in the figure.
 //! Never: waits.
 //! Invariant: a moment is recorded again only when both passes that it lies between were fetched.
 
@@ -42,11 +44,11 @@ impl Idle {
         self.began[self.drawn_count % KEPT].record(stream)
     }
 
-    /// The tokens of the pass were queued.
+    /// The tokens of the pass were queued, with their way to the host. It counts whether or not its moment can be had.
     pub(crate) fn draws(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        self.drawn[self.drawn_count % KEPT].record(stream)?;
+        let pass = self.drawn_count;
         self.drawn_count += 1;
-        Ok(())
+        self.drawn[pass % KEPT].record(stream)
     }
 
     /// The oldest pass that was drawn and not fetched is over. What cannot be measured is no failure of the pass.

@@ -96,7 +96,8 @@ pub trait Overlap {
     /// Begins a step. It may be over when this returns, as one whose logits the host needs is.
     ///
     /// # Errors
-    /// As [`Engine::step`]; a step that was refused is not collected.
+    /// As [`Engine::step`]; a step that was refused is not collected. After `Device`, what is under way is collected
+    /// before another step is begun.
     fn begin(&mut self, plan: &StepPlan) -> Result<(), EngineError>;
 
     /// Whether [`Overlap::collect`] would not have to wait: the oldest step is over, or none is under way.

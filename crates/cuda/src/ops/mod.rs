@@ -492,8 +492,8 @@ impl Ops for CudaOps {
     ) -> Result<(), EngineError> {
         let rows = rules.len();
         if rows == 0 {
-            self.idle.draws(&self.stream)?;
-            return Ok(self.sampling.bring(0, &self.stream)?);
+            self.sampling.bring(0, &self.stream)?;
+            return Ok(self.idle.draws(&self.stream)?);
         }
         let decode = self.step.decode.take();
         let bucket = match decode {
@@ -527,8 +527,8 @@ impl Ops for CudaOps {
         if let Some((_, Way::Record | Way::Replay)) = decode {
             self.stream.replay(self.recordings.graph(bucket))?;
         }
-        self.idle.draws(&self.stream)?;
-        Ok(self.sampling.bring(rows, &self.stream)?)
+        self.sampling.bring(rows, &self.stream)?;
+        Ok(self.idle.draws(&self.stream)?)
     }
 
     fn abandon(&mut self) {
