@@ -18,13 +18,6 @@ constexpr u32 BLOCK_ELEMENTS = THREADS * 8;
 // A bf16's rounding, of numbers up to 4, and what 2^x may be off.
 constexpr double TOLERANCE = 1.0 / 32;
 
-float of(bf16 x) {
-    const u32 word = u32(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &word, sizeof value);
-    return value;
-}
-
 void rows(u32 count, u32 width, double ceiling) {
     const u64 elements = u64(count) * width;
     const int copies = int(std::max<u64>(1, (u64(1) << 30) / (elements * 6)));
@@ -42,8 +35,8 @@ void rows(u32 count, u32 width, double ceiling) {
     figure.shape = "rows " + std::to_string(count) + ", width " + std::to_string(width);
     for (u32 i = 0; i < width; i++) {
         const u64 row = u64(count - 1) * 2 * width;
-        const double gate = of(from[row + i]), up = of(from[row + width + i]);
-        figure.error = std::max(figure.error, std::fabs(of(got[row / 2 + i]) - gate / (1 + std::exp(-gate)) * up));
+        const double gate = lab::value(from[row + i]), up = lab::value(from[row + width + i]);
+        figure.error = std::max(figure.error, std::fabs(lab::value(got[row / 2 + i]) - gate / (1 + std::exp(-gate)) * up));
     }
     figure.tolerance = TOLERANCE;
     figure.seconds = lab::seconds_of(20, launch);

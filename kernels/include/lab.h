@@ -54,6 +54,14 @@ private:
     size_t count_;
 };
 
+// On the host, which has none of the kernels' conversions.
+inline float value(bf16 x) {
+    const u32 word = u32(x.bits) << 16;
+    float wide;
+    std::memcpy(&wide, &word, sizeof wide);
+    return wide;
+}
+
 // Bits from an index, well mixed.
 __device__ inline u32 mixed(u64 index, u32 seed) {
     u64 x = (index + 1) * 0x9e3779b97f4a7c15ull ^ u64(seed) << 32;

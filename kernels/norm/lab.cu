@@ -18,20 +18,13 @@ constexpr float EPSILON = 1e-5f;
 // Of a bf16, relative to what is rounded; sums are in f32.
 constexpr double TOLERANCE = 1.0 / 128;
 
-float of(bf16 x) {
-    const u32 word = u32(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &word, sizeof value);
-    return value;
-}
-
 // Largest error of `width` numbers against x / sqrt(mean(x * x) + epsilon), in doubles; weights are 1.
 double error_of(const float* x, const bf16* out, u32 width) {
     double sum = 0, worst = 0;
     for (u32 i = 0; i < width; i++) sum += double(x[i]) * x[i];
     for (u32 i = 0; i < width; i++) {
         const double want = x[i] / std::sqrt(sum / width + EPSILON);
-        worst = std::max(worst, std::fabs(of(out[i]) - want) / std::max(1.0, std::fabs(want)));
+        worst = std::max(worst, std::fabs(lab::value(out[i]) - want) / std::max(1.0, std::fabs(want)));
     }
     return worst;
 }
@@ -84,7 +77,7 @@ void heads(u32 count, double ceiling) {
     figure.shape = "rows " + std::to_string(count) + ", heads " + std::to_string(HEADS) + " x " + std::to_string(HEAD_DIM);
     for (const u64 at : {u64(0), u64(QUERY_HEADS) * HEAD_DIM, (count - 1) * width + u64(HEADS - 1) * HEAD_DIM}) {
         std::vector<float> x(HEAD_DIM);
-        for (u32 i = 0; i < HEAD_DIM; i++) x[i] = of(before[at + i]);
+        for (u32 i = 0; i < HEAD_DIM; i++) x[i] = lab::value(before[at + i]);
         figure.error = std::max(figure.error, error_of(x.data(), got.data() + at, HEAD_DIM));
     }
     figure.tolerance = TOLERANCE;

@@ -21,13 +21,6 @@ constexpr u32 BLOCKS = 16384, POSITIONS = 8192;
 // Two halves of bf16, each rounded.
 constexpr double TOLERANCE = 1.0 / 128;
 
-float of(bf16 x) {
-    const u32 word = u32(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &word, sizeof value);
-    return value;
-}
-
 void rows(u32 count, double ceiling) {
     const u64 elements = u64(count) * WIDTH;
     const int copies = int(std::max<u64>(1, (u64(1) << 30) / (elements * 4)));
@@ -71,10 +64,10 @@ void rows(u32 count, double ceiling) {
     const bf16* value = key + KV_HEADS * HEAD_DIM;
     for (u32 i = 0; i < HALF; i++) {
         const u64 angle = u64(positions[row]) * HALF + i;
-        const double low = of(key[i]), high = of(key[i + HALF]), c = cosines[angle], s = sines[angle];
-        figure.error = std::max(figure.error, std::fabs(of(kv[block + token + i]) - (low * c - high * s)));
-        figure.error = std::max(figure.error, std::fabs(of(kv[block + token + i + HALF]) - (high * c + low * s)));
-        figure.error = std::max(figure.error, double(std::fabs(of(kv[block + BLOCK_ELEMENTS / 2 + token + i]) - of(value[i]))));
+        const double low = lab::value(key[i]), high = lab::value(key[i + HALF]), c = cosines[angle], s = sines[angle];
+        figure.error = std::max(figure.error, std::fabs(lab::value(kv[block + token + i]) - (low * c - high * s)));
+        figure.error = std::max(figure.error, std::fabs(lab::value(kv[block + token + i + HALF]) - (high * c + low * s)));
+        figure.error = std::max(figure.error, double(std::fabs(lab::value(kv[block + BLOCK_ELEMENTS / 2 + token + i]) - lab::value(value[i]))));
     }
     figure.tolerance = TOLERANCE;
     figure.seconds = lab::seconds_of(20, launch);

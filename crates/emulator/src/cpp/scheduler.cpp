@@ -9,10 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <vector>
-
 #include "block.h"
 #include "fiber.h"
+#include "groups.h"
 #include "memory_traps.h"
 #include "shared_memory.h"
 
@@ -29,21 +28,8 @@ Thread threads[THREADS_MAX];
 
 namespace {
 
-// One thread's asynchronous copies, oldest first.
-struct Copies {
-    std::vector<Copy> all;
-    // Where in `all` each group ends that nobody has waited for.
-    std::vector<size_t> group_ends;
-    size_t done = 0;
-
-    void forget() {
-        all.clear();
-        group_ends.clear();
-        done = 0;
-    }
-};
-
-Copies copies_of[THREADS_MAX];
+// Each thread's asynchronous copies.
+Groups<Copy> copies_of[THREADS_MAX];
 
 const char* name_of(Collective collective) {
     switch (collective) {
@@ -79,8 +65,7 @@ void fiber_main();
 // What a thread does when its kernel has returned. True if another one goes on in its place, on its stack.
 bool go_on_as_another() {
     Thread& self = threads[block.now];
-    const Copies& copies = copies_of[block.now];
-    if (copies.done != copies.all.size()) {
+    if (!copies_of[block.now].is_over()) {
         fail(Outcome::Failed, "returned with asynchronous copies that nobody waited for", {});
     }
     if (has_products()) fail(Outcome::Failed, "returned with products of wgmma that nobody waited for", {});
@@ -234,32 +219,11 @@ void sync_block(Site site) {
     acquire(gate);
 }
 
-void copy_begin(Copy copy) {
-    Copies& copies = copies_of[block.now];
-    if (copies.done != 0) {
-        copies.all.erase(copies.all.begin(), copies.all.begin() + ptrdiff_t(copies.done));
-        for (size_t& end : copies.group_ends) end -= copies.done;
-        copies.done = 0;
-    }
-    copies.all.push_back(copy);
-}
+void copy_begin(Copy copy) { copies_of[block.now].begin(copy); }
 
-void copy_commit() {
-    Copies& copies = copies_of[block.now];
-    copies.group_ends.push_back(copies.all.size());
-}
+void copy_commit() { copies_of[block.now].commit(); }
 
-const Copy* copies_due(uint32_t groups_left, uint32_t* count) {
-    Copies& copies = copies_of[block.now];
-    *count = 0;
-    if (copies.group_ends.size() <= groups_left) return nullptr;
-    size_t groups_due = copies.group_ends.size() - groups_left;
-    size_t first = copies.done, end = copies.group_ends[groups_due - 1];
-    copies.group_ends.erase(copies.group_ends.begin(), copies.group_ends.begin() + ptrdiff_t(groups_due));
-    copies.done = end;
-    *count = uint32_t(end - first);
-    return copies.all.data() + first;
-}
+const Copy* copies_due(uint32_t groups_left, uint32_t* count) { return copies_of[block.now].due(groups_left, count); }
 
 void fail(Outcome outcome, const char* what, Site site) {
     char here[160];

@@ -6,9 +6,8 @@
 // Invariant: a thread's sums are NaNs for it from the first product until it has waited for the last one.
 #include <string.h>
 
-#include <vector>
-
 #include "block.h"
+#include "groups.h"
 #include "numbers.h"
 
 namespace emulator {
@@ -20,9 +19,7 @@ constexpr uint32_t SUMS = 64, ROWS = 16, COLUMNS = 128, DEPTH = 16;
 typedef float Lanes8 __attribute__((vector_size(32)));
 
 struct Products {
-    std::vector<WarpgroupProduct> all;
-    std::vector<size_t> group_ends;
-    size_t done = 0;
+    Groups<WarpgroupProduct> all;
     // Where the sums belong; null when nothing is under way.
     float* d = nullptr;
     float sums[SUMS];
@@ -87,9 +84,7 @@ bool has_products() { return products_of[block.now].d != nullptr; }
 
 void forget_products(uint32_t number) {
     Products& products = products_of[number];
-    products.all.clear();
-    products.group_ends.clear();
-    products.done = 0;
+    products.all.forget();
     products.d = nullptr;
     set_unfenced(products, false);
 }
@@ -107,29 +102,13 @@ void products_begin(float* d, const WarpgroupProduct& product, Site site) {
         memcpy(products.sums, d, sizeof products.sums);
         for (uint32_t i = 0; i < SUMS; i++) d[i] = numbers::from_bits(numbers::POISON);
     }
-    if (products.done != 0) {
-        products.all.erase(products.all.begin(), products.all.begin() + ptrdiff_t(products.done));
-        for (size_t& end : products.group_ends) end -= products.done;
-        products.done = 0;
-    }
-    products.all.push_back(product);
+    products.all.begin(product);
 }
 
-void products_commit() {
-    Products& products = products_of[block.now];
-    products.group_ends.push_back(products.all.size());
-}
+void products_commit() { products_of[block.now].all.commit(); }
 
 const WarpgroupProduct* products_due(uint32_t groups_left, uint32_t* count) {
-    Products& products = products_of[block.now];
-    *count = 0;
-    if (products.group_ends.size() <= groups_left) return nullptr;
-    size_t groups_due = products.group_ends.size() - groups_left;
-    size_t first = products.done, end = products.group_ends[groups_due - 1];
-    products.group_ends.erase(products.group_ends.begin(), products.group_ends.begin() + ptrdiff_t(groups_due));
-    products.done = end;
-    *count = uint32_t(end - first);
-    return products.all.data() + first;
+    return products_of[block.now].all.due(groups_left, count);
 }
 
 void products_run(const WarpgroupProduct& product, Site site) {
@@ -145,7 +124,7 @@ void products_run(const WarpgroupProduct& product, Site site) {
 
 void products_over() {
     Products& products = products_of[block.now];
-    if (products.d == nullptr || products.done != products.all.size()) return;
+    if (products.d == nullptr || !products.all.is_over()) return;
     memcpy(products.d, products.sums, sizeof products.sums);
     products.d = nullptr;
 }
