@@ -441,6 +441,7 @@ impl Bench {
             Ok(Err(error)) => self.failed(&error),
             Err(panic) => panic,
         };
+        self.pace.failed();
         error!(step = %plan.step, %reason, "step failed");
         Some(Input::StepFailed {
             step: plan.step,

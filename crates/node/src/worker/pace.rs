@@ -68,6 +68,11 @@ impl Pace {
         }
     }
 
+    /// A step failed: what comes next has not run for as long as it did.
+    pub(super) fn failed(&mut self) {
+        self.ended = Some(Instant::now());
+    }
+
     /// A step that began then has been run. Gives the answer, unless its time has yet to pass.
     pub(super) fn stepped(
         &mut self,
@@ -127,6 +132,21 @@ impl Pace {
 mod tests {
     use super::*;
     use cleave_domain::{RowPrice, StepId};
+
+    #[test]
+    fn the_step_behind_one_that_failed_was_priced_with_both() {
+        let mut pace = Pace::new(StepTime::Measured);
+        let minute = Duration::from_secs(60);
+        let Some(long_ago) = Instant::now().checked_sub(minute) else {
+            return;
+        };
+        pace.failed();
+        let answer = pace.stepped(&StepPlan::default(), (StepResult::default(), long_ago));
+        let Some(Input::Stepped { took, .. }) = answer else {
+            panic!("{answer:?}");
+        };
+        assert!(took < minute, "{took:?}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_priced_step_takes_its_price_and_no_processor() {
@@ -189,8 +209,8 @@ mod tests {
     fn what_a_step_waited_for_the_one_before_it_counted_as_its_own_time() {
         let mut pace = Pace::new(StepTime::Measured);
         // Both an hour ago.
-        let hour = Duration::from_secs(3600);
-        let began = Instant::now().checked_sub(hour).unwrap();
+        let minute = Duration::from_secs(60);
+        let began = Instant::now().checked_sub(minute).unwrap();
         let mut all = Duration::ZERO;
         for _ in 0..2 {
             let Some(Input::Stepped { took, .. }) =
