@@ -124,12 +124,12 @@ impl EngineHost {
             write_bytes_max: limits.write_bytes_max,
         });
         let time = limits.time.clone();
-        let porter = blocks.map(|blocks| {
+        let porter = blocks.clone().map(|blocks| {
             let told = (Arc::clone(&pulse), answers.clone());
             Porter::start(blocks, limits.block_bytes, told)
         });
         let porter = porter.transpose()?;
-        let bench = Bench::new(engine, limits, pulse);
+        let bench = Bench::new((engine, blocks), limits, pulse);
         let running = run(bench, Arc::clone(&queue), answers);
         let thread = match time {
             StepTime::Measured => {
@@ -282,6 +282,8 @@ impl State {
 /// What the host owns.
 pub(super) struct Bench {
     engine: Box<dyn Engine>,
+    /// The pool beside the engine, if it has one: copies there wait for no step.
+    pub(super) blocks: Option<Arc<dyn DeviceBlocks>>,
     pub(super) steps: Steps,
     pub(super) pace: Pace,
     pub(super) limits: EngineLimits,
@@ -351,7 +353,7 @@ async fn next(bench: &mut Bench, queue: &Queue) -> Next {
 
 impl Bench {
     pub(super) fn new(
-        mut engine: Box<dyn Engine>,
+        (mut engine, blocks): (Box<dyn Engine>, Option<Arc<dyn DeviceBlocks>>),
         limits: EngineLimits,
         pulse: Arc<Pulse>,
     ) -> Self {
@@ -362,6 +364,7 @@ impl Bench {
         };
         Self {
             engine,
+            blocks,
             steps,
             pace: Pace::new(limits.time.clone()),
             pulse,
@@ -511,7 +514,7 @@ impl Bench {
     }
 
     /// The words of an error, which may be the end of this worker's health too.
-    fn failed(&mut self, error: &EngineError) -> String {
+    pub(super) fn failed(&mut self, error: &EngineError) -> String {
         let reason = error.to_string();
         if matches!(error, EngineError::Lost(_)) {
             self.broke(&reason);

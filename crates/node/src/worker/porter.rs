@@ -432,7 +432,7 @@ impl<T> Queue<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::worker::engine::Import;
     use cleave_domain::{BlockRef, FlightId, WorkerId, WorkerRef};
@@ -440,13 +440,26 @@ mod tests {
     use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, Route, checksum};
     use std::time::Duration;
 
-    const BLOCK: usize = 64;
+    pub(in crate::worker) const BLOCK: usize = 64;
 
     /// Blocks in host memory. Whoever holds them holds up every copy.
     #[derive(Debug, Default)]
-    struct Shelf {
+    pub(in crate::worker) struct Shelf {
         blocks: Mutex<Vec<[u8; BLOCK]>>,
         panics: bool,
+    }
+
+    impl Shelf {
+        pub(in crate::worker) fn of(blocks: Vec<[u8; BLOCK]>) -> Self {
+            Self {
+                blocks: Mutex::new(blocks),
+                panics: false,
+            }
+        }
+
+        pub(in crate::worker) fn contents(&self) -> Vec<[u8; BLOCK]> {
+            self.blocks.lock().unwrap().clone()
+        }
     }
 
     impl DeviceBlocks for Shelf {

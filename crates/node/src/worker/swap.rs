@@ -2,11 +2,13 @@
 //!
 //! Owns: the copies, each under its hand-off's name. Never: decides who gives up blocks, or when they
 //! come back; copies more in one go than may be written between two steps. Lives on the engine's
-//! thread, so that no copy meets a step or another copy.
+//! thread, so that no copy meets a step or another copy; where a device has its blocks beside the engine a copy waits
+//! for no step, since no step under way has the sequence.
 //! Invariant: no more bytes are kept than were allowed, and every copy asked for is answered once.
 
 use super::engine::Bench;
 use cleave_domain::{BlockIndex, HandoffId};
+use cleave_engine::BlockSpan;
 use cleave_sched::{Input, SwapOutcome};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -180,8 +182,14 @@ impl Bench {
     fn copy_out(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
         let room = self.cellar.room(self.limits.block_bytes as usize);
         let mut bytes = room.ok_or("host memory for swapping is used up")?;
-        let read = self.guarded(|engine| engine.read_block(block, 0, &mut bytes));
-        read?.map_err(|error| error.to_string())?;
+        let blocks = self.blocks.clone();
+        let read = self.guarded(|engine| match blocks {
+            Some(blocks) => blocks
+                .read(&mut [(whole(block, bytes.len()), &mut bytes[..])])
+                .map(drop),
+            None => engine.read_block(block, 0, &mut bytes),
+        });
+        read?.map_err(|error| self.failed(&error))?;
         self.cellar.keep(handoff, bytes);
         Ok(())
     }
@@ -189,8 +197,20 @@ impl Bench {
     fn copy_in(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
         let kept = self.cellar.take_first(handoff);
         let bytes = kept.ok_or("a kept block is gone")?;
-        let written = self.guarded(|engine| engine.write_block(block, 0, &bytes));
-        written?.map_err(|error| error.to_string())
+        let blocks = self.blocks.clone();
+        let written = self.guarded(|engine| match blocks {
+            Some(blocks) => blocks.write(&[(whole(block, bytes.len()), &bytes[..])]),
+            None => engine.write_block(block, 0, &bytes),
+        });
+        written?.map_err(|error| self.failed(&error))
+    }
+}
+
+fn whole(block: BlockIndex, len: usize) -> BlockSpan {
+    BlockSpan {
+        block,
+        offset: 0,
+        len,
     }
 }
 
@@ -200,12 +220,11 @@ mod tests {
     use crate::health::Pulse;
     use crate::worker::StepTime;
     use crate::worker::engine::EngineLimits;
+    use crate::worker::porter::tests::{BLOCK, Shelf as DeviceShelf};
     use cleave_domain::{FlightId, StepPlan, StepResult};
-    use cleave_engine::{Engine, EngineDescription, EngineError};
+    use cleave_engine::{DeviceBlocks, Engine, EngineDescription, EngineError};
     use std::sync::Arc;
     use std::time::Duration;
-
-    const BLOCK: usize = 8;
 
     /// Blocks and nothing else.
     struct Shelf {
@@ -243,6 +262,16 @@ mod tests {
 
     fn bench_with(swap_bytes_max: usize, write_bytes_max: usize) -> Bench {
         let blocks = (0..6).map(|i| [i; BLOCK]).collect();
+        bench_of(
+            (Box::new(Shelf { blocks }), None),
+            (swap_bytes_max, write_bytes_max),
+        )
+    }
+
+    fn bench_of(
+        engine: (Box<dyn Engine>, Option<Arc<dyn DeviceBlocks>>),
+        (swap_bytes_max, write_bytes_max): (usize, usize),
+    ) -> Bench {
         let limits = EngineLimits {
             block_bytes: BLOCK as u32,
             write_bytes_max: write_bytes_max as u64,
@@ -250,7 +279,7 @@ mod tests {
             time: StepTime::Measured,
         };
         let pulse = Arc::new(Pulse::new(Duration::MAX));
-        Bench::new(Box::new(Shelf { blocks }), limits, pulse)
+        Bench::new(engine, limits, pulse)
     }
 
     fn swap(flight: u64, way: Way, blocks: &[u32]) -> Swap {
@@ -299,6 +328,21 @@ mod tests {
         assert_eq!(bench.cellar.bytes, 0);
         let mut bench = bench_with(5 * BLOCK, 0);
         assert_eq!(goes(&mut bench, swap(1, Way::Out, &[0, 1])), 2);
+    }
+
+    /// The engine has no block to give: it would have to wait for its steps.
+    #[test]
+    fn blocks_beside_the_engine_were_copied_through_it() {
+        let blocks = (0..6).map(|i| [i; BLOCK]).collect();
+        let beside = Arc::new(DeviceShelf::of(blocks));
+        let engine = Shelf { blocks: Vec::new() };
+        let shared: Arc<dyn DeviceBlocks> = Arc::clone(&beside) as _;
+        let mut bench = bench_of((Box::new(engine), Some(shared)), (4 * BLOCK, usize::MAX));
+        let out = bench.swap(swap(1, Way::Out, &[5, 2]));
+        assert_eq!(outcome(out), SwapOutcome::Copied);
+        let back = bench.swap(swap(1, Way::In, &[0, 1]));
+        assert_eq!(outcome(back), SwapOutcome::Copied);
+        assert_eq!(beside.contents()[..2], [[5; BLOCK], [2; BLOCK]]);
     }
 
     #[test]
