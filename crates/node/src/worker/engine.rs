@@ -24,6 +24,7 @@
 use super::overlap::Steps;
 use super::pace::{Pace, StepTime};
 use super::porter::Porter;
+use super::queue::Queue;
 use super::swap::{Cellar, Progress, Swap};
 use crate::health::{Pulse, words};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, StepResult};
@@ -33,7 +34,7 @@ use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, SwapOutcome};
 use cleave_transfer::{Destination, Frame, Payload, Permit};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -93,20 +94,6 @@ pub(crate) struct EngineHost {
     porter: Option<Porter>,
     /// The thread, if the engine has one: it may sleep between two looks at the device.
     thread: Option<Thread>,
-}
-
-#[derive(Debug)]
-struct Queue {
-    state: Mutex<State>,
-    changed: Notify,
-    write_bytes_max: u64,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    work: VecDeque<Work>,
-    written_bytes: u64,
-    closed: bool,
 }
 
 impl EngineHost {
@@ -214,68 +201,6 @@ impl Drop for EngineHost {
     fn drop(&mut self) {
         self.queue.lock().closed = true;
         self.wake();
-    }
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The rest of a swap waits for its next turn. If it is to be dropped, it is answered instead.
-    fn put_back(&self, swap: Swap) -> Option<Input> {
-        let mut state = self.lock();
-        let dropped = |work: &Work| matches!(work, Work::SwapDrop(of) if *of == swap.handoff);
-        if state.work.iter().any(dropped) {
-            return Some(swap.answer(SwapOutcome::Dropped));
-        }
-        state.work.push_back(Work::Swap(swap));
-        None
-    }
-
-    /// Waits for work; `None` when the driver is gone.
-    async fn next(&self) -> Option<Work> {
-        loop {
-            if let Some(next) = self.look() {
-                return next;
-            }
-            // What changed meanwhile is remembered for the one who waits.
-            self.changed.notified().await;
-        }
-    }
-
-    /// What comes next, if that is known: a piece of work, or the end.
-    fn look(&self) -> Option<Option<Work>> {
-        let mut state = self.lock();
-        match state.closed {
-            true => Some(None),
-            false => state.take(self.write_bytes_max).map(Some),
-        }
-    }
-}
-
-impl State {
-    fn take(&mut self, write_bytes_max: u64) -> Option<Work> {
-        let step = if self.written_bytes >= write_bytes_max {
-            let past_writes = |work: &&Work| matches!(work, Work::Write(_) | Work::Swap(_));
-            let writes_count = self.work.iter().take_while(past_writes).count();
-            let at = self.work.get(writes_count);
-            at.filter(|work| matches!(work, Work::Step(_)))
-                .map(|_| writes_count)
-        } else {
-            None
-        };
-        let work = self.work.remove(step.unwrap_or(0))?;
-        match &work {
-            Work::Step(_) => self.written_bytes = 0,
-            Work::Write(import) => self.written_bytes += u64::from(import.part.len),
-            // A go at it is as much as may be written between two steps.
-            Work::Swap(_) => {
-                self.written_bytes = self.written_bytes.saturating_add(write_bytes_max)
-            }
-            Work::Read(..) | Work::SwapDrop(_) => {}
-        }
-        Some(work)
     }
 }
 
@@ -597,6 +522,7 @@ pub(super) fn range(part: BlockPart) -> std::ops::Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::queue::State;
     use crate::worker::swap::Way;
     use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
     use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, Route};

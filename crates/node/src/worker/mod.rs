@@ -11,6 +11,7 @@ mod overlap;
 mod pace;
 mod pools;
 mod porter;
+mod queue;
 mod stops;
 mod swap;
 
