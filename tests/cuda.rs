@@ -490,7 +490,7 @@ fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
     let model = folder.to_str().expect("a readable path");
     let mut router = harness::Process::start(&["router", "--listen", "127.0.0.1:0"]);
     let address = router.address();
-    let worker = |faults: &str, seats: &str| {
+    let worker = |device: &str, faults: &str, seats: &str| {
         let mut arguments = vec!["worker", "--leg", "both", "--router", &address];
         arguments.extend(["--max-num-seqs", seats]);
         arguments.extend([
@@ -500,14 +500,17 @@ fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
             "--metrics-listen",
             "127.0.0.1:0",
         ]);
-        arguments.extend(["--device", "cuda", "--dtype", "f32", "--model", model]);
+        arguments.extend(["--device", device, "--dtype", "f32", "--model", model]);
         let mut command = on_stand_in(&arguments, cache.path())?;
-        command.env("CLEAVE_STANDIN_FAULTS", faults);
+        command
+            .env("CLEAVE_STANDIN_DEVICES", "2")
+            .env("CLEAVE_STANDIN_FAULTS", faults);
         Some(harness::Process::spawn(command))
     };
-    // One embedding a step: more steps than a worker measures itself with before it joins. The sound worker has one
-    // seat, so that the other is asked, however fast the two found themselves.
-    let (Some(_sound), Some(mut sick)) = (worker("", "1"), worker("launch:embed_f32@600", "8"))
+    // One embedding a step: more steps than a worker measures itself with before it joins. Each has a device of its
+    // own, and the sound one has one seat, so that the other is asked, however fast the two found themselves.
+    let sick = "launch:embed_f32@600";
+    let (Some(_sound), Some(mut sick)) = (worker("cuda:1", "", "1"), worker("cuda:0", sick, "8"))
     else {
         return;
     };
@@ -517,7 +520,7 @@ fn a_gpu_that_fails_costs_its_worker_and_no_stream() {
         (client.metric("cleave_workers", &[]) >= 2.0).then_some(())
     });
     // More at once than the sound worker has seats.
-    let bodies = [3, 4, 5, 6].map(|first| {
+    let bodies = [3, 4, 5, 6, 7, 8, 9, 10].map(|first| {
         json!({
             "model": "llama3", "prompt": (first..20).collect::<Vec<u32>>(), "max_tokens": 60,
             "temperature": 0.9, "seed": 5, "ignore_eos": true,
