@@ -10,6 +10,7 @@ use crate::frontend::{Frontend, Progress, Readiness};
 use crate::gate::{AdminKey, is_json};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
+use crate::quota::Quotas;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
@@ -65,6 +66,7 @@ struct Shared {
     grace_ends: Instant,
     metrics: Arc<Metrics>,
     long_bodies: Arc<Semaphore>,
+    quotas: Quotas,
 }
 
 /// The model, and since when.
@@ -85,6 +87,7 @@ impl App {
             model: watch::Sender::new(None),
             metrics: Arc::new(Metrics::new()),
             long_bodies: Arc::new(Semaphore::new(cores)),
+            quotas: Quotas::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -115,6 +118,10 @@ impl App {
 
     pub(crate) fn metrics(&self) -> &Arc<Metrics> {
         &self.shared.metrics
+    }
+
+    pub(crate) fn quotas(&self) -> &Quotas {
+        &self.shared.quotas
     }
 
     pub(crate) fn served(&self) -> Option<Served> {
@@ -179,10 +186,7 @@ impl App {
             .get(header::CONTENT_LENGTH)
             .and_then(|n| n.to_str().ok()?.parse().ok());
         if announced.is_some_and(|bytes: usize| bytes > bytes_max) {
-            // A client that asked before sending has sent nothing yet.
-            if !headers.contains_key(header::EXPECT) {
-                discard(body).await;
-            }
+            turn_away(headers, body).await;
             return Err(ApiError::body_too_large(bytes_max));
         }
         collect(body, bytes_max).await
@@ -228,6 +232,14 @@ pub(crate) async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, A
         kept.extend_from_slice(&bytes);
     }
     Ok(kept.into())
+}
+
+/// Makes sure that a client who is told no before its body was read hears it.
+pub(crate) async fn turn_away(headers: &HeaderMap, body: Body) {
+    // One that asked before sending has sent nothing yet.
+    if !headers.contains_key(header::EXPECT) {
+        discard(body).await;
+    }
 }
 
 /// Reads on without keeping anything: a client that writes its whole body before it reads would

@@ -9,6 +9,7 @@ use crate::error::ApiError;
 use crate::frontend::{Enough, FlightEvent, FlightStream, Frontend};
 use crate::metrics::Meter;
 use crate::model::ModelText;
+use crate::quota::Seat;
 use crate::timing::Known;
 use cleave_domain::{Ending, Slo};
 use futures::StreamExt;
@@ -25,6 +26,7 @@ pub(crate) struct Flights {
     prompt_tokens: u64,
     open: usize,
     meter: Meter,
+    seat: Option<Arc<Seat>>,
     submitted: Instant,
     timings: Vec<Known>,
 }
@@ -60,7 +62,7 @@ impl Flights {
         frontend: &dyn Frontend,
         ask: &Ask,
         model: &Arc<ModelText>,
-        (promises, mut meter): (&[Slo], Meter),
+        (promises, mut meter, seat): (&[Slo], Meter, Option<Arc<Seat>>),
     ) -> Self {
         meter.read();
         let submitted = Instant::now();
@@ -92,6 +94,7 @@ impl Flights {
             choices_per_prompt,
             prompt_tokens,
             meter,
+            seat,
             submitted,
             timings,
         }
@@ -137,6 +140,9 @@ impl Flights {
     pub(crate) fn fail(&mut self, error: &ApiError) {
         self.events = Events::Many(SelectAll::new());
         self.meter.failed(error);
+        if let Some(seat) = self.seat.as_ref().filter(|_| error.is_refusal()) {
+            seat.turned_away();
+        }
     }
 
     fn take(&mut self, index: usize, event: FlightEvent) -> Result<Delta, ApiError> {
@@ -144,6 +150,9 @@ impl Flights {
         match event {
             FlightEvent::Token(token) => {
                 self.meter.token(index);
+                if let Some(seat) = &self.seat {
+                    seat.drew();
+                }
                 if let Some(facts) = &token.prompt {
                     self.timings[index].first(self.submitted.elapsed(), facts.timing);
                 }

@@ -1,8 +1,9 @@
 //! `/v1/chat/completions` and `/v1/completions`, from the body to the answer.
 
 use crate::answer::{Frame, Kind, Live, stream};
-use crate::app::App;
+use crate::app::{App, turn_away};
 use crate::ask::{self, Ask, Delivery};
+use crate::caller::Caller;
 use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::flights::Flights;
@@ -22,16 +23,18 @@ pub(crate) async fn generate(
     app: &App,
     kind: Kind,
     request_id: &str,
-    (headers, body): (&HeaderMap, Body),
+    (caller, headers, body): (Caller, &HeaderMap, Body),
 ) -> Result<Response, ApiError> {
     let mut meter = Meter::start(app.metrics());
-    let prepared = prepare(app, kind, (headers, body)).await;
+    let prepared = prepare(app, kind, (&caller, headers, body)).await;
     let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
+        .and_then(|()| caller.begin((ask.sequences_count(), ask.prompt_tokens())))
         .inspect_err(|error| meter.failed(error))?;
     let frame = Frame::new(kind, request_id, model.clone());
-    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter));
+    let seat = caller.seat();
+    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, seat));
     // Headers wait for the first event: until then an error can be a status.
     let first = match flights.next().await {
         Some(first) => first?,
@@ -66,11 +69,12 @@ type Prepared = (Ask, Arc<ModelText>, Vec<Slo>, TimingShown);
 async fn prepare(
     app: &App,
     kind: Kind,
-    (headers, body): (&HeaderMap, Body),
+    (caller, headers, body): (&Caller, &HeaderMap, Body),
 ) -> Result<Prepared, ApiError> {
-    // One look at the policy, which may change meanwhile.
-    let policy = app.frontend().policy();
-    let origin = ask::origin(headers, &policy)?;
+    if let Err(error) = caller.enter() {
+        turn_away(headers, body).await;
+        return Err(error);
+    }
     let timing = ask::timing(headers)?;
     let bytes = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
@@ -78,8 +82,15 @@ async fn prepare(
         Kind::Chat => ask::chat,
         Kind::Completion => ask::completion,
     };
-    let ask = app.parse(bytes, model.clone(), read).await?;
-    let promises = ask::promises(&policy, &origin, &ask, &model)?;
+    let mut ask = app.parse(bytes, model.clone(), read).await?;
+    let Caller {
+        policy,
+        origin,
+        tenant,
+        ..
+    } = caller;
+    let promises = ask::promises(policy, origin, &ask, &model)?;
+    ask::confine(policy, tenant, &mut ask);
     Ok((ask, model, promises, timing))
 }
 

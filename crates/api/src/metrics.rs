@@ -40,12 +40,20 @@ pub(crate) struct Metrics {
     whole: Histogram,
     prompt_tokens: Histogram,
     output_tokens: Histogram,
+    over_limit: Family<OverLimit, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Answered {
     route: String,
     status: u16,
+}
+
+/// Both are words of the policy and of ours.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct OverLimit {
+    tenant: String,
+    limit: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +64,14 @@ impl EncodeLabelSet for Answered {
         use prometheus_client::encoding::EncodeLabel;
         ("route", self.route.as_str()).encode(encoder.encode_label())?;
         ("status", u64::from(self.status)).encode(encoder.encode_label())
+    }
+}
+
+impl EncodeLabelSet for OverLimit {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel;
+        ("tenant", self.tenant.as_str()).encode(encoder.encode_label())?;
+        ("limit", self.limit).encode(encoder.encode_label())
     }
 }
 
@@ -79,6 +95,7 @@ impl Metrics {
             whole: Histogram::new(WAITS),
             prompt_tokens: Histogram::new(SIZES),
             output_tokens: Histogram::new(SIZES),
+            over_limit: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register(
@@ -130,7 +147,20 @@ impl Metrics {
             "Output tokens of a sequence that finished",
             metrics.output_tokens.clone(),
         );
+        registry.register(
+            "tenant_refusals",
+            "Requests beyond their tenant's quota, by tenant and limit: tenant_rate, tenant_tokens, \
+             tenant_concurrency",
+            metrics.over_limit.clone(),
+        );
         metrics
+    }
+
+    /// A tenant asked for more than it may.
+    pub(crate) fn over_limit(&self, tenant: &str, limit: &'static str) {
+        let tenant = tenant.to_owned();
+        let over = OverLimit { tenant, limit };
+        self.over_limit.get_or_create(&over).inc();
     }
 
     /// An HTTP answer was given.

@@ -2,8 +2,9 @@
 
 use crate::admin::admin_routes;
 use crate::answer::Kind;
-use crate::app::App;
+use crate::app::{App, turn_away};
 use crate::ask;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::frontend::{Progress, Readiness};
 use crate::generate::generate;
@@ -17,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 use std::any::Any;
+use tokio::time::Instant;
 use tower_http::catch_panic::CatchPanicLayer;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -99,10 +101,28 @@ async fn completions(State(app): State<App>, request: Request) -> Result<Respons
 async fn completion_of(app: &App, kind: Kind, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
-    let result = generate(app, kind, id, (&parts.headers, body)).await;
-    result.inspect_err(|error| {
+    let told = |error: &ApiError| {
         tracing::debug!(request_id = id, param = error.param(), error = %error.object(), "request ended in an error");
-    })
+    };
+    let (caller, body) = let_in(app, &parts.headers, body).await.inspect_err(told)?;
+    let seat = caller.seat();
+    let result = generate(app, kind, id, (caller, &parts.headers, body)).await;
+    let mut response = result.inspect_err(told).into_response();
+    if let Some(seat) = seat {
+        seat.show(response.headers_mut(), Instant::now());
+    }
+    Ok(response)
+}
+
+/// Who sent this; what is not let in is read to its end, so that the answer is heard.
+async fn let_in(app: &App, headers: &HeaderMap, body: Body) -> Result<(Caller, Body), ApiError> {
+    match Caller::of(app, headers) {
+        Ok(caller) => Ok((caller, body)),
+        Err(error) => {
+            turn_away(headers, body).await;
+            Err(error)
+        }
+    }
 }
 
 async fn tokenize(
@@ -126,20 +146,25 @@ async fn text_of(
     (headers, body): (&HeaderMap, Body),
     read: fn(&Value, &ModelText) -> Result<Value, ApiError>,
 ) -> Result<axum::Json<Value>, ApiError> {
+    let (caller, body) = let_in(app, headers, body).await?;
+    caller.enter()?;
     let bytes = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
     app.parse(bytes, model, read).await.map(axum::Json)
 }
 
-async fn models(State(app): State<App>) -> axum::Json<Value> {
+async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {
+    Caller::of(&app, &headers)?;
     let data: Vec<Value> = app.served().iter().map(card).collect();
-    axum::Json(json!({"object": "list", "data": data}))
+    Ok(axum::Json(json!({"object": "list", "data": data})))
 }
 
 async fn model(
     State(app): State<App>,
     Path(id): Path<String>,
+    headers: HeaderMap,
 ) -> Result<axum::Json<Value>, ApiError> {
+    Caller::of(&app, &headers)?;
     match app.served() {
         Some(served) if served.model.name() == id => Ok(axum::Json(card(&served))),
         Some(served) => Err(ApiError::model_not_found(&id, served.model.name())),

@@ -10,6 +10,7 @@ mod check;
 mod demo;
 mod generate;
 mod goodput;
+mod key;
 mod kv;
 mod load;
 mod mock;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         },
         Command::Check(args) => check::check(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Key(args) => key::run(&args),
         Command::Kv(args) => match args.command {
             KvCommand::Bench(args) => kv::bench(&args),
             KvCommand::FarEnd(args) => kv::far_end(&args),

@@ -32,7 +32,7 @@ pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepR
 pub use price::{LinkPrice, Prices, RowPrice, Work};
 pub use request::{Request, Sampling, SamplingError, StopRules};
 pub use resolve::{CLASS_HEADER, UnknownClass};
-pub use slo::{Origin, Rule, Slo, SloClass, SloPolicy, Tenant, Trust, Unmet};
+pub use slo::{Origin, Quota, Rule, Slo, SloClass, SloPolicy, Tenant, Trust, Unmet};
 pub use tape::{Tape, TapeLine};
 pub use time::{SPAN_MAX, Time};
 pub use timing::{Aim, DecodeTiming, PrefillTiming, Stage, Timing, Verdict};

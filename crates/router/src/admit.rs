@@ -218,13 +218,13 @@ impl Brain {
         };
         self.line.leave(&flight.place);
         self.alarms.set(id, Alarm::Step, None);
+        let policy = Arc::clone(&self.limits.policy);
         let mut request = Request::clone(&flight.request);
         request.slo.class = class;
-        request.slo.priority = to.priority;
+        request.slo.priority = policy.priority_for(&request.slo.tenant, to.priority);
         (request.slo.ttft, request.slo.tpot, request.slo.e2e) = (to.ttft, to.tpot, to.e2e);
         let place = self.place(id, &request, (flight.place.arrival, flight.submitted));
         // What it was to cost the class that it leaves, that class is given back.
-        let policy = Arc::clone(&self.limits.policy);
         self.tally.charge(flight.payer(), -flight.charged, &policy);
         self.tally.close(flight.payer());
         if let Some(flight) = self.flights.get_mut(&id) {

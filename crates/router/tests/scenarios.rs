@@ -8,8 +8,8 @@
 use cleave_domain::{
     Aim, Backlog, BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint,
     FinishReason, FlightId, Generation, HandoffId, Incarnation, LinkPrice, Load, Order,
-    PrefillTiming, Prices, Progress, Refusal, Report, Request, Role, RowPrice, Sampling, Slo,
-    SloClass, SloPolicy, Stage, StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId,
+    PrefillTiming, Prices, Progress, Quota, Refusal, Report, Request, Role, RowPrice, Sampling,
+    Slo, SloClass, SloPolicy, Stage, StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId,
     WorkerRef,
 };
 use cleave_kv::block_hashes;
@@ -154,6 +154,7 @@ fn policy(script: &str) -> SloPolicy {
                 name: words[1].to_owned(),
                 key_digests: Vec::new(),
                 share: number(&words, "share").unwrap(),
+                quota: Quota::default(),
             }),
             _ => {}
         }

@@ -5,6 +5,7 @@
 mod answers;
 mod endings;
 mod input;
+mod keys;
 mod operations;
 mod promises;
 mod stage;

@@ -7,6 +7,7 @@ mod bench;
 mod engine;
 mod generate;
 mod goodput;
+mod key;
 mod kv;
 mod plan;
 mod serve;
@@ -18,6 +19,7 @@ pub(crate) use engine::{
 };
 pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};
 pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
+pub(crate) use key::KeyArgs;
 pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
@@ -65,6 +67,8 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Measure.
     Bench(BenchArgs),
+    /// Make an API key for a tenant, and print what a policy holds of it.
+    Key(KeyArgs),
     /// How KV blocks travel between workers.
     Kv(KvArgs),
     /// What work costs on this machine, and how well that is known.

@@ -27,6 +27,7 @@ impl Draft<'_> {
         let default_class = self.default_class(flaws);
         self.check_rules(flaws);
         self.check_tenants(flaws);
+        self.check_keys(flaws);
         self.check_downgrades(flaws);
         if let Some(default_class) = &default_class {
             self.check_reach(default_class, flaws);
@@ -104,6 +105,15 @@ impl Draft<'_> {
                 );
                 flaws.add(*at, says);
             }
+        }
+    }
+
+    fn check_keys(&self, flaws: &mut Flaws) {
+        let keyed = self.tenants.iter().any(|one| one.is_keyed);
+        if self.trust.require_key && !keyed {
+            let says = "nobody has a key, and `trust` has `require_key: true`: give a tenant an \
+                        `api_key_sha256` (`cleave key` makes one)";
+            flaws.add(self.at, says);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Every mistake that a policy's file can have, told at its line and column.
 
 use super::*;
-use cleave_domain::{SloClass, Unmet};
+use cleave_domain::{Quota, SloClass, Unmet};
 use std::time::Duration;
 
 /// What users are shown first.
@@ -30,6 +30,14 @@ fn the_example_says_what_its_comments_say() {
     assert_eq!(standard.unmet, Unmet::Queue(Duration::from_secs(5)));
     assert_eq!(policy.tenants.len(), 2);
     assert_eq!(policy.tenants[0].share, 3);
+    let quota = Quota {
+        requests_per_minute: Some(600),
+        tokens_per_minute: Some(200_000),
+        streams_max: Some(32),
+        priority_min: Some(0),
+    };
+    assert_eq!(policy.tenants[1].quota, quota);
+    assert_eq!(policy.tenants[0].quota, Quota::default());
     assert_eq!(policy.rules.len(), 3);
 }
 
@@ -114,6 +122,10 @@ const WRONG: &[(&str, &str)] = &[
     (
         "keys in clear, and keys taken away",
         "classes:\n- name: a\nrules:\n- header: {name: X-Api-Key, value: sk-1}\n  class: a\ntenants:\n- name: t\n  api_key_sha256: []\n- name: u\n  api_key_sha256:\n",
+    ),
+    (
+        "quotas",
+        "classes:\n- name: a\ntrust: {tenant: true, require_key: true}\ntenants:\n- name: t\n  requests_per_minute: 0\n  tokens_per_minute: many\n  streams_max: -1\n  priority_min: 2000\n  request_per_minute: 5\n",
     ),
     (
         "numbers that are none",
