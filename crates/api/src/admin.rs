@@ -24,6 +24,9 @@ use std::time::Duration;
 /// A command is a few words.
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
+/// And is there at once.
+const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
+
 /// Whoever can see and command workers.
 pub trait Operator: Send + Sync + 'static {
     /// All workers that are connected, by name.
@@ -157,7 +160,8 @@ async fn role(State(operator): Operating, body: Body) -> Result<Response, ApiErr
 
 /// The fields of a command; others than `known` are mistakes.
 async fn read(body: Body, known: &[&str]) -> Result<Map<String, Value>, ApiError> {
-    let bytes = collect(body, BODY_BYTES_MAX).await?;
+    let reading = tokio::time::timeout(BODY_WAIT_MAX, collect(body, BODY_BYTES_MAX)).await;
+    let bytes = reading.unwrap_or_else(|_| Err(ApiError::body_too_slow(BODY_WAIT_MAX)))?;
     let fields = match json(if bytes.is_empty() { b"{}" } else { &bytes })? {
         Value::Object(fields) => fields,
         _ => return Err(ApiError::bad_request("invalid_json", "Send a JSON object.")),

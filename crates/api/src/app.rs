@@ -18,6 +18,7 @@ use cleave_domain::Refusal;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
@@ -26,6 +27,8 @@ use tokio::time::Instant;
 const LONG_BODY_BYTES: usize = 8 * 1024;
 /// Of a body that is too large, so much is read and dropped for the sake of the answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
+/// And for so long.
+const DISCARD_MAX: Duration = Duration::from_secs(5);
 /// How often a request that waits for a worker looks again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 
@@ -36,6 +39,8 @@ pub struct ApiOptions {
     pub startup_grace: Duration,
     /// The largest body taken, in bytes.
     pub body_bytes_max: usize,
+    /// How long the whole body may take to arrive.
+    pub body_wait_max: Duration,
     /// After so long without an event a stream gets a comment; `None` never.
     pub keep_alive: Option<Duration>,
     /// What `/admin` asks for; `None` admits requests of this machine alone.
@@ -47,6 +52,7 @@ impl Default for ApiOptions {
         Self {
             startup_grace: Duration::from_secs(10),
             body_bytes_max: 8 * 1024 * 1024,
+            body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
         }
@@ -67,6 +73,7 @@ struct Shared {
     metrics: Arc<Metrics>,
     long_bodies: Arc<Semaphore>,
     quotas: Quotas,
+    is_leaving: AtomicBool,
 }
 
 /// The model, and since when.
@@ -88,6 +95,7 @@ impl App {
             metrics: Arc::new(Metrics::new()),
             long_bodies: Arc::new(Semaphore::new(cores)),
             quotas: Quotas::default(),
+            is_leaving: AtomicBool::new(false),
         };
         Self {
             shared: Arc::new(shared),
@@ -101,6 +109,12 @@ impl App {
             since: crate::answer::unix_now(),
         };
         self.shared.model.send_replace(Some(served));
+    }
+
+    /// Says that it is not ready any more, and serves on: whoever sends requests here needs a while to
+    /// notice.
+    pub fn leave(&self) {
+        self.shared.is_leaving.store(true, Ordering::Release);
     }
 
     pub(crate) fn frontend(&self) -> &dyn Frontend {
@@ -130,6 +144,9 @@ impl App {
 
     /// Ready means: a model is known, and a request sent now would find a worker.
     pub(crate) fn readiness(&self) -> Readiness {
+        if self.shared.is_leaving.load(Ordering::Acquire) {
+            return Readiness::Draining;
+        }
         match self.served() {
             None => Readiness::NotReady("no worker has brought a model yet".into()),
             Some(_) => self.frontend().readiness(),
@@ -181,6 +198,12 @@ impl App {
                 return Err(ApiError::not_json(&kind));
             }
         }
+        let reading = self.read_all(headers, body);
+        let waited = tokio::time::timeout(self.options().body_wait_max, reading).await;
+        waited.unwrap_or_else(|_| Err(ApiError::body_too_slow(self.options().body_wait_max)))
+    }
+
+    async fn read_all(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
         let bytes_max = self.options().body_bytes_max;
         let announced = headers
             .get(header::CONTENT_LENGTH)
@@ -243,8 +266,13 @@ pub(crate) async fn turn_away(headers: &HeaderMap, body: Body) {
 }
 
 /// Reads on without keeping anything: a client that writes its whole body before it reads would
-/// otherwise find the connection reset and no answer.
-async fn discard(mut body: Body) {
+/// otherwise find the connection reset and no answer. It is not waited for for long.
+async fn discard(body: Body) {
+    // Whether it was read to its end changes nothing.
+    let _ = tokio::time::timeout(DISCARD_MAX, drained(body)).await;
+}
+
+async fn drained(mut body: Body) {
     let mut bytes = 0;
     while let Some(Ok(frame)) = body.frame().await {
         bytes += frame.data_ref().map_or(0, Bytes::len);

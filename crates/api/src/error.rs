@@ -87,6 +87,12 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).coded("body_too_large")
     }
 
+    pub(crate) fn body_too_slow(wait_max: Duration) -> Self {
+        let seconds = wait_max.as_secs_f64();
+        let message = format!("The request body was not there within {seconds} s.");
+        Self::new(StatusCode::REQUEST_TIMEOUT, message).coded("body_too_slow")
+    }
+
     pub(crate) fn not_json(content_type: &str) -> Self {
         let message = format!(
             "The content type is {content_type:?}; send JSON with `Content-Type: application/json`."
@@ -339,6 +345,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.object())).into_response();
         let headers = response.headers_mut();
+        if self.status == StatusCode::REQUEST_TIMEOUT {
+            // What still comes of the body is nobody's.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         if self.status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, scheme);

@@ -31,22 +31,27 @@ const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 struct RequestId(String);
 
 impl App {
-    /// All routes. It has a fallback: a router merged with it must have none.
+    /// All routes. It has a fallback, as the others have: a router merged with it must have none.
     pub fn router(&self) -> Router {
-        Router::new()
-            .route("/v1/chat/completions", post(chat))
-            .route("/v1/completions", post(completions))
-            .route("/v1/models", get(models))
-            .route("/v1/models/{*id}", get(model))
-            .route("/tokenize", post(tokenize))
-            .route("/detokenize", post(detokenize))
-            .route("/health", get(health))
-            .route("/live", get(live))
-            .route("/ping", get(live))
-            .route("/ready", get(ready))
-            .route("/metrics", get(metrics))
-            .route("/version", get(version))
-            .merge(admin_routes(self.operator(), self.options().admin_key))
+        self.dressed(served().merge(probes()).merge(self.admin()))
+    }
+
+    /// All routes but those of operators, which have a port of their own.
+    pub fn client_router(&self) -> Router {
+        self.dressed(served().merge(probes()))
+    }
+
+    /// The port of operators: theirs, and what probes and scrapers ask for.
+    pub fn operator_router(&self) -> Router {
+        self.dressed(probes().merge(self.admin()))
+    }
+
+    fn admin(&self) -> Router<Self> {
+        admin_routes(self.operator(), self.options().admin_key)
+    }
+
+    fn dressed(&self, routes: Router<Self>) -> Router {
+        routes
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             // Innermost: a panic is that request's answer, and is counted as one.
@@ -55,6 +60,28 @@ impl App {
             .layer(from_fn_with_state(self.clone(), identify))
             .with_state(self.clone())
     }
+}
+
+/// What clients ask for.
+fn served() -> Router<App> {
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+}
+
+/// How the server does.
+fn probes() -> Router<App> {
+    Router::new()
+        .route("/health", get(health))
+        .route("/live", get(live))
+        .route("/ping", get(live))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/version", get(version))
 }
 
 async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {

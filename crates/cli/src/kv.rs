@@ -7,10 +7,13 @@
 use crate::args::{FarTransport, KvBenchArgs, KvFarArgs, TransportArg};
 use crate::bench::Form;
 use anyhow::Context;
-use cleave_transfer::bench::{Far, MemoryFloor, Near, PoolShape, SocketFloor};
+use cleave_tls::PeerTls;
+use cleave_transfer::bench::{Far, Ground, MemoryFloor, Near, PoolShape, SocketFloor};
 use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Route, Transport};
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -100,9 +103,16 @@ pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
         };
         let (listeners, addresses) = listen(transport).await?;
         let near = (listeners, Route::parse(&args.near)?);
-        let far = Far::start(shape, LocalNet::default(), near);
+        let far = Far::start(shape, ground(args.peer_tls.as_deref())?, near);
         writeln!(std::io::stdout(), "{addresses} {floor_address}")?;
         Ok(far.run().await?)
+    })
+}
+
+fn ground(peers: Option<&Path>) -> anyhow::Result<Ground> {
+    Ok(Ground {
+        net: LocalNet::default(),
+        peers: peers.map(PeerTls::open).transpose()?,
     })
 }
 
@@ -162,8 +172,8 @@ impl Drop for FarProcess {
 impl FarProcess {
     /// Starts it; says where it listens for blocks, and for the plain socket.
     fn start(
-        transport: Transport,
-        shape: PoolShape,
+        args: &KvBenchArgs,
+        (transport, shape): (Transport, PoolShape),
         near: &Addresses,
     ) -> anyhow::Result<(Self, String, String)> {
         let mut child = Command::new(std::env::current_exe()?)
@@ -171,6 +181,11 @@ impl FarProcess {
             .args(["--block-bytes", &shape.block_bytes.to_string()])
             .args(["--blocks-count", &shape.blocks_count.to_string()])
             .args(["--near", &near.to_string()])
+            .args(
+                args.peer_tls
+                    .iter()
+                    .flat_map(|folder| [OsStr::new("--peer-tls"), folder.as_os_str()]),
+            )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -192,18 +207,18 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Mea
         block_bytes: args.block_bytes,
         blocks_count: args.blocks.iter().copied().max().unwrap_or(1),
     };
-    let net = LocalNet::default();
+    let ground = ground(args.peer_tls.as_deref())?;
     let (listeners, addresses) = listen(transport).await?;
-    let mut near = Near::start(shape, net.clone(), listeners);
+    let mut near = Near::start(shape, ground.clone(), listeners);
     let (_process, route, mut floor) = match transport {
         Transport::Local => {
-            let far = Far::start(shape, net, (Listeners::default(), Route::Local));
+            let far = Far::start(shape, ground, (Listeners::default(), Route::Local));
             tokio::spawn(far.run());
             let floor = Floor::Memory(Box::new(MemoryFloor::new(shape)));
             (None, Route::Local, floor)
         }
         Transport::CudaIpc | Transport::SharedMemory | Transport::Tcp => {
-            let (process, data, socket) = FarProcess::start(transport, shape, &addresses)?;
+            let (process, data, socket) = FarProcess::start(args, (transport, shape), &addresses)?;
             let floor = match transport {
                 Transport::Tcp => Floor::Socket(SocketFloor::connect(shape, &socket)?),
                 Transport::Local | Transport::CudaIpc | Transport::SharedMemory => {

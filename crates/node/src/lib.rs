@@ -17,6 +17,7 @@ mod node;
 mod options;
 mod policy;
 mod router;
+mod server;
 mod tape;
 mod telemetry;
 mod trace;
@@ -26,9 +27,11 @@ mod worker;
 
 pub use calibrate::{CALIBRATION, Calibration, Part, Rehearsal, calibrate};
 pub use cleave_router::{Mode, Placement};
+pub use cleave_tls::{CertificateFiles, TlsError};
 pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
 pub use policy::{Flaw, PolicyError, PolicyFile};
+pub use server::HttpLimits;
 pub use telemetry::Ceilings;
 pub use worker::StepTime;
 
@@ -53,6 +56,9 @@ pub enum NodeError {
     /// The collector's address is of no use.
     #[error("cannot send traces to {0}: {1}")]
     Traces(String, String),
+    /// Certificates or keys are of no use.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
     /// The model's text side cannot be used.
     #[error("{0}")]
     Model(String),

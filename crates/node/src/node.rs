@@ -5,13 +5,15 @@
 
 use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
-use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
+use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
 use crate::router::RouterBody;
+use crate::server::{Faces, HttpLimits, Server, bind};
 use crate::telemetry::Telemetry;
 use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
 use cleave_engine::Engine;
+use cleave_tls::PeerTls;
 use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,35 +35,46 @@ pub struct RouterNode {
 
 /// A router process that runs.
 pub struct RunningRouter {
-    address: SocketAddr,
+    app: App,
     body: RouterBody,
-    server: Server,
+    servers: RouterServers,
 }
 
 impl RouterNode {
     /// Binds the port and serves. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// `Bind` or `Tape` if that cannot be done.
+    /// `Tls`, `Bind` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningRouter, NodeError> {
-        let listener = bind(&self.listen).await?;
-        let body = RouterBody::start(&self.options, &Telemetry::default())?;
-        let app = App::new(body.frontend(), self.options.api.clone());
-        let desk = ModelDesk::new(app.clone());
-        let routes = router_routes(&app, body.door.clone(), desk);
-        let server = Server::start(listener, routes)?;
-        Ok(RunningRouter {
-            address: server.address,
-            body,
-            server,
-        })
+        let Self { listen, options } = self;
+        if options.certificate.is_some() && options.peer_tls.is_none() {
+            warn!("clients speak TLS and workers do not: --peer-tls keeps strangers from joining");
+        }
+        let ports = RouterPorts::open(&listen, &options).await?;
+        let telemetry = Telemetry::default();
+        let body = RouterBody::start(&options, &telemetry)?;
+        let app = App::new(body.frontend(), options.api.clone());
+        let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
+        let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
+        Ok(RunningRouter { app, body, servers })
     }
 }
 
 impl RunningRouter {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.servers.front.address
+    }
+
+    /// Where operators reach it, if not there.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        let admin = self.servers.admin.as_ref();
+        admin.map(|server| server.address)
+    }
+
+    /// Says at `/ready` that it leaves, and serves on as before: balancers need a while to notice.
+    pub fn leave(&self) {
+        self.app.leave();
     }
 
     /// Returns when a request sent now would find workers for both legs.
@@ -83,15 +96,16 @@ impl RunningRouter {
     /// and stops.
     pub async fn drain(self, deadline: Duration) {
         let Self {
-            address: _,
+            app,
             mut body,
-            server,
+            servers,
         } = self;
+        app.leave();
         if timeout(deadline, body.drain()).await.is_err() {
             warn!("flights are left at the deadline and are ended");
         }
         body.stop().await;
-        server.stop().await;
+        servers.stop().await;
     }
 }
 
@@ -131,9 +145,11 @@ impl WorkerNode {
     /// tokio runtime.
     ///
     /// # Errors
-    /// `Bind`, `Thread` or `Tape` if that cannot be done.
+    /// `Tls`, `Bind`, `Thread` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningWorker, NodeError> {
         let telemetry = Telemetry::default();
+        let peers = self.options.peer_tls.as_deref().map(PeerTls::open);
+        let peers = peers.transpose()?;
         let data = bind(&self.data_listen).await?;
         let data_address = data.local_addr();
         let data_address =
@@ -149,6 +165,7 @@ impl WorkerNode {
             files: Arc::new(self.files),
             net: LocalNet::default(),
             data: Some((listeners, told)),
+            peers: peers.clone(),
         };
         let admin_key = parts.options.admin_key;
         let body = WorkerBody::start(parts, &telemetry)?;
@@ -156,9 +173,13 @@ impl WorkerNode {
         let uplink = Uplink {
             door: body.door.clone(),
             routers: self.routers,
+            peers: peers.clone(),
             connected: tell_connected,
         };
         let mut tasks = JoinSet::new();
+        if let Some(tls) = peers {
+            tasks.spawn(tls.follow());
+        }
         tasks.spawn(uplink.run());
         let face = WorkerFace {
             pulse: Arc::clone(&body.pulse),
@@ -167,7 +188,10 @@ impl WorkerNode {
             operator: Arc::clone(&body.desk) as Arc<dyn Operator>,
             admin_key,
         };
-        let server = metrics.map(|listener| Server::start(listener, worker_routes(face)));
+        let server = metrics.map(|listener| {
+            let terms = (HttpLimits::default(), telemetry.servers.clone());
+            Server::start(listener, Faces::clear(worker_routes(face)), terms)
+        });
         Ok(RunningWorker {
             body,
             data_address,
@@ -287,7 +311,7 @@ impl Serve {
     /// no use.
     pub async fn start(self) -> Result<Running, NodeError> {
         let telemetry = Telemetry::default();
-        let listener = bind(&self.listen).await?;
+        let ports = RouterPorts::open(&self.listen, &self.router).await?;
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
@@ -303,20 +327,17 @@ impl Serve {
                 files: Arc::clone(&files),
                 net: net.clone(),
                 data: None,
+                peers: None,
             };
             let worker = WorkerBody::start(parts, &telemetry)?;
             body.vouch_for(Arc::clone(&worker.pulse));
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let routes = router_routes(&app, body.door.clone(), desk);
-        let server = Server::start(listener, routes)?;
-        info!(address = %server.address, workers = workers.len(), "serving");
-        let router = RunningRouter {
-            address: server.address,
-            body,
-            server,
-        };
+        let fleet = (body.door.clone(), desk);
+        let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
+        info!(address = %servers.front.address, workers = workers.len(), "serving");
+        let router = RunningRouter { app, body, servers };
         Ok(Running {
             router,
             workers,
@@ -329,6 +350,16 @@ impl Running {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.router.address()
+    }
+
+    /// Where operators reach it, if not there.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.router.admin_address()
+    }
+
+    /// As [`RunningRouter::leave`].
+    pub fn leave(&self) {
+        self.router.leave();
     }
 
     /// Returns when a request sent now would find workers for both legs.

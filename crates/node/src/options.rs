@@ -4,10 +4,12 @@
 //! does. Invariant: a default is on its field, and nowhere else.
 
 use crate::PolicyFile;
+use crate::server::HttpLimits;
 use crate::telemetry::Ceilings;
 use crate::worker::StepTime;
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
+use cleave_tls::CertificateFiles;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -65,6 +67,9 @@ pub struct WorkerOptions {
     pub silence_max: Duration,
     /// What `/admin` of its own port asks for. Default nothing: requests of this machine are let in.
     pub admin_key: Option<AdminKey>,
+    /// As a router's: then it dials routers, and other workers over TCP, by mutual TLS only, and takes
+    /// blocks from nobody else. Default none.
+    pub peer_tls: Option<PathBuf>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
 }
@@ -91,6 +96,7 @@ impl WorkerOptions {
             prices: None,
             silence_max: SILENCE_MAX,
             admin_key: None,
+            peer_tls: None,
             tape: None,
         }
     }
@@ -134,6 +140,16 @@ pub struct RouterOptions {
     /// Tokens that a client may be given, beyond what its socket holds, before it takes one; with more
     /// it stalls. Default 256.
     pub reader_backlog_max: u32,
+    /// What connections of clients and workers may cost.
+    pub http: HttpLimits,
+    /// The certificate that clients are shown. Default none: they speak in clear.
+    pub certificate: Option<CertificateFiles>,
+    /// The folder by which the fleet's processes know each other: `tls.crt`, `tls.key`, `ca.crt`. With
+    /// it nobody else's worker is heard. Default none: any worker is.
+    pub peer_tls: Option<PathBuf>,
+    /// `host:port` of `/admin`, with what probes and scrapers ask for. Default none: it is where clients
+    /// are.
+    pub admin_listen: Option<String>,
 }
 
 impl Default for RouterOptions {
@@ -146,6 +162,10 @@ impl Default for RouterOptions {
             otlp_endpoint: None,
             silence_max: SILENCE_MAX,
             reader_backlog_max: 256,
+            http: HttpLimits::default(),
+            certificate: None,
+            peer_tls: None,
+            admin_listen: None,
         }
     }
 }

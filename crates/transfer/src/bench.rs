@@ -15,6 +15,7 @@ use cleave_domain::{
     BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,
 };
 use cleave_kv::{BlockPart, Condition, Packet, Seal};
+use cleave_tls::PeerTls;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc as threads;
@@ -31,6 +32,15 @@ pub struct PoolShape {
     pub block_bytes: u32,
     /// Blocks of a pool.
     pub blocks_count: u32,
+}
+
+/// What both ends stand on.
+#[derive(Clone, Debug, Default)]
+pub struct Ground {
+    /// The workers of this process.
+    pub net: LocalNet,
+    /// Over TCP, by which the ends know each other.
+    pub peers: Option<PeerTls>,
 }
 
 /// Why a measurement came to nothing.
@@ -89,11 +99,14 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
-fn links(me: u64, shape: PoolShape, net: LocalNet) -> (Links, mpsc::Receiver<LinkEvent>) {
+fn links(me: u64, shape: PoolShape, ground: Ground) -> (Links, mpsc::Receiver<LinkEvent>) {
     let (events, heard) = mpsc::channel(EVENTS_MAX);
     let fingerprint = Fingerprint("bench".into());
-    let config = LinksConfig::new(worker(me), fingerprint, shape.block_bytes);
-    (Links::new(config, events, net), heard)
+    let config = LinksConfig {
+        peers: ground.peers,
+        ..LinksConfig::new(worker(me), fingerprint, shape.block_bytes)
+    };
+    (Links::new(config, events, ground.net), heard)
 }
 
 impl PoolShape {
@@ -111,8 +124,8 @@ impl PoolShape {
 
 impl Near {
     /// Listens on `listeners` for the far end's answers.
-    pub fn start(shape: PoolShape, net: LocalNet, listeners: Listeners) -> Self {
-        let (links, events) = links(1, shape, net);
+    pub fn start(shape: PoolShape, ground: Ground, listeners: Listeners) -> Self {
+        let (links, events) = links(1, shape, ground);
         tokio::spawn(links.clone().serve(listeners));
         let (reads, asked) = threads::channel::<Read>();
         let (tell, sent) = mpsc::unbounded_channel();
@@ -243,8 +256,8 @@ impl Read {
 
 impl Far {
     /// Listens on `listeners`; answers go to `near`.
-    pub fn start(shape: PoolShape, net: LocalNet, (listeners, near): (Listeners, Route)) -> Self {
-        let (links, events) = links(2, shape, net);
+    pub fn start(shape: PoolShape, ground: Ground, (listeners, near): (Listeners, Route)) -> Self {
+        let (links, events) = links(2, shape, ground);
         tokio::spawn(links.clone().serve(listeners));
         links.know(worker(1), near);
         let (writes, asked) = threads::channel::<Write>();

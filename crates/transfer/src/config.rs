@@ -9,6 +9,7 @@ use crate::pools::Pools;
 use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::{Condition, Packet};
+use cleave_tls::PeerTls;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +54,9 @@ pub struct LinksConfig {
     pub connect_timeout: Duration,
     /// The pool, if peers may write into it themselves and it can be copied from straight into theirs.
     pub pools: Option<Arc<dyn Pools>>,
+    /// By which both ends of a connection over TCP show that they are of one fleet. Without it anybody
+    /// who reaches the port is heard.
+    pub peers: Option<PeerTls>,
 }
 
 impl LinksConfig {
@@ -69,6 +73,7 @@ impl LinksConfig {
             silence_max: SILENCE_MAX,
             connect_timeout: Duration::from_secs(5),
             pools: None,
+            peers: None,
         }
     }
 

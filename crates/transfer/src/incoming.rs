@@ -10,13 +10,13 @@ use crate::credit::Account;
 use crate::payload::{Payload, Place};
 use crate::shared_memory::Mirror;
 use crate::socket::{Reader, Received, SocketError, write};
+use crate::tcp::{self, TcpEnd, TcpReader, TcpWriter};
 use crate::wire::{FrameHead, Hello, Message, SLOTS_PER_GRANT_MAX};
 use cleave_domain::WorkerRef;
 use cleave_kv::{Condition, Packet};
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -31,9 +31,6 @@ pub(crate) struct Stream<R, W> {
     pub(crate) reader: Reader<R>,
     pub(crate) writer: W,
 }
-
-/// Over TCP.
-pub(crate) type TcpEnd = Stream<OwnedReadHalf, OwnedWriteHalf>;
 
 /// A peer that has shown who it is, and wants a link.
 pub(crate) struct Visitor<R, W> {
@@ -65,11 +62,10 @@ pub(crate) struct Seat {
 pub(crate) async fn greet(
     config: &LinksConfig,
     stream: TcpStream,
-) -> Result<Knock<OwnedReadHalf, OwnedWriteHalf>, SocketError> {
-    stream.set_nodelay(true)?;
-    let (reader, writer) = stream.into_split();
-    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
-    hear_knock(config, Stream { reader, writer }).await
+) -> Result<Knock<TcpReader, TcpWriter>, SocketError> {
+    let taken = timeout(config.connect_timeout, tcp::take(config, stream)).await;
+    let slow = SocketError::Slow(config.connect_timeout);
+    hear_knock(config, taken.map_err(|_| slow)??).await
 }
 
 /// Reads the first message and checks it against what this worker is.
@@ -128,7 +124,7 @@ fn objection(config: &LinksConfig, hello: &Hello) -> Option<String> {
 
 /// Receives over TCP until the link ends. Returns why it ended.
 pub(crate) async fn receive(
-    visitor: Visitor<OwnedReadHalf, OwnedWriteHalf>,
+    visitor: Visitor<TcpReader, TcpWriter>,
     mut seat: Seat,
     config: &LinksConfig,
     events: &mpsc::Sender<LinkEvent>,

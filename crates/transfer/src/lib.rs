@@ -30,6 +30,7 @@ mod pools;
 #[cfg_attr(not(target_os = "linux"), path = "no_shared_memory.rs")]
 mod shared_memory;
 mod socket;
+mod tcp;
 mod transport;
 mod wire;
 

@@ -11,13 +11,14 @@
 use crate::address::Route;
 use crate::config::{LinkDown, LinkEvent, LinksConfig};
 use crate::host::{self, Gate, HostListener, HostStream};
-use crate::incoming::{self, Knock, Seat, TcpEnd};
+use crate::incoming::{self, Knock, Seat};
 use crate::life::PeerProcess;
 use crate::link::Link;
 use crate::local::{self, End, LocalNet};
 use crate::outgoing::Errand;
 use crate::pools::{Access, Reach};
 use crate::socket::{SocketError, write};
+use crate::tcp::TcpEnd;
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
 use std::collections::{BTreeMap, BTreeSet};

@@ -10,11 +10,12 @@ use crate::address::Addresses;
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::host;
-use crate::incoming::{STREAMS_MAX, Stream, TcpEnd};
+use crate::incoming::{STREAMS_MAX, Stream};
 use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
 use crate::pools;
 use crate::shared_memory::{Ring, Shape};
 use crate::socket::{Reader, SocketError, write};
+use crate::tcp::{self, TcpReader, TcpWriter};
 use crate::transport::Transport;
 use crate::wire::{FrameHead, Hello, Message, PROBE_BYTES};
 use cleave_domain::WorkerRef;
@@ -22,8 +23,6 @@ use cleave_kv::Packet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -222,13 +221,13 @@ async fn dial(
     config: &LinksConfig,
     peer: WorkerRef,
     address: &str,
-) -> Result<Dialled<OwnedReadHalf, OwnedWriteHalf>, SocketError> {
-    let mut first = connect(config, address).await?;
+) -> Result<Dialled<TcpReader, TcpWriter>, SocketError> {
+    let mut first = tcp::dial(config, address).await?;
     let terms = shake_hands(config, peer, &mut first).await?;
     let mut streams = vec![first];
     let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
     while streams.len() < streams_count {
-        let mut further = connect(config, address).await?;
+        let mut further = tcp::dial(config, address).await?;
         let join = Message::Join {
             from: config.me,
             key: terms.key,
@@ -241,15 +240,6 @@ async fn dial(
         }
     }
     Ok(Dialled { streams, terms })
-}
-
-async fn connect(config: &LinksConfig, address: &str) -> Result<TcpEnd, SocketError> {
-    let stream = TcpStream::connect(address).await;
-    let stream = stream.map_err(|error| SocketError::Connect(address.to_owned(), error))?;
-    stream.set_nodelay(true)?;
-    let (reader, writer) = stream.into_split();
-    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
-    Ok(Stream { reader, writer })
 }
 
 /// Says who this is and hears on which terms the link is taken.

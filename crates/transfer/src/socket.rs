@@ -31,6 +31,8 @@ pub(crate) enum SocketError {
     Slow(Duration),
     #[error("cannot connect to {0}: {1}")]
     Connect(String, io::Error),
+    #[error("no peer of this fleet: {0}")]
+    NoPeer(io::Error),
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -164,6 +166,9 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             let read = timeout(self.silence_max, limited.read_buf(&mut self.body)).await;
             match read {
                 Err(_) => return Err(SocketError::Silent(self.silence_max)),
+                Ok(Err(error)) if is_end(&error) && self.body.is_empty() => {
+                    return Err(SocketError::Closed);
+                }
                 Ok(Err(error)) => return Err(error.into()),
                 Ok(Ok(0)) if self.body.is_empty() => return Err(SocketError::Closed),
                 Ok(Ok(0)) => return Err(SocketError::Truncated { missing }),
@@ -172,6 +177,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
         Ok(())
     }
+}
+
+/// A process that dies does not take leave, and under TLS that is an error.
+fn is_end(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 /// Writes a message; `payload` follows it where the message says so.
@@ -183,6 +193,8 @@ pub(crate) async fn write<W: AsyncWrite + Unpin>(
     let mut head = BytesMut::with_capacity(HEADER_BYTES + FRAME_HEAD_BYTES);
     message.encode(&mut head);
     stream.write_all_buf(&mut head.chain(payload)).await?;
+    // What is encrypted may still wait for the socket.
+    stream.flush().await?;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use crate::values::parse_block_bytes;
 use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -42,6 +43,9 @@ pub(crate) struct KvBenchArgs {
     /// Samples of each; medians are printed.
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
+    /// Have `tcp` run by mutual TLS, with `tls.crt`, `tls.key` and `ca.crt` of this folder at both ends.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) peer_tls: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -58,6 +62,8 @@ pub(crate) struct KvFarArgs {
     /// Where the near end listens.
     #[arg(long)]
     pub(crate) near: String,
+    #[arg(long)]
+    pub(crate) peer_tls: Option<PathBuf>,
 }
 
 /// See [`KvBenchArgs::transport`].

@@ -5,6 +5,7 @@
 
 mod bench;
 mod engine;
+mod face;
 mod generate;
 mod goodput;
 mod key;
@@ -17,6 +18,7 @@ pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
     Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
 };
+pub(crate) use face::FaceArgs;
 pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};
 pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
 pub(crate) use key::KeyArgs;
@@ -132,6 +134,9 @@ mod tests {
         assert_eq!(reader_wait.0, limits.limits.reader_wait_max);
         assert_eq!(reader_backlog, limits.reader_backlog_max);
         assert_eq!(router.process.worker_silence.0, limits.silence_max);
+        assert_eq!(router.face.limits(), limits.http);
+        assert_eq!(router.face.max_body, limits.api.body_bytes_max);
+        assert_eq!(router.face.body_timeout.0, limits.api.body_wait_max);
         let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
         let Command::Worker(worker) = parse(&words) else {
             panic!("a worker was asked for");

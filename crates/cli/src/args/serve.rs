@@ -2,7 +2,7 @@
 //!
 //! Owns: these flags. Never: holds a default that a part holds too: flags show and take the parts'.
 
-use super::{EngineArgs, MockArgs, ModelArgs};
+use super::{EngineArgs, FaceArgs, MockArgs, ModelArgs};
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
 };
@@ -54,6 +54,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(crate) port: u16,
     #[command(flatten)]
+    pub(crate) face: FaceArgs,
+    #[command(flatten)]
     pub(crate) process: ProcessArgs,
 }
 
@@ -74,6 +76,8 @@ pub(crate) struct RouterArgs {
     /// Address for clients (HTTP) and workers (gRPC); port 0 picks a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     pub(crate) listen: SocketAddr,
+    #[command(flatten)]
+    pub(crate) face: FaceArgs,
     #[command(flatten)]
     pub(crate) limits: RouterLimitArgs,
     #[command(flatten)]
@@ -185,6 +189,11 @@ pub(crate) struct ProcessArgs {
     /// others do not see it. Without one /admin answers only requests of this machine itself.
     #[arg(long, value_name = "KEY", env = "CLEAVE_ADMIN_KEY", hide_env_values = true, value_parser = AdminKey::new)]
     pub(crate) admin_key: Option<AdminKey>,
+    /// Folder with `tls.crt`, `tls.key` and `ca.crt`, as a Kubernetes TLS secret is mounted: the processes of
+    /// a fleet then take orders and blocks from each other only, by mutual TLS. Their certificates are for
+    /// the DNS name `cleave-peer`, as clients and as servers. Followed while they change.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) peer_tls: Option<PathBuf>,
     /// Record what every brain is told, one file per brain, for `cleave replay`.
     #[arg(long, value_name = "DIR")]
     pub(crate) tape: Option<PathBuf>,

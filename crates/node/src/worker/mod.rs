@@ -29,6 +29,7 @@ use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_sched::Writer;
+use cleave_tls::PeerTls;
 use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
 use engine::{EngineHost, EngineLimits};
@@ -52,6 +53,8 @@ pub(crate) struct Parts {
     pub(crate) net: LocalNet,
     /// Where workers of other processes reach this one, and by which addresses.
     pub(crate) data: Option<(Listeners, String)>,
+    /// By which it and they know each other.
+    pub(crate) peers: Option<PeerTls>,
 }
 
 /// A worker that runs.
@@ -74,6 +77,7 @@ impl WorkerBody {
             files,
             net,
             data,
+            peers,
         } = parts;
         let description = engine.describe().clone();
         let me = identity(&options.name);
@@ -97,6 +101,7 @@ impl WorkerBody {
         };
         let links_config = LinksConfig {
             pools,
+            peers,
             ..links_config(&options, me, &description)
         };
         let links = Links::new(links_config, link_events, net);
@@ -300,6 +305,7 @@ mod tests {
             files: introduction.files,
             net: LocalNet::default(),
             data: None,
+            peers: None,
         };
         WorkerBody::start(parts, &Telemetry::default()).unwrap()
     }

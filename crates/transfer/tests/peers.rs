@@ -1,0 +1,84 @@
+//! Links over TCP between workers that know each other by certificates.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "../../../tests/harness/authority.rs"]
+mod authority;
+mod pair;
+
+use authority::Authority;
+use cleave_tls::{PEER_NAME, PeerTls};
+use cleave_transfer::{LinkEvent, LinksConfig, LocalNet, Transport, checksum};
+use pair::*;
+
+fn peer(authority: &Authority) -> PeerTls {
+    let folder = tempfile::tempdir().unwrap();
+    authority.sign(folder.path(), PEER_NAME);
+    PeerTls::open(folder.path()).unwrap()
+}
+
+async fn worker(number: u64, peers: Option<PeerTls>) -> Worker {
+    let config = LinksConfig {
+        peers,
+        streams_count: 4,
+        ..config(worker_ref(number, 1), "same")
+    };
+    Worker::on(LocalNet::default(), config).await
+}
+
+#[tokio::test]
+async fn blocks_arrive_whole_between_peers() {
+    let authority = Authority::new();
+    let mut sender = worker(1, Some(peer(&authority))).await;
+    let mut receiver = worker(2, Some(peer(&authority))).await;
+    sender
+        .links
+        .know(receiver.me, receiver.route(Transport::Tcp));
+    assert!(sender.links.link(receiver.me).is_ok());
+    sender.measured().await;
+    let to = receiver.me;
+    let sending = tokio::spawn(async move {
+        for flight in 0..200 {
+            sender.send_block(to, flight, 0).await;
+        }
+        sender
+    });
+    let mut flights: Vec<u64> = Vec::new();
+    for _ in 0..200 {
+        let arrived = receiver.arrived().await;
+        let flight = arrived.packet.handoff().flight.0;
+        let payload = arrived.payload.unwrap();
+        assert_eq!(payload.bytes().unwrap(), block_bytes(flight, 0));
+        flights.push(flight);
+    }
+    flights.sort_unstable();
+    assert_eq!(flights, (0..200).collect::<Vec<_>>());
+    drop(sending.await.unwrap());
+    assert!(checksum(b"") != 0, "what was compared is not empty");
+}
+
+/// The reason why no link came about, at the end that dialled.
+async fn turned_away(dials: Option<PeerTls>, takes: Option<PeerTls>) -> String {
+    let mut sender = worker(1, dials).await;
+    let receiver = worker(2, takes).await;
+    sender
+        .links
+        .know(receiver.me, receiver.route(Transport::Tcp));
+    assert!(sender.links.link(receiver.me).is_ok());
+    loop {
+        match sender.next().await {
+            LinkEvent::Lost { reason, .. } => return reason,
+            other => assert!(!matches!(other, LinkEvent::Measured { .. }), "{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stranger_wrote_to_a_pool() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    // In clear, to a worker that knows its peers, and the other way round.
+    turned_away(None, Some(peer(&ours))).await;
+    let reason = turned_away(Some(peer(&ours)), None).await;
+    assert!(reason.contains("no peer of this fleet"), "{reason}");
+    // With a certificate of somebody else's.
+    turned_away(Some(peer(&theirs)), Some(peer(&ours))).await;
+}
