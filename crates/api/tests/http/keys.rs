@@ -4,6 +4,7 @@ use crate::stage::{Answer, Set, done, ended, plain, post, set};
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, header};
 use cleave_domain::{Ending, FinishReason, Quota, Refusal, SloPolicy, Tenant, Trust};
+use futures::StreamExt;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -257,4 +258,25 @@ async fn lesson_07_a_tenant_found_what_another_one_had_cached() {
     for own in [None, Some("s")] {
         assert_eq!(salt(&set, "one", own).await, salt(&set, "two", own).await);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_body_was_waited_for_for_ever() {
+    let set = server(Quota::default(), Trust::default());
+    let half = futures::stream::iter([Ok::<_, std::io::Error>("{\"prompt\": \"")]);
+    let half = half.chain(futures::stream::pending());
+    let answer = set.send(post(TEXT, Body::from_stream(half))).await;
+    answer.is_error(408, "body_too_slow", None);
+    assert_eq!(answer.header("connection"), "close");
+    // Nor is it waited for where it is read for the answer's sake alone.
+    let quota = Quota {
+        requests_per_minute: Some(1),
+        ..Quota::default()
+    };
+    let set = server(quota, Trust::default());
+    set.says("x");
+    assert_eq!(ask(&set, "one", &short()).await.status, 200);
+    let never = futures::stream::pending::<Result<&str, std::io::Error>>();
+    let request = keyed("one", post(TEXT, Body::from_stream(never)));
+    set.send(request).await.is_error(429, "tenant_rate", None);
 }

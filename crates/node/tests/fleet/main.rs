@@ -3,9 +3,12 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod abacus;
+#[path = "../../../../tests/harness/authority.rs"]
+mod authority;
 mod policy;
 #[path = "../../../../tests/chaos/proxy.rs"]
 mod proxy;
+mod secure;
 mod survive;
 
 use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
