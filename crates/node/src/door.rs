@@ -88,6 +88,10 @@ impl Visit {
                 };
                 self.door.inbox.send(told).await.map_err(|_| Stopped)
             }
+            Upward::Pass { handoff, pass } => {
+                let passed = RouterEvent::Passed { handoff, pass };
+                self.door.inbox.send(passed).await.map_err(|_| Stopped)
+            }
             Upward::Link(link) => {
                 let measured = RouterEvent::Measured {
                     worker: self.worker,

@@ -5,6 +5,7 @@
 
 use cleave_api::ModelFiles;
 use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerDescription, WorkerRef};
+use cleave_transfer::Pass;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -28,6 +29,11 @@ pub(crate) enum Downward {
     NameTaken {
         data_address: String,
     },
+    /// What lets it write to what another worker reserved; before the order that needs it.
+    Pass {
+        handoff: HandoffId,
+        pass: Pass,
+    },
     Order(Order),
 }
 
@@ -37,6 +43,11 @@ pub(crate) enum Upward {
     Report(Report),
     /// Tokens drawn at one go; what one step gives travels together.
     Emissions(Vec<(HandoffId, Emission)>),
+    /// What lets a sender write to what is reserved here; before the reservation is answered.
+    Pass {
+        handoff: HandoffId,
+        pass: Pass,
+    },
     /// For operators; the router's brain does not hear it.
     Link(LinkState),
 }

@@ -4,6 +4,7 @@
 //! opens anything.
 //! Invariant: whatever a config says, a window holds two blocks, and a frame is no longer than a block.
 
+use crate::pass::Passes;
 use crate::payload::Payload;
 use crate::pools::Pools;
 use crate::transport::Transport;
@@ -57,6 +58,8 @@ pub struct LinksConfig {
     /// By which both ends of a connection over TCP show that they are of one fleet. Without it anybody
     /// who reaches the port is heard.
     pub peers: Option<PeerTls>,
+    /// By which a sender shows that it may write what was reserved; both ends have them, or neither.
+    pub passes: Option<Passes>,
 }
 
 impl LinksConfig {
@@ -74,6 +77,7 @@ impl LinksConfig {
             connect_timeout: Duration::from_secs(5),
             pools: None,
             peers: None,
+            passes: None,
         }
     }
 
@@ -114,6 +118,11 @@ pub enum LinkEvent {
         condition: Condition,
         /// A frame's bytes.
         payload: Option<Payload>,
+    },
+    /// A peer wanted to write what it has no pass for. Its link ends.
+    Forged {
+        /// Who.
+        peer: WorkerRef,
     },
     /// The link to this peer has more credit than before: blocks that wait for it may go.
     Granted {

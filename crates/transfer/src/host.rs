@@ -150,6 +150,7 @@ pub(crate) async fn receive(
         account,
         places,
         events: gate.events.clone(),
+        passes: config.passes.clone(),
     };
     incoming::receive_heads(stream, hearing, seat).await
 }

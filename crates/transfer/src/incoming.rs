@@ -7,13 +7,15 @@
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::Account;
+use crate::pass::{Pass, PassError, Passes};
 use crate::payload::{Payload, Place};
 use crate::shared_memory::Mirror;
 use crate::socket::{Reader, Received, SocketError, write};
 use crate::tcp::{self, TcpEnd, TcpReader, TcpWriter};
 use crate::wire::{FrameHead, Hello, Message, SLOTS_PER_GRANT_MAX};
-use cleave_domain::WorkerRef;
+use cleave_domain::{HandoffId, WorkerRef};
 use cleave_kv::{Condition, Packet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -23,6 +25,9 @@ use tokio::time::timeout;
 
 /// Pongs that wait to be written; a peer that asks faster than it reads is cut off.
 const PONGS_MAX: usize = 16;
+/// Hand-offs that either end of a stream remembers to have been shown a pass for. A sender forgets no
+/// later than its receiver, and shows them again.
+pub(crate) const HANDOFFS_MAX: usize = 1 << 12;
 /// Streams of one link, at most.
 pub(crate) const STREAMS_MAX: usize = 16;
 
@@ -146,6 +151,7 @@ pub(crate) async fn receive(
         account: Account::of_bytes(window),
         places: Places::Buffers(Buffers::new(config.stream_frame_bytes(), window)),
         events: events.clone(),
+        passes: config.passes.clone(),
     };
     let hearing = Arc::new(hearing);
     let mut streams = JoinSet::new();
@@ -194,6 +200,7 @@ pub(crate) struct Hearing {
     pub(crate) account: Arc<Account>,
     pub(crate) places: Places,
     pub(crate) events: mpsc::Sender<LinkEvent>,
+    pub(crate) passes: Option<Passes>,
 }
 
 /// Where payloads are.
@@ -270,15 +277,22 @@ async fn hear<R: AsyncRead + Unpin>(
     pongs: mpsc::Sender<u64>,
 ) -> SocketError {
     let from = hearing.peer;
+    let mut admitted = BTreeSet::new();
     loop {
         let Arrival {
             packet,
             condition,
             payload,
-        } = match hear_one(reader, hearing, &pongs).await {
+        } = match hear_one(reader, (hearing, &mut admitted), &pongs).await {
             Ok(Some(arrival)) => arrival,
             Ok(None) => continue,
-            Err(error) => return error,
+            Err(error) => {
+                if let SocketError::Pass(..) = error {
+                    // Nobody listens any more when the worker itself is closing.
+                    let _ = hearing.events.send(LinkEvent::Forged { peer: from }).await;
+                }
+                return error;
+            }
         };
         let event = LinkEvent::Arrived {
             from,
@@ -294,22 +308,43 @@ async fn hear<R: AsyncRead + Unpin>(
 
 async fn hear_one<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
-    hearing: &Hearing,
+    (hearing, admitted): (&Hearing, &mut BTreeSet<HandoffId>),
     pongs: &mpsc::Sender<u64>,
 ) -> Result<Option<Arrival>, SocketError> {
+    let may_write =
+        |handoff: HandoffId| match hearing.passes.is_none() || admitted.contains(&handoff) {
+            true => Ok(()),
+            false => Err(SocketError::Pass(handoff, PassError::Forged)),
+        };
     let message = match reader.next().await? {
         Received::Message(message) => message,
         Received::Probe => return Ok(None),
-        Received::Frame(head) => return hearing.frame(reader, head).await.map(Some),
+        Received::Frame(head) => {
+            may_write(head.handoff)?;
+            return hearing.frame(reader, head).await.map(Some);
+        }
     };
     let packet = match message {
-        Message::Seal(seal) => Packet::Seal(seal),
+        Message::Pass(handoff, pass) => {
+            hearing.admit(admitted, (handoff, pass))?;
+            return Ok(None);
+        }
+        Message::Seal(seal) => {
+            may_write(seal.handoff)?;
+            Packet::Seal(seal)
+        }
         Message::Landed(handoff) => Packet::Landed { handoff },
         Message::Abandoned(handoff, cause) => Packet::Abandoned { handoff, cause },
         Message::Stop(handoff) => Packet::Stop { handoff },
         Message::Stopped(handoff) => Packet::Stopped { handoff },
-        Message::SlotFrame(head, slot) => return hearing.slot_frame(head, slot).map(Some),
-        Message::PoolFrame(head) => return hearing.pool_frame(head).map(Some),
+        Message::SlotFrame(head, slot) => {
+            may_write(head.handoff)?;
+            return hearing.slot_frame(head, slot).map(Some);
+        }
+        Message::PoolFrame(head) => {
+            may_write(head.handoff)?;
+            return hearing.pool_frame(head).map(Some);
+        }
         Message::SlotProbe(slot) => {
             hearing.probe(slot)?;
             return Ok(None);
@@ -331,6 +366,24 @@ async fn hear_one<R: AsyncRead + Unpin>(
 }
 
 impl Hearing {
+    /// A stream shows a pass: what follows on it of this hand-off may be written.
+    fn admit(
+        &self,
+        admitted: &mut BTreeSet<HandoffId>,
+        (handoff, pass): (HandoffId, Pass),
+    ) -> Result<(), SocketError> {
+        let Some(passes) = &self.passes else {
+            return Ok(());
+        };
+        let checked = passes.check(handoff, self.peer, pass);
+        checked.map_err(|error| SocketError::Pass(handoff, error))?;
+        if admitted.len() >= HANDOFFS_MAX {
+            admitted.clear();
+        }
+        admitted.insert(handoff);
+        Ok(())
+    }
+
     async fn frame<R: AsyncRead + Unpin>(
         &self,
         reader: &mut Reader<R>,

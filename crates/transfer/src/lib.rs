@@ -25,6 +25,7 @@ mod link;
 mod links;
 mod local;
 mod outgoing;
+mod pass;
 mod payload;
 mod pools;
 #[cfg_attr(not(target_os = "linux"), path = "no_shared_memory.rs")]
@@ -42,6 +43,7 @@ pub use host::HostListener;
 pub use link::{Frame, Link, Permit, Room};
 pub use links::{Links, Listeners};
 pub use local::LocalNet;
+pub use pass::{PASS_BYTES, Pass, PassError, Passes, Purse};
 pub use payload::{Destination, Payload};
 pub use pools::{DirectPart, PeerPool, Pools, Reach};
 pub use transport::Transport;

@@ -10,16 +10,18 @@ use crate::address::Addresses;
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::host;
-use crate::incoming::{STREAMS_MAX, Stream};
+use crate::incoming::{HANDOFFS_MAX, STREAMS_MAX, Stream};
 use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
+use crate::pass::Passes;
 use crate::pools;
 use crate::shared_memory::{Ring, Shape};
 use crate::socket::{Reader, SocketError, write};
 use crate::tcp::{self, TcpReader, TcpWriter};
 use crate::transport::Transport;
 use crate::wire::{FrameHead, Hello, Message, PROBE_BYTES};
-use cleave_domain::WorkerRef;
-use cleave_kv::Packet;
+use cleave_domain::{HandoffId, WorkerRef};
+use cleave_kv::{Packet, Seal};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -183,7 +185,12 @@ impl Errand<'_> {
         let mut writers = JoinSet::new();
         let mut readers = JoinSet::new();
         for Stream { reader, writer } in dialled.streams {
-            writers.spawn(send_parcels(Arc::clone(&queue), writer, config.beat));
+            let shown = Shown::of(config.passes.clone());
+            writers.spawn(send_parcels(
+                Arc::clone(&queue),
+                (writer, shown),
+                config.beat,
+            ));
             readers.spawn(hear_grants(
                 reader,
                 Granted {
@@ -401,7 +408,7 @@ const BEYOND_WINDOW: SocketError = SocketError::Unexpected("grant beyond the win
 /// Whichever stream is free takes the next parcel. Ends well when nobody can send any more.
 async fn send_parcels<W: AsyncWrite + Unpin>(
     queue: Arc<Mutex<mpsc::UnboundedReceiver<Parcel>>>,
-    mut writer: W,
+    (mut writer, mut shown): (W, Shown),
     beat: Duration,
 ) -> Result<(), SocketError> {
     let mut beats = interval(beat);
@@ -411,7 +418,12 @@ async fn send_parcels<W: AsyncWrite + Unpin>(
         let next = async { queue.lock().await.recv().await };
         tokio::select! {
             parcel = next => match parcel {
-                Some(parcel) => send_parcel(&mut writer, parcel).await?,
+                Some(parcel) => {
+                    if let Some(pass) = shown.pass(&parcel.packet) {
+                        write(&mut writer, &pass, &[]).await?;
+                    }
+                    send_parcel(&mut writer, parcel).await?;
+                }
                 None => return Ok(()),
             },
             _ = beats.tick() => {
@@ -419,6 +431,34 @@ async fn send_parcels<W: AsyncWrite + Unpin>(
                 write(&mut writer, &Message::Ping(nonce), &[]).await?;
             }
         }
+    }
+}
+
+/// Which hand-offs were shown a pass for on one stream.
+struct Shown {
+    passes: Option<Passes>,
+    handoffs: BTreeSet<HandoffId>,
+}
+
+impl Shown {
+    fn of(passes: Option<Passes>) -> Self {
+        Self {
+            passes,
+            handoffs: BTreeSet::new(),
+        }
+    }
+
+    /// What must be said before this packet is.
+    fn pass(&mut self, packet: &Packet) -> Option<Message> {
+        let (Packet::Frame { handoff, .. } | Packet::Seal(Seal { handoff, .. })) = packet else {
+            return None;
+        };
+        let pass = self.passes.as_ref()?.held(*handoff)?;
+        if self.handoffs.len() >= HANDOFFS_MAX {
+            self.handoffs.clear();
+        }
+        let is_new = self.handoffs.insert(*handoff);
+        is_new.then_some(Message::Pass(*handoff, pass))
     }
 }
 

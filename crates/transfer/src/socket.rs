@@ -9,10 +9,12 @@
 //! A payload is read from the socket straight into the buffer that is handed on, and written from the
 //! one it was put into: the one copy on either side is the kernel's.
 
+use crate::pass::PassError;
 use crate::wire::{
     FRAME, FRAME_HEAD_BYTES, FrameHead, HEADER_BYTES, Header, Message, PROBE, WireError,
 };
 use bytes::{Buf, BytesMut};
+use cleave_domain::HandoffId;
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -45,6 +47,8 @@ pub(crate) enum SocketError {
     Refused(String),
     #[error("the peer sent more payload than it was granted")]
     Overdrawn,
+    #[error("hand-off {0}: {1}")]
+    Pass(HandoffId, PassError),
     #[error("shared memory: {0}")]
     SharedMemory(io::Error),
     #[error("the peer's pool: {0}")]
@@ -201,7 +205,6 @@ pub(crate) async fn write<W: AsyncWrite + Unpin>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::HandoffId;
     use cleave_kv::BlockPart;
 
     fn frame(payload: &[u8]) -> Message {

@@ -5,6 +5,7 @@
 //! Never: trusts a length, a count or a text that came from outside; every one has a limit here,
 //! checked before anything is allocated.
 
+use crate::pass::Pass;
 use bytes::{BufMut, BytesMut};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation,
@@ -15,7 +16,7 @@ use cleave_kv::{BlockPart, Seal};
 /// What the first message of each direction starts with; a stray client never has it.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// Grows when a message changes; both ends must agree.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 /// Kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// A frame's body before its payload.
@@ -104,6 +105,8 @@ pub(crate) enum Message {
     Opened,
     /// A frame whose payload is in the receiver's pool already.
     PoolFrame(FrameHead),
+    /// On each stream before the first frame or seal of a hand-off there: that it may be written.
+    Pass(HandoffId, Pass),
 }
 
 /// What was wrong with what a peer sent.
@@ -161,12 +164,13 @@ const POOL: u8 = 20;
 const NO_POOL: u8 = 21;
 const OPENED: u8 = 22;
 const POOL_FRAME: u8 = 23;
+const PASS: u8 = 24;
 
 impl Header {
     /// Reads a header; `block_bytes` bounds frames.
     pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
-        if !(HELLO..=POOL_FRAME).contains(&kind) || [z0, z1, z2] != [0; 3] {
+        if !(HELLO..=PASS).contains(&kind) || [z0, z1, z2] != [0; 3] {
             return Err(WireError::Kind(kind));
         }
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
@@ -329,6 +333,11 @@ impl Message {
                 put_frame_head(out, frame);
                 (POOL_FRAME, 0)
             }
+            Self::Pass(handoff, pass) => {
+                put_handoff(out, *handoff);
+                out.put_slice(&pass.0);
+                (PASS, 0)
+            }
         }
     }
 
@@ -386,6 +395,7 @@ impl Message {
             NO_POOL => Self::NoPool(fields.text()?),
             OPENED => Self::Opened,
             POOL_FRAME => Self::PoolFrame(fields.frame_head()?),
+            PASS => Self::Pass(fields.handoff()?, Pass(fields.bytes()?)),
             PING => Self::Ping(fields.u64()?),
             PONG => Self::Pong(fields.u64()?),
             other => return Err(WireError::Kind(other)),
@@ -678,6 +688,8 @@ mod tests {
             ".{0,200}".prop_map(Message::NoPool),
             Just(Message::Opened),
             frame_head().prop_map(Message::PoolFrame),
+            (handoff(), any::<[u8; 32]>())
+                .prop_map(|(handoff, pass)| Message::Pass(handoff, Pass(pass))),
             ".{0,200}".prop_map(Message::Reject),
             seal,
             handoff().prop_map(Message::Landed),

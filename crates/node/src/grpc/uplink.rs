@@ -341,6 +341,7 @@ async fn speak(
                 Some(Upward::Emissions(tokens)) => Kind::Emissions(proto::Emissions {
                     tokens: tokens.into_iter().map(Into::into).collect(),
                 }),
+                Some(Upward::Pass { handoff, pass }) => Kind::Pass((handoff, pass).into()),
                 Some(Upward::Link(link)) => Kind::Link(link.into()),
                 None => return StreamError::Stopped,
             },
@@ -390,6 +391,10 @@ async fn next(
                 worker,
                 data_address,
             }))
+        }
+        Some(Kind::Pass(pass)) => {
+            let (handoff, pass) = pass.try_into()?;
+            Ok(Some(Downward::Pass { handoff, pass }))
         }
         Some(Kind::PeerGone(worker)) => Ok(Some(Downward::PeerGone {
             worker: worker.into(),

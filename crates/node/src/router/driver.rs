@@ -15,6 +15,7 @@ use cleave_domain::{
 use cleave_router::{
     Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Readiness,
 };
+use cleave_transfer::{Pass, Purse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,6 +36,8 @@ pub(crate) enum RouterEvent {
         report: Report,
         read: Instant,
     },
+    /// Whoever is to send this may write to what a worker reserved.
+    Passed { handoff: HandoffId, pass: Pass },
     /// A client wants a sequence.
     Submitted {
         flight: FlightId,
@@ -94,6 +97,8 @@ pub(crate) struct Driver {
     ears: Ears,
     hands: Hands,
     workers: BTreeMap<WorkerId, Connected>,
+    /// For those who are to write to what others reserved.
+    passes: Purse,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
@@ -110,6 +115,7 @@ impl Driver {
             ears,
             hands,
             workers: BTreeMap::new(),
+            passes: Purse::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -178,6 +184,7 @@ impl Driver {
                 report,
                 read,
             } => self.hear_worker((worker, serial), report, read),
+            RouterEvent::Passed { handoff, pass } => self.passes.put(handoff, pass),
             RouterEvent::Submitted { flight, request } => {
                 self.hear(Input::Submitted { flight, request });
             }
@@ -372,6 +379,20 @@ impl Driver {
     fn tell(&mut self, worker: WorkerRef, order: Order) {
         if let Some(peer) = peer_of(&order, worker) {
             self.introduce(worker, peer);
+        }
+        let sends = match &order {
+            Order::Prefill(prefill) => Some(prefill.handoff),
+            Order::Migrate(migrate) => Some(migrate.handoff),
+            Order::Reserve(_)
+            | Order::Renew { .. }
+            | Order::Cancel { .. }
+            | Order::Drain
+            | Order::Serve { .. } => None,
+        };
+        if let Some(handoff) = sends
+            && let Some(pass) = self.passes.get(handoff)
+        {
+            self.say(worker, Downward::Pass { handoff, pass });
         }
         self.say(worker, Downward::Order(order));
     }

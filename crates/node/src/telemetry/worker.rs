@@ -137,6 +137,7 @@ impl WorkerMeters {
         }
         for counter in [
             &series.frames_discarded,
+            &series.passes_refused,
             &series.preemptions,
             &series.recomputed_tokens,
         ] {
@@ -199,6 +200,10 @@ impl WorkerMeters {
             let labels = self.carried(peer, transport);
             self.series.link_transport.remove(&labels);
         }
+    }
+
+    pub(crate) fn pass_refused(&self) {
+        self.series.passes_refused.get_or_create(&self.worker).inc();
     }
 
     pub(crate) fn link_fell_back(&self, peer: WorkerRef) {

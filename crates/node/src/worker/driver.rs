@@ -17,11 +17,12 @@ use crate::telemetry::WorkerMeters;
 use crate::wire::nanos;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockIndex, Emission, HandoffId, LinkPrice, Load, Order, Role, RouterId, TapeLine, WorkerRef,
+    BlockIndex, Emission, HandoffId, LinkPrice, Load, Order, Reserve, Role, RouterId, TapeLine,
+    WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_sched::{Brain, Condition, Input, Limits, Output};
-use cleave_transfer::{LinkDown, LinkEvent, LinkSpeed, Links, Payload, Reach, Route};
+use cleave_transfer::{LinkDown, LinkEvent, LinkSpeed, Links, Passes, Payload, Reach, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -71,6 +72,8 @@ pub(crate) struct Ears {
 pub(crate) struct Hands {
     pub(crate) engine: EngineHost,
     pub(crate) links: Links,
+    /// By which senders in other processes show that they may write here, and this one there.
+    pub(crate) passes: Option<Passes>,
     pub(crate) meters: WorkerMeters,
     /// For messages: how this worker is called, and where its blocks are reached.
     pub(crate) name: String,
@@ -305,12 +308,17 @@ impl Driver {
                      this one is cut off; give one of the two another name (--name)"
                 );
             }
+            Downward::Pass { handoff, pass } => {
+                if let Some(passes) = &self.hands.passes {
+                    passes.hold(handoff, pass);
+                }
+            }
             Downward::Order(order) => {
                 match &order {
                     Order::Drain => self.hands.desk.leaves(),
                     Order::Serve { role } => self.serve(*role),
-                    Order::Reserve(_)
-                    | Order::Prefill(_)
+                    Order::Reserve(reserve) => self.make_pass(router, reserve),
+                    Order::Prefill(_)
                     | Order::Migrate(_)
                     | Order::Renew { .. }
                     | Order::Cancel { .. } => {}
@@ -318,6 +326,17 @@ impl Driver {
                 self.hear(Input::Ordered { router, order });
             }
         }
+    }
+
+    /// Whoever is to write to what is about to be reserved is given what it takes; if it is not reserved,
+    /// that opens nothing.
+    fn make_pass(&mut self, router: RouterId, reserve: &Reserve) {
+        let Some(passes) = &self.hands.passes else {
+            return;
+        };
+        let handoff = reserve.handoff;
+        let pass = passes.make(handoff, reserve.sender, &reserve.request.slo.tenant);
+        self.tell(router, Upward::Pass { handoff, pass });
     }
 
     /// The brain is about to hear that it serves these legs from now on.
@@ -344,6 +363,10 @@ impl Driver {
                     packet,
                     condition,
                 });
+            }
+            LinkEvent::Forged { peer } => {
+                warn!(%peer, "a peer wanted to write what it has no pass for");
+                self.hands.meters.pass_refused();
             }
             LinkEvent::Granted { peer } => self.pump(peer),
             LinkEvent::Measured { peer, speed } => {

@@ -30,7 +30,7 @@ use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_sched::Writer;
 use cleave_tls::PeerTls;
-use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Pools};
+use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Passes, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
 use engine::{EngineHost, EngineLimits};
 use pools::DevicePools;
@@ -99,9 +99,12 @@ impl WorkerBody {
             Some(_) => Writer::Sender,
             None => Writer::Receiver,
         };
+        // Within a process nobody can say that he is somebody else.
+        let passes = data.is_some().then(|| Passes::new(rand::random()));
         let links_config = LinksConfig {
             pools,
             peers,
+            passes: passes.clone(),
             ..links_config(&options, me, &description)
         };
         let links = Links::new(links_config, link_events, net);
@@ -128,6 +131,7 @@ impl WorkerBody {
         let hands = Hands {
             engine: host,
             links: links.clone(),
+            passes,
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
                 .with_ceilings(options.ceilings),
             recorder: Recorder::create(options.tape.as_deref())?,

@@ -136,6 +136,7 @@ impl Worker {
                 }
                 LinkEvent::Lost { peer, reason } => panic!("{peer} lost: {reason}"),
                 LinkEvent::FellBack { reason, .. } => panic!("{reason}"),
+                LinkEvent::Forged { peer } => panic!("{peer} had no pass"),
                 LinkEvent::Severed { peer } => panic!("{peer} has ended"),
                 LinkEvent::Granted { .. } | LinkEvent::Measured { .. } => {}
             }

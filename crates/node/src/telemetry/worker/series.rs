@@ -19,6 +19,7 @@ pub(crate) struct Series {
     pub(super) exposed_seconds: Histograms<Worker>,
     pub(super) send_seconds: Histograms<Worker>,
     pub(super) frames_discarded: Family<Worker, Counter>,
+    pub(super) passes_refused: Family<Worker, Counter>,
     pub(super) step_tokens: Family<Sorted, Counter>,
     pub(super) step_seconds: Histograms<Sorted>,
     pub(super) step_ratio: Histograms<Worker>,
@@ -56,6 +57,7 @@ impl Series {
             exposed_seconds: histograms(),
             send_seconds: histograms(),
             frames_discarded: Family::default(),
+            passes_refused: Family::default(),
             step_tokens: Family::default(),
             step_seconds: histograms(),
             step_ratio: ratio_histograms(),
@@ -142,6 +144,11 @@ impl Series {
             "cleave_link_transport",
             "1 for what carries blocks to a peer now: local, cuda-ipc, shm or tcp",
             self.link_transport.clone(),
+        );
+        registry.register(
+            "cleave_handoff_passes_refused",
+            "Links that ended because the peer wanted to write what it had no pass for, or an old one",
+            self.passes_refused.clone(),
         );
         registry.register(
             "cleave_link_fallbacks",
