@@ -53,6 +53,9 @@ pub enum NodeError {
     /// The collector's address is of no use.
     #[error("cannot send traces to {0}: {1}")]
     Traces(String, String),
+    /// Blocks may go over NIXL alone, and it cannot be had.
+    #[error("--kv-transport names no other transport than NIXL: {0}")]
+    Nixl(#[from] cleave_transfer::NixlError),
     /// The model's text side cannot be used.
     #[error("{0}")]
     Model(String),

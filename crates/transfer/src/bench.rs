@@ -10,7 +10,7 @@ use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::link::{Frame, Permit};
 use crate::links::{Links, Listeners};
 use crate::payload::Payload;
-use crate::{LocalNet, Route};
+use crate::{LocalNet, Nixl, Route};
 use cleave_domain::{
     BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,
 };
@@ -45,6 +45,17 @@ pub enum BenchError {
     /// A copying thread ended.
     #[error("a copying thread ended")]
     Thread,
+}
+
+/// How one end can be reached, and reaches the other.
+#[derive(Debug, Default)]
+pub struct Ways {
+    /// For workers of one process.
+    pub net: LocalNet,
+    /// For those of others.
+    pub listeners: Listeners,
+    /// NVIDIA's transfer library.
+    pub nixl: Option<Arc<Nixl>>,
 }
 
 /// The sending end.
@@ -89,11 +100,21 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
-fn links(me: u64, shape: PoolShape, net: LocalNet) -> (Links, mpsc::Receiver<LinkEvent>) {
+fn links(me: u64, shape: PoolShape, ways: Ways) -> (Links, mpsc::Receiver<LinkEvent>) {
+    let Ways {
+        net,
+        listeners,
+        nixl,
+    } = ways;
     let (events, heard) = mpsc::channel(EVENTS_MAX);
     let fingerprint = Fingerprint("bench".into());
-    let config = LinksConfig::new(worker(me), fingerprint, shape.block_bytes);
-    (Links::new(config, events, net), heard)
+    let config = LinksConfig {
+        nixl,
+        ..LinksConfig::new(worker(me), fingerprint, shape.block_bytes)
+    };
+    let links = Links::new(config, events, net);
+    tokio::spawn(links.clone().serve(listeners));
+    (links, heard)
 }
 
 impl PoolShape {
@@ -110,10 +131,9 @@ impl PoolShape {
 }
 
 impl Near {
-    /// Listens on `listeners` for the far end's answers.
-    pub fn start(shape: PoolShape, net: LocalNet, listeners: Listeners) -> Self {
-        let (links, events) = links(1, shape, net);
-        tokio::spawn(links.clone().serve(listeners));
+    /// Listens for the far end's answers.
+    pub fn start(shape: PoolShape, ways: Ways) -> Self {
+        let (links, events) = links(1, shape, ways);
         let (reads, asked) = threads::channel::<Read>();
         let (tell, sent) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
@@ -242,10 +262,9 @@ impl Read {
 }
 
 impl Far {
-    /// Listens on `listeners`; answers go to `near`.
-    pub fn start(shape: PoolShape, net: LocalNet, (listeners, near): (Listeners, Route)) -> Self {
-        let (links, events) = links(2, shape, net);
-        tokio::spawn(links.clone().serve(listeners));
+    /// Listens; answers go to `near`.
+    pub fn start(shape: PoolShape, ways: Ways, near: Route) -> Self {
+        let (links, events) = links(2, shape, ways);
         links.know(worker(1), near);
         let (writes, asked) = threads::channel::<Write>();
         let (tell, written) = mpsc::unbounded_channel();

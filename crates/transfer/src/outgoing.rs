@@ -4,16 +4,17 @@
 //! Owns: the order of transports, the terms on which a link is made, and its measurement. Never: decides
 //! what is sent, or keeps anything of a link that ended.
 //! Invariant: a transport that both ends announced and that does not work is told
-//! ([`LinkEvent::FellBack`]) before the next one is tried.
+//! ([`LinkEvent::FellBack`]) before the next one is tried; so is NIXL where one end alone has it.
 
-use crate::address::Addresses;
+use crate::address::{Addresses, HostAddress};
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
-use crate::host;
+use crate::host::{self, HostDialled};
 use crate::incoming::{STREAMS_MAX, Stream, TcpEnd};
 use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
+use crate::nixl::{self, Nixl, Writer};
 use crate::pools;
-use crate::shared_memory::{Ring, Shape};
+use crate::shared_memory::{Ring, Shape, Slot};
 use crate::socket::{Reader, SocketError, write};
 use crate::transport::Transport;
 use crate::wire::{FrameHead, Hello, Message, PROBE_BYTES};
@@ -35,6 +36,15 @@ const PINGS_COUNT: u64 = 3;
 pub(crate) struct Dialled<R, W> {
     pub(crate) streams: Vec<Stream<R, W>>,
     pub(crate) terms: Terms,
+}
+
+/// What is asked of a peer that is dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// A link whose payloads come over its streams, or as its host can bring them.
+    Link,
+    /// One whose payloads this worker's network card writes into a ring of the peer's.
+    Landing,
 }
 
 /// What carries payloads between processes of a host.
@@ -80,57 +90,136 @@ pub(crate) struct Errand<'a> {
     pub(crate) events: &'a mpsc::Sender<LinkEvent>,
 }
 
+/// A way to a peer that both ends have.
+enum Way<'a> {
+    Host(&'a HostAddress),
+    Nixl(&'a Arc<Nixl>, &'a str),
+    Tcp(&'a str),
+}
+
+impl Way<'_> {
+    fn transport(&self) -> Transport {
+        match self {
+            Self::Host(_) => Transport::SharedMemory,
+            Self::Nixl(..) => Transport::Nixl,
+            Self::Tcp(_) => Transport::Tcp,
+        }
+    }
+}
+
+/// Connections that stand, and what carries payloads.
+enum Made {
+    Within(HostDialled, (Transport, Store)),
+    Between(Dialled<OwnedReadHalf, OwnedWriteHalf>, (Transport, Store)),
+}
+
 impl Errand<'_> {
-    /// Carries one link from dial to end. Returns why it ended.
+    /// Carries one link from dial to end, by the best way that works. Returns why it ended.
     pub(crate) async fn carry(self, addresses: &Addresses, carrier: Carrier) -> SocketError {
+        let ways = self.ways(addresses);
+        for (index, way) in ways.iter().enumerate() {
+            if let Some(reason) = self.passed_over(way, addresses) {
+                let step = (Transport::Nixl, Transport::Tcp);
+                if let Err(closing) = self.fall_back(step, reason).await {
+                    return closing;
+                }
+            }
+            let error = match self.dial(way).await {
+                Ok(Made::Within(dialled, carriage)) => {
+                    return self.run(dialled, carriage, carrier).await;
+                }
+                Ok(Made::Between(dialled, carriage)) => {
+                    return self.run(dialled, carriage, carrier).await;
+                }
+                Err(error) => error,
+            };
+            let next = ways.get(index + 1).filter(|_| !error.holds_for_all());
+            let Some(next) = next else {
+                return error;
+            };
+            let step = (way.transport(), next.transport());
+            if let Err(closing) = self.fall_back(step, error.to_string()).await {
+                return closing;
+            }
+        }
+        let peer = self.peer;
+        let reason = "no transport that both may use reaches it from this host";
+        SocketError::Refused(format!("worker {peer}: {reason}"))
+    }
+
+    /// The best first.
+    fn ways<'a>(&'a self, addresses: &'a Addresses) -> Vec<Way<'a>> {
+        let Self { config, .. } = self;
+        let Addresses {
+            tcp,
+            shared_memory,
+            nixl,
+        } = addresses;
+        let host = shared_memory.as_ref().filter(|address| {
+            config.transports.contains(&Transport::SharedMemory) && host::is_here(address)
+        });
+        let library = config.nixl().filter(|_| *nixl);
+        let is_tcp = config.transports.contains(&Transport::Tcp);
+        let nixl = library.zip(tcp.as_deref());
+        let nixl = nixl.map(|(library, address)| Way::Nixl(library, address));
+        let tcp = tcp.as_deref().filter(|_| is_tcp).map(Way::Tcp);
+        let host = host.map(Way::Host);
+        host.into_iter().chain(nixl).chain(tcp).collect()
+    }
+
+    /// Why the peer is not tried over NIXL before this, if one of the two could.
+    fn passed_over(self, way: &Way<'_>, addresses: &Addresses) -> Option<String> {
+        let Way::Tcp(_) = way else {
+            return None;
+        };
+        let is_wanted = self.config.transports.contains(&Transport::Nixl);
+        match (self.config.nixl(), addresses.nixl) {
+            (None, true) if is_wanted => Some("this worker has no NIXL library".to_owned()),
+            (Some(_), false) => Some("the peer has no NIXL library".to_owned()),
+            _ => None,
+        }
+    }
+
+    async fn dial(self, way: &Way<'_>) -> Result<Made, SocketError> {
         let Self { config, peer, .. } = self;
-        let host_address = addresses.shared_memory.as_ref();
-        if let Some(address) = host_address.filter(|address| host::is_here(address)) {
-            let dialled = timeout(config.connect_timeout, host::dial(config, peer, address));
-            let dialled = dialled.await;
-            let slow = SocketError::Slow(config.connect_timeout);
-            match dialled.unwrap_or(Err(slow)) {
-                Ok((dialled, carriage)) => {
+        let within = match way {
+            Way::Nixl(..) => config.agents_timeout(),
+            Way::Host(_) | Way::Tcp(_) => config.connect_timeout,
+        };
+        let dialled = async {
+            match way {
+                Way::Host(address) => {
+                    let (dialled, carriage) = host::dial(config, peer, address).await?;
                     let Carriage { store, unopened } = carriage;
                     let transport = match store {
                         Store::Pool { .. } => Transport::CudaIpc,
-                        Store::Buffers(_) | Store::Ring(_) => Transport::SharedMemory,
+                        Store::Buffers(_) | Store::Ring(..) => Transport::SharedMemory,
                     };
                     if let Some(reason) = unopened {
                         let step = (Transport::CudaIpc, transport);
-                        if let Err(closing) = self.fall_back(step, reason).await {
-                            return closing;
-                        }
+                        self.fall_back(step, reason).await?;
                     }
-                    return self.run(dialled, (transport, store), carrier).await;
+                    Ok(Made::Within(dialled, (transport, store)))
                 }
-                Err(error) if error.holds_for_all() || addresses.tcp.is_none() => return error,
-                Err(error) => {
-                    let step = (Transport::SharedMemory, Transport::Tcp);
-                    if let Err(closing) = self.fall_back(step, error.to_string()).await {
-                        return closing;
-                    }
+                Way::Nixl(library, address) => {
+                    let (dialled, store) = nixl::dial(config, peer, (library, address)).await?;
+                    Ok(Made::Between(dialled, (Transport::Nixl, store)))
+                }
+                Way::Tcp(address) => {
+                    let dialled = dial(config, peer, address).await?;
+                    let Terms {
+                        window,
+                        frame_bytes,
+                        ..
+                    } = dialled.terms;
+                    let frame_bytes = frame_bytes.min(config.stream_frame_bytes());
+                    let store = Store::Buffers(Buffers::new(frame_bytes, window));
+                    Ok(Made::Between(dialled, (Transport::Tcp, store)))
                 }
             }
-        }
-        let Some(address) = &addresses.tcp else {
-            let reason = "it can be reached from its own host only, and that is another";
-            return SocketError::Refused(format!("worker {peer}: {reason}"));
         };
-        match timeout(config.connect_timeout, dial(config, peer, address)).await {
-            Ok(Ok(dialled)) => {
-                let Terms {
-                    window,
-                    frame_bytes,
-                    ..
-                } = dialled.terms;
-                let frame_bytes = frame_bytes.min(config.stream_frame_bytes());
-                let store = Store::Buffers(Buffers::new(frame_bytes, window));
-                self.run(dialled, (Transport::Tcp, store), carrier).await
-            }
-            Ok(Err(error)) => error,
-            Err(_) => SocketError::Slow(config.connect_timeout),
-        }
+        let dialled = timeout(within, dialled).await;
+        dialled.unwrap_or(Err(SocketError::Slow(within)))
     }
 
     async fn fall_back(
@@ -165,7 +254,11 @@ impl Errand<'_> {
         } = self;
         let Terms { window, .. } = dialled.terms;
         let Carrier { credit, queue } = carrier;
-        let measured = measure(&mut dialled.streams, transport, &store).await;
+        let writing = Writing(store.writer());
+        let measured = tokio::select! {
+            measured = measure(&mut dialled.streams, transport, &store) => measured,
+            error = writing.failed() => Err(error),
+        };
         let (speed, lent) = match measured {
             Ok(measured) => measured,
             Err(error) => return error,
@@ -184,7 +277,8 @@ impl Errand<'_> {
         let mut writers = JoinSet::new();
         let mut readers = JoinSet::new();
         for Stream { reader, writer } in dialled.streams {
-            writers.spawn(send_parcels(Arc::clone(&queue), writer, config.beat));
+            let far = writing.0.clone();
+            writers.spawn(send_parcels(Arc::clone(&queue), (writer, far), config.beat));
             readers.spawn(hear_grants(
                 reader,
                 Granted {
@@ -208,12 +302,33 @@ impl Errand<'_> {
                     let ended = ended.expect("readers end only with the link");
                     break ended.unwrap_or(SocketError::Closing);
                 }
+                error = writing.failed() => break error,
             }
         };
         // One lost stream is the link lost.
         writers.shutdown().await;
         readers.shutdown().await;
         error
+    }
+}
+
+/// What brings slots to the receiver, for as long as the link is carried.
+struct Writing(Option<Arc<Writer>>);
+
+impl Writing {
+    async fn failed(&self) -> SocketError {
+        match &self.0 {
+            Some(writer) => SocketError::Nixl(writer.failed().await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if let Some(writer) = &self.0 {
+            writer.close();
+        }
     }
 }
 
@@ -224,7 +339,7 @@ async fn dial(
     address: &str,
 ) -> Result<Dialled<OwnedReadHalf, OwnedWriteHalf>, SocketError> {
     let mut first = connect(config, address).await?;
-    let terms = shake_hands(config, peer, &mut first).await?;
+    let terms = shake_hands(config, (peer, Wish::Link), &mut first).await?;
     let mut streams = vec![first];
     let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
     while streams.len() < streams_count {
@@ -243,7 +358,7 @@ async fn dial(
     Ok(Dialled { streams, terms })
 }
 
-async fn connect(config: &LinksConfig, address: &str) -> Result<TcpEnd, SocketError> {
+pub(crate) async fn connect(config: &LinksConfig, address: &str) -> Result<TcpEnd, SocketError> {
     let stream = TcpStream::connect(address).await;
     let stream = stream.map_err(|error| SocketError::Connect(address.to_owned(), error))?;
     stream.set_nodelay(true)?;
@@ -255,19 +370,23 @@ async fn connect(config: &LinksConfig, address: &str) -> Result<TcpEnd, SocketEr
 /// Says who this is and hears on which terms the link is taken.
 pub(crate) async fn shake_hands<R, W>(
     config: &LinksConfig,
-    peer: WorkerRef,
+    (peer, wish): (WorkerRef, Wish),
     stream: &mut Stream<R, W>,
 ) -> Result<Terms, SocketError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let hello = Message::Hello(Hello {
+    let hello = Hello {
         from: config.me,
         to: peer,
         block_bytes: config.block_bytes,
         fingerprint: config.fingerprint.0.clone(),
-    });
+    };
+    let hello = match wish {
+        Wish::Link => Message::Hello(hello),
+        Wish::Landing => Message::Approach(hello),
+    };
     write(&mut stream.writer, &hello, &[]).await?;
     match stream.reader.message().await? {
         Message::Welcome { me, .. } if me != peer => Err(SocketError::Refused(format!(
@@ -325,7 +444,7 @@ where
     let start = Instant::now();
     let (bytes, mut lent) = match store {
         Store::Buffers(_) | Store::Pool { .. } => (probe(streams).await?, 0),
-        Store::Ring(ring) => probe_ring(&mut streams[0].writer, ring).await?,
+        Store::Ring(ring, _) => probe_ring(&mut streams[0].writer, (ring, store.writer())).await?,
     };
     for stream in streams.iter_mut() {
         ping(stream, PINGS_COUNT + 1).await?;
@@ -356,7 +475,7 @@ where
 /// Fills slots; says how many bytes that was, and how much credit it took.
 async fn probe_ring<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    ring: &Arc<Ring>,
+    (ring, far): (&Arc<Ring>, Option<Arc<Writer>>),
 ) -> Result<(usize, u32), SocketError> {
     let Shape {
         slot_bytes,
@@ -367,7 +486,8 @@ async fn probe_ring<W: AsyncWrite + Unpin>(
     for _ in 0..slots_count {
         let mut slot = ring.take(slot_bytes);
         slot.fill(0);
-        write(writer, &Message::SlotProbe(slot.lend()), &[]).await?;
+        let number = lend(slot, far.as_deref());
+        write(writer, &Message::SlotProbe(number), &[]).await?;
     }
     let bytes = slots_count * slot_bytes;
     Ok((bytes as usize, bytes))
@@ -393,7 +513,8 @@ where
     loop {
         match (stream.reader.message().await?, store) {
             (Message::Pong(answer), _) if answer == nonce => return Ok(bytes),
-            (Message::GrantSlots(slots), Store::Ring(ring)) => {
+            (Message::GrantSlots(slots), Store::Ring(ring, _)) => {
+                store.settled(&slots).await;
                 if !slots.iter().all(|slot| ring.give_back(*slot)) {
                     return Err(BEYOND_WINDOW);
                 }
@@ -411,7 +532,7 @@ const BEYOND_WINDOW: SocketError = SocketError::Unexpected("grant beyond the win
 /// Whichever stream is free takes the next parcel. Ends well when nobody can send any more.
 async fn send_parcels<W: AsyncWrite + Unpin>(
     queue: Arc<Mutex<mpsc::UnboundedReceiver<Parcel>>>,
-    mut writer: W,
+    (mut writer, far): (W, Option<Arc<Writer>>),
     beat: Duration,
 ) -> Result<(), SocketError> {
     let mut beats = interval(beat);
@@ -421,8 +542,13 @@ async fn send_parcels<W: AsyncWrite + Unpin>(
         let next = async { queue.lock().await.recv().await };
         tokio::select! {
             parcel = next => match parcel {
-                Some(parcel) => send_parcel(&mut writer, parcel).await?,
-                None => return Ok(()),
+                Some(parcel) => send_parcel(&mut writer, far.as_deref(), parcel).await?,
+                None => {
+                    if let Some(far) = &far {
+                        far.all_settled().await;
+                    }
+                    return Ok(());
+                }
             },
             _ = beats.tick() => {
                 nonce += 1;
@@ -432,8 +558,19 @@ async fn send_parcels<W: AsyncWrite + Unpin>(
     }
 }
 
+/// From now on the slot is the receiver's. Its bytes are on their way when the receiver hears of it.
+fn lend(slot: Slot, far: Option<&Writer>) -> u32 {
+    let len = slot.len();
+    let number = slot.lend();
+    if let Some(far) = far {
+        far.write(number, len);
+    }
+    number
+}
+
 async fn send_parcel<W: AsyncWrite + Unpin>(
     writer: &mut W,
+    far: Option<&Writer>,
     parcel: Parcel,
 ) -> Result<(), SocketError> {
     let Parcel { packet, cargo } = parcel;
@@ -451,7 +588,7 @@ async fn send_parcel<W: AsyncWrite + Unpin>(
                 checksum,
             };
             match cargo {
-                Some(Cargo::Slot(slot)) => Message::SlotFrame(head, slot.lend()),
+                Some(Cargo::Slot(slot)) => Message::SlotFrame(head, lend(slot, far)),
                 Some(Cargo::Buffer(bytes)) => {
                     return write(writer, &Message::Frame(head), &bytes).await;
                 }
@@ -485,7 +622,10 @@ async fn hear_grants<R: AsyncRead + Unpin>(mut reader: Reader<R>, granted: Grant
     loop {
         let sound = match reader.message().await {
             Ok(Message::Grant(bytes)) => credit.grant(bytes, window),
-            Ok(Message::GrantSlots(slots)) => credit.grant_slots(&slots),
+            Ok(Message::GrantSlots(slots)) => {
+                credit.settled(&slots).await;
+                credit.grant_slots(&slots)
+            }
             Ok(Message::Pong(_)) => continue,
             Ok(_) => return SocketError::Unexpected("from the receiver of a link"),
             Err(error) => return error,

@@ -24,6 +24,8 @@ pub(crate) const FRAME_HEAD_BYTES: usize = 40;
 const CONTROL_BYTES_MAX: usize = 8 << 10;
 /// Longest body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
 const SEAL_BYTES_MAX: usize = 1 << 20;
+/// Longest body of a ring's whereabouts: a few addresses for each network card, of which a host has ten at most.
+const LANDING_BYTES_MAX: usize = 64 << 10;
 /// Longest text in a message.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 /// Bytes of a probe.
@@ -104,6 +106,15 @@ pub(crate) enum Message {
     Opened,
     /// A frame whose payload is in the receiver's pool already.
     PoolFrame(FrameHead),
+    /// In place of a hello: the sender's network card could write into a ring of the receiver's, and asks for one.
+    Approach(Hello),
+    /// Here it is, by its address in the receiver's process, and what its agent is reached by.
+    Landing {
+        start: u64,
+        metadata: Vec<u8>,
+    },
+    /// The receiver could not make one, and why.
+    NoLanding(String),
 }
 
 /// What was wrong with what a peer sent.
@@ -123,6 +134,8 @@ pub(crate) enum WireError {
     Surplus(usize),
     #[error("text is not UTF-8")]
     Text,
+    #[error("an agent's metadata was damaged on the way")]
+    Metadata,
     #[error("frame of {0} bytes at offset {1} does not fit a block of {2} bytes")]
     OutsideBlock(u32, u32, u32),
     #[error("cause code {0} does not exist")]
@@ -161,12 +174,15 @@ const POOL: u8 = 20;
 const NO_POOL: u8 = 21;
 const OPENED: u8 = 22;
 const POOL_FRAME: u8 = 23;
+const APPROACH: u8 = 24;
+const LANDING: u8 = 25;
+const NO_LANDING: u8 = 26;
 
 impl Header {
     /// Reads a header; `block_bytes` bounds frames.
     pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
-        if !(HELLO..=POOL_FRAME).contains(&kind) || [z0, z1, z2] != [0; 3] {
+        if !(HELLO..=NO_LANDING).contains(&kind) || [z0, z1, z2] != [0; 3] {
             return Err(WireError::Kind(kind));
         }
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
@@ -174,6 +190,7 @@ impl Header {
             FRAME => FRAME_HEAD_BYTES + block_bytes as usize,
             PROBE => PROBE_BYTES,
             SEAL => SEAL_BYTES_MAX,
+            LANDING => LANDING_BYTES_MAX,
             _ => CONTROL_BYTES_MAX,
         };
         if body_len > max {
@@ -224,12 +241,22 @@ impl Message {
     fn encode_body(&self, out: &mut BytesMut) -> (u8, usize) {
         match self {
             Self::Hello(hello) => {
-                put_preamble(out);
-                put_worker(out, hello.from);
-                put_worker(out, hello.to);
-                out.put_u32_le(hello.block_bytes);
-                put_text(out, &hello.fingerprint);
+                put_hello(out, hello);
                 (HELLO, 0)
+            }
+            Self::Approach(hello) => {
+                put_hello(out, hello);
+                (APPROACH, 0)
+            }
+            Self::Landing { start, metadata } => {
+                out.put_u64_le(*start);
+                out.put_u64_le(crate::checksum::checksum(metadata));
+                out.put_slice(metadata);
+                (LANDING, 0)
+            }
+            Self::NoLanding(reason) => {
+                put_text(out, reason);
+                (NO_LANDING, 0)
             }
             Self::Welcome {
                 me,
@@ -336,15 +363,17 @@ impl Message {
     pub(crate) fn decode(kind: u8, body: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields(body);
         let message = match kind {
-            HELLO => {
-                fields.preamble()?;
-                Self::Hello(Hello {
-                    from: fields.worker()?,
-                    to: fields.worker()?,
-                    block_bytes: fields.u32()?,
-                    fingerprint: fields.text()?,
-                })
+            HELLO => Self::Hello(fields.hello()?),
+            APPROACH => Self::Approach(fields.hello()?),
+            LANDING => {
+                let (start, checksum) = (fields.u64()?, fields.u64()?);
+                let metadata = fields.rest();
+                if crate::checksum::checksum(&metadata) != checksum {
+                    return Err(WireError::Metadata);
+                }
+                Self::Landing { start, metadata }
             }
+            NO_LANDING => Self::NoLanding(fields.text()?),
             WELCOME => {
                 fields.preamble()?;
                 Self::Welcome {
@@ -403,6 +432,20 @@ fn put_frame_head(out: &mut BytesMut, frame: &FrameHead) {
     out.put_u32_le(frame.part.offset);
     out.put_u32_le(frame.part.len);
     out.put_u64_le(frame.checksum);
+}
+
+fn put_hello(out: &mut BytesMut, hello: &Hello) {
+    let Hello {
+        from,
+        to,
+        block_bytes,
+        fingerprint,
+    } = hello;
+    put_preamble(out);
+    put_worker(out, *from);
+    put_worker(out, *to);
+    out.put_u32_le(*block_bytes);
+    put_text(out, fingerprint);
 }
 
 fn put_preamble(out: &mut BytesMut) {
@@ -501,6 +544,16 @@ impl Fields<'_> {
             VERSION => Ok(()),
             other => Err(WireError::Version(other)),
         }
+    }
+
+    fn hello(&mut self) -> Result<Hello, WireError> {
+        self.preamble()?;
+        Ok(Hello {
+            from: self.worker()?,
+            to: self.worker()?,
+            block_bytes: self.u32()?,
+            fingerprint: self.text()?,
+        })
     }
 
     fn worker(&mut self) -> Result<WorkerRef, WireError> {
@@ -634,17 +687,21 @@ mod tests {
         ]
     }
 
-    fn message() -> impl Strategy<Value = Message> {
-        let hello = (worker(), worker(), any::<u32>(), ".{0,200}").prop_map(
-            |(from, to, block_bytes, fingerprint)| {
-                Message::Hello(Hello {
-                    from,
-                    to,
-                    block_bytes,
-                    fingerprint,
-                })
+    fn hello() -> impl Strategy<Value = Hello> {
+        (worker(), worker(), any::<u32>(), ".{0,200}").prop_map(
+            |(from, to, block_bytes, fingerprint)| Hello {
+                from,
+                to,
+                block_bytes,
+                fingerprint,
             },
-        );
+        )
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let metadata = prop::collection::vec(any::<u8>(), 0..200);
+        let landing = (any::<u64>(), metadata)
+            .prop_map(|(start, metadata)| Message::Landing { start, metadata });
         let seal = (handoff(), any::<(u32, u64, [u8; 16], Vec<u32>)>()).prop_map(
             |(handoff, (blocks_count, digest, content, output))| {
                 Message::Seal(Seal {
@@ -657,7 +714,10 @@ mod tests {
             },
         );
         prop_oneof![
-            hello,
+            hello().prop_map(Message::Hello),
+            hello().prop_map(Message::Approach),
+            landing,
+            ".{0,200}".prop_map(Message::NoLanding),
             (worker(), any::<(u64, u64, u32)>()).prop_map(|(me, (credit, key, frame_bytes))| {
                 Message::Welcome {
                     me,
@@ -732,7 +792,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_an_error_and_never_a_panic(kind in 0u8..28, body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn damage_is_an_error_and_never_a_panic(kind in 0u8..31, body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Message::decode(kind, &body);
             let _ = FrameHead::parse(&body, body.len(), 128);
         }

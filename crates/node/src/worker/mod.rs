@@ -29,7 +29,7 @@ use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_sched::Writer;
-use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Pools};
+use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Nixl, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
 use engine::{EngineHost, EngineLimits};
 use pools::DevicePools;
@@ -52,6 +52,8 @@ pub(crate) struct Parts {
     pub(crate) net: LocalNet,
     /// Where workers of other processes reach this one, and by which addresses.
     pub(crate) data: Option<(Listeners, String)>,
+    /// NVIDIA's transfer library, if it is there.
+    pub(crate) nixl: Option<Arc<Nixl>>,
 }
 
 /// A worker that runs.
@@ -74,6 +76,7 @@ impl WorkerBody {
             files,
             net,
             data,
+            nixl,
         } = parts;
         let description = engine.describe().clone();
         let me = identity(&options.name);
@@ -97,6 +100,7 @@ impl WorkerBody {
         };
         let links_config = LinksConfig {
             pools,
+            nixl,
             ..links_config(&options, me, &description)
         };
         let links = Links::new(links_config, link_events, net);
@@ -205,6 +209,7 @@ fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescripti
         credit_bytes: options.credit_bytes,
         frame_bytes_max: options.frame_bytes_max,
         streams_count: options.streams_count,
+        transports: options.transports.clone(),
         ..LinksConfig::new(me, engine.fingerprint.clone(), block_bytes)
     }
 }
@@ -300,6 +305,7 @@ mod tests {
             files: introduction.files,
             net: LocalNet::default(),
             data: None,
+            nixl: None,
         };
         WorkerBody::start(parts, &Telemetry::default()).unwrap()
     }
