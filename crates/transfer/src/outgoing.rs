@@ -143,7 +143,10 @@ impl Errand<'_> {
             }
         }
         let peer = self.peer;
-        let reason = "no transport that both may use reaches it from this host";
+        let reason = match addresses.tcp {
+            None => "it can be reached from its own host only, and that is another",
+            Some(_) => "none of the transports that this worker may use reaches it",
+        };
         SocketError::Refused(format!("worker {peer}: {reason}"))
     }
 

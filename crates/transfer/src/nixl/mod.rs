@@ -18,6 +18,8 @@
 //! ends are done with what was in it.
 
 mod dial;
+#[cfg(test)]
+mod hostile;
 mod landing;
 mod library;
 mod pace;
