@@ -24,6 +24,7 @@ mod life;
 mod link;
 mod links;
 mod local;
+mod measure;
 #[cfg_attr(not(target_os = "linux"), path = "no_nixl.rs")]
 mod nixl;
 mod outgoing;

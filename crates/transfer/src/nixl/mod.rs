@@ -31,7 +31,7 @@ pub(crate) use writer::Writer;
 
 use library::Library;
 use std::error::Error;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ impl Nixl {
     /// `Load` if that cannot be done, `Irrevocable` if the environment rules it out.
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>, NixlError> {
         let path = path.unwrap_or(Path::new(NIXL_LIBRARY));
-        let backend = Backend::of(std::env::var_os(TLS_VARIABLE))?;
+        let backend = Backend::of(std::env::var_os(TLS_VARIABLE).as_deref())?;
         let library = Library::load(path.as_os_str()).map_err(|error| NixlError::Load {
             path: path.to_owned(),
             // The loader's own words are behind the call's name.
@@ -111,11 +111,8 @@ impl Nixl {
 
 impl Backend {
     /// What goes with the ways that the environment names.
-    fn of(tls: Option<OsString>) -> Result<Self, NixlError> {
-        let tls = tls
-            .as_deref()
-            .map(OsStr::to_string_lossy)
-            .unwrap_or_default();
+    fn of(tls: Option<&OsStr>) -> Result<Self, NixlError> {
+        let tls = tls.map(OsStr::to_string_lossy).unwrap_or_default();
         let (names, is_negated) = match tls.strip_prefix('^') {
             Some(names) => (names, true),
             None => (&*tls, false),
@@ -156,7 +153,7 @@ mod tests {
     use super::*;
 
     fn handling(tls: &str) -> Result<&'static str, String> {
-        let tls = (!tls.is_empty()).then(|| tls.into());
+        let tls = (!tls.is_empty()).then_some(OsStr::new(tls));
         let backend = Backend::of(tls).map_err(|error| error.to_string())?;
         Ok(backend.parameters[1].1)
     }
