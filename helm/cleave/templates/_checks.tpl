@@ -27,8 +27,8 @@
 {{- if ne (empty $pool.rdma.resource) (empty $pool.rdma.count) -}}
 {{- fail (printf "%s.rdma: give resource and count, or neither" $name) -}}
 {{- end -}}
-{{- $update := default dict $pool.strategy.rollingUpdate -}}
-{{- if and (eq (toString (default 1 $update.maxSurge)) "0") (eq (toString $update.maxUnavailable) "0") -}}
+{{- $update := $pool.strategy.rollingUpdate -}}
+{{- if and (eq (toString $update.maxSurge) "0") (eq (toString $update.maxUnavailable) "0") -}}
 {{- fail (printf "%s.strategy.rollingUpdate: maxSurge and maxUnavailable are both 0, so nothing could ever be replaced" $name) -}}
 {{- end -}}
 {{- $model := $pool.model -}}
