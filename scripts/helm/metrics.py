@@ -1,6 +1,7 @@
 """Expressions of dashboard and rules against the series that Cleave registers, and rules against promtool.
 
-Owns: finding the names in PromQL and in the source. Never: asks a Prometheus that runs (scripts/observe does).
+Owns: finding the names in PromQL and in the source; the tests of alerts. Never: asks a Prometheus that runs (scripts/observe
+does).
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "testdata/alerts/alerts.yaml"
 FILES = ROOT / "helm/cleave/files"
 SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
 
@@ -75,3 +77,40 @@ def promtool(rendered: dict) -> str | None:
         file.flush()
         done = subprocess.run(["promtool", "check", "rules", file.name], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def unraised() -> list[str]:
+    """Alerts that the series which should raise them do not, or that those do which come close; and those without any."""
+    cases = yaml.safe_load(ALERTS.read_text())
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    found = [f"{name}: in the rules or in {ALERTS.name} alone" for name in alerts ^ set(cases)]
+    for name in sorted(alerts & set(cases)):
+        case = cases[name]
+        if raised(name, case["series"], case["at"]) is not True:
+            found.append(f"{name}: not raised by what should raise it")
+        if raised(name, case["never"], case["at"]) is not False:
+            found.append(f"{name}: raised by what comes close only")
+    return found
+
+
+def raised(alert: str, series: dict[str, str], at: str) -> bool:
+    """Whether the alert fires at that time of a Prometheus that had these series."""
+    if not all(isinstance(values, str) for values in series.values()):
+        raise TypeError(f"{alert}: YAML takes a series for a number: {series}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "rules.yaml").write_text(unscoped((FILES / "rules.yaml").read_text()))
+        test = {
+            "interval": "1m",
+            "input_series": [{"series": key, "values": values} for key, values in series.items()],
+            "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": []}],
+        }
+        whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+        (folder / "test.yaml").write_text(yaml.safe_dump(whole))
+        command = ["promtool", "test", "rules", "test.yaml"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    # No alert is expected, so one that fires is what promtool tells.
+    if done.returncode != 0 and f"alertname: {alert}" not in said:
+        raise ValueError(f"{alert}: {said}")
+    return done.returncode != 0
