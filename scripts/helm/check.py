@@ -1,10 +1,10 @@
 """Renders the chart as users would, and holds every object against schemas, rules and the binary.
 
-usage: $(install_tools.sh FOLDER) check.py --cleave BIN
+usage: $(install_tools.sh FOLDER) check.py --cleave BIN [--helm BIN]
 
 Every values file, for four versions of Kubernetes, by each way of scaling, in each variant below; Helm's own engine
-renders. Then: bad values must be refused with their path, and objects that were broken on purpose must be noticed.
-Exits with 1 and a line for each flaw.
+renders. Then: bad values must be refused with their path, and objects that were broken on purpose must be noticed. With
+--helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each flaw.
 """
 
 import argparse
@@ -217,13 +217,33 @@ def broken_objects(found: Found, known: dict[str, set[str]]) -> None:
             found.add(f"{rule} did not notice; noticed was {noticed}", "broken objects")
 
 
+def second_opinion(found: Found, helm: str) -> None:
+    """Another Helm renders the same objects, and keeps to the chart's oldest Kubernetes."""
+    found.counts["second opinions"] = 0
+    release = [helm, "template", engine.RELEASE["name"], str(engine.CHART), "--namespace", engine.RELEASE["namespace"]]
+    for file in FILES:
+        for variant, layer in VARIANTS.items():
+            found.counts["second opinions"] += 1
+            values = engine.merged(yaml.safe_load(file.read_text()), layer)
+            command = [*release, "--values", "-", "--kube-version", "1.31.0"]
+            done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=False)
+            theirs = [one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one]
+            ours = list(engine.objects(engine.render(values, "1.31")))
+            as_text = [sorted(json.dumps(one, sort_keys=True) for one in objects) for objects in (ours, theirs)]
+            if done.returncode != 0 or as_text[0] != as_text[1]:
+                found.add(f"{helm} renders otherwise: {done.stderr.strip()}", f"{file.stem}, {variant}")
+    old = subprocess.run([*release, "--kube-version", "1.28.0"], capture_output=True, text=True, check=False)
+    if old.returncode == 0:
+        found.add(f"{helm} installs on Kubernetes 1.28", "Chart.yaml")
+
+
 def values_and_schema(found: Found) -> None:
     """Every value has a schema, and the schema has no value that is not there."""
     values = yaml.safe_load((engine.CHART / "values.yaml").read_text())
     schema = json.loads((engine.CHART / "values.schema.json").read_text())
 
     def walk(value: dict, node: dict, path: str) -> None:
-        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        node = schema["definitions"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
         properties = node.get("properties")
         if properties is None:
             return
@@ -254,7 +274,9 @@ def awaited(found: Found, known: dict[str, set[str]]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cleave", required=True, help="the binary whose flags count")
-    cleave = str(Path(parser.parse_args().cleave).resolve())
+    parser.add_argument("--helm", help="another Helm, which is to render the same")
+    arguments = parser.parse_args()
+    cleave = str(Path(arguments.cleave).resolve())
     found, known = Found(), flags(cleave)
     coming = awaited(found, known)
     for version in VERSIONS:
@@ -265,6 +287,7 @@ def main() -> int:
         lambda: bad_values(found),
         lambda: broken_objects(found, known),
         lambda: values_and_schema(found),
+        lambda: second_opinion(found, arguments.helm) if arguments.helm else None,
     ]
     for step in steps:
         step()
