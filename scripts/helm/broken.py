@@ -5,7 +5,11 @@ from collections.abc import Callable
 HPA = {pool: {"autoscaling": {"type": "hpa"}} for pool in ("prefill", "decode")}
 KEDA = {pool: {"autoscaling": {"type": "keda"}} for pool in ("prefill", "decode")}
 GROUPS = {"workers": {"leaderWorkerSet": {"enabled": True, "size": 2}}}
-PICKER = {"inferencePool": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}}
+PICKER = {
+    "inferencePool": {"enabled": True},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
+    "tls": {"secretName": ""},
+}
 Objects = list[dict]
 
 
@@ -38,6 +42,8 @@ BROKEN: list[tuple[str, dict, Callable[[Objects], object]]] = [
     ("one_scaler_each", KEDA, lambda o: one(o, "ScaledObject")["spec"]["scaleTargetRef"].update(name="prefill")),
     ("groups_are_counted_as_groups", {**HPA, **GROUPS}, lambda o: one(o, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["external"]["target"].update(averageValue="1")),
     ("groups_are_counted_as_groups", {**KEDA, **GROUPS}, lambda o: one(o, "ScaledObject")["spec"]["advanced"].pop("scalingModifiers")),
+    ("bounds_agree", {**KEDA, **GROUPS}, lambda o: one(o, "ScaledObject")["spec"].update(maxReplicaCount=9)),
+    ("bounds_agree", HPA, lambda o: one(o, "ConfigMap", "policy")["data"].update({"policy.yaml": "default_class: a"})),
     ("devices_are_quoted", {}, lambda o: container(o, "decode")["resources"]["limits"].update({"nvidia.com/gpu": 1})),
     ("devices_are_quoted", {}, lambda o: argument(o, "decode", "--device=cuda", "--device=cpu")),
     ("environment_is_text", {}, lambda o: container(o, "decode")["env"].append({"name": "N", "value": 1})),

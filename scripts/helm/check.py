@@ -33,11 +33,12 @@ POOLS = ("prefill", "decode", "both")
 AWAITED_FLAGS = {
     "router": {
         *("--admin-listen", "--shutdown-delay", "--ssl-certfile", "--ssl-keyfile", "--peer-tls"),
-        *("--ext-proc-listen", "--external-metrics-listen"),
+        *("--ext-proc-listen", "--picker-endpoints", "--external-metrics-listen"),
     },
     "worker": {"--peer-tls"},
 }
 AWAITED_SERIES = {"cleave_workers_wanted"}
+AWAITED_POLICY = {"scaling"}
 
 
 def scaled(kind: str) -> dict:
@@ -53,6 +54,7 @@ VARIANTS: dict[str, dict] = {
     "gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}},
     "inference pool": {
         "inferencePool": {"enabled": True},
+        "tls": {"secretName": ""},
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
     },
     "TLS": {"tls": {"secretName": "front", "peerSecretName": "peers"}, "ingress": {"enabled": True}},
@@ -155,7 +157,8 @@ def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where:
         if policy not in seen:
             seen.add(policy)
             found.counts["policies"] += 1
-            for flaw in policy_flaws(policy, cleave):
+            here = {key: value for key, value in yaml.safe_load(policy).items() if key not in AWAITED_POLICY}
+            for flaw in policy_flaws(yaml.safe_dump(here), cleave):
                 found.add(flaw, where)
     if document["kind"] == "PrometheusRule" and (said := metrics.promtool(document)):
         found.add(said, where)
@@ -262,13 +265,16 @@ def values_and_schema(found: Found) -> None:
     walk(values, schema, "")
 
 
-def awaited(found: Found, known: dict[str, set[str]]) -> int:
+def awaited(found: Found, known: dict[str, set[str]], cleave: str) -> int:
     """Adds flags that are about to come; those that have come are flaws."""
     for command, coming in AWAITED_FLAGS.items():
         for flag in sorted(coming & known[command]):
             found.add(f"`cleave {command}` has {flag}: take it from AWAITED_FLAGS", "check.py")
         known[command] |= coming
-    return sum(map(len, AWAITED_FLAGS.values())) + len(AWAITED_SERIES)
+    for key in AWAITED_POLICY:
+        if not any(f"no key `{key}`" in flaw for flaw in policy_flaws(f"{key}: {{}}\n", cleave)):
+            found.add(f"a policy has `{key}`: take it from AWAITED_POLICY", "check.py")
+    return sum(map(len, AWAITED_FLAGS.values())) + len(AWAITED_SERIES) + len(AWAITED_POLICY)
 
 
 def main() -> int:
@@ -278,7 +284,7 @@ def main() -> int:
     arguments = parser.parse_args()
     cleave = str(Path(arguments.cleave).resolve())
     found, known = Found(), flags(cleave)
-    coming = awaited(found, known)
+    coming = awaited(found, known, cleave)
     for version in VERSIONS:
         for message in engine.lint(version):
             found.add(f"lint: {message}", version)
@@ -298,7 +304,7 @@ def main() -> int:
         print(f"FLAW ({where}): {flaw}")
     counts = ", ".join(f"{count} {what}" for what, count in found.counts.items())
     print(f"{len(found.flaws)} flaws in {counts}, {len(invariants.RULES)} rules")
-    print(f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules; awaited: {coming} flags and series")
+    print(f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules; awaited: {coming} flags, series and keys")
     if not has_promtool:
         print("SKIPPED: no rule was checked, no alert raised: there is no promtool (Debian's package prometheus)")
     return 1 if found.flaws else 0

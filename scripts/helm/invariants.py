@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import yaml
+
 WORKLOADS = {"Deployment", "LeaderWorkerSet"}
 SCALERS = {"HorizontalPodAutoscaler", "ScaledObject"}
 NUMBER = (int, float)
@@ -95,6 +97,21 @@ def groups_are_counted_as_groups(world: World) -> Iterator[str]:
             told = int(scaler["spec"]["metrics"][0]["external"]["target"]["averageValue"])
         if told != size:
             yield f"{scaler['metadata']['name']}: {told} workers to a replica, which has {size}"
+
+
+def bounds_agree(world: World) -> Iterator[str]:
+    """The router answers within the bounds that the autoscaler has."""
+    policies = [yaml.safe_load(one["data"]["policy.yaml"]) for one in world.of("ConfigMap") if "policy.yaml" in one["data"]]
+    for policy, scaler in ((policy, scaler) for policy in policies for scaler in world.of(*SCALERS)):
+        to, spec = scaler["spec"]["scaleTargetRef"], scaler["spec"]
+        target = world.named(to["kind"], to["name"])
+        if not target:
+            continue
+        size = target["spec"]["leaderWorkerTemplate"]["size"] if to["kind"] == "LeaderWorkerSet" else 1
+        pool = policy.get("scaling", {}).get("pools", {}).get(to["name"].rsplit("-", 1)[1], {})
+        least, most = (spec.get(f"{end}Replicas", spec.get(f"{end}ReplicaCount", -1)) * size for end in ("min", "max"))
+        if (pool.get("min"), pool.get("max")) != (least, most):
+            yield f"{scaler['metadata']['name']}: from {least} to {most}, and the policy says {pool}"
 
 
 def devices_are_quoted(world: World) -> Iterator[str]:
@@ -236,7 +253,8 @@ def drains_in_time(world: World) -> Iterator[str]:
 
 def routers_are_found(world: World) -> Iterator[str]:
     """Workers and KEDA go by a headless name that has routers which are not ready: it is workers that make them ready."""
-    told = [arguments(pod)["--router"] for _, pod in world.pods if "--router" in arguments(pod)]
+    words = [arguments(pod) for _, pod in world.pods]
+    told = [args[flag] for args in words for flag in ("--router", "--picker-endpoints") if flag in args]
     for scaler in world.of("ScaledObject"):
         told.append(scaler["spec"]["triggers"][0]["metadata"]["scalerAddress"])
     for address in told:
@@ -337,6 +355,7 @@ def nothing_stops_before_its_successor(world: World) -> Iterator[str]:
 RULES = [
     one_scaler_each,
     groups_are_counted_as_groups,
+    bounds_agree,
     devices_are_quoted,
     environment_is_text,
     pods_have_no_rights,
