@@ -40,6 +40,7 @@ BAD: list[tuple[dict, str, str]] = [
     ({"httpRoute": {"enabled": True}}, "1.31", "httpRoute.parentRefs"),
     ({"httpRoute": {"requestTimeout": "forever"}}, "1.31", "httpRoute.requestTimeout"),
     ({"inferencePool": {"failureMode": "Open"}}, "1.31", "inferencePool.failureMode"),
+    ({"networkPolicy": {"clients": [{}]}, **{p: {"autoscaling": {"type": "keda"}} for p in ("prefill", "decode")}}, "1.31", "networkPolicy.autoscaler"),
     ({"inferencePool": {"enabled": True}, "tls": {"secretName": "front"}}, "1.31", "inferencePool.enabled"),
     ({"telemetry": {"otlpEndpoint": "otel:4317"}}, "1.31", "telemetry.otlpEndpoint"),
     ({"fullnameOverride": "Cleave"}, "1.31", "fullnameOverride"),

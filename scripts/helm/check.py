@@ -64,7 +64,10 @@ VARIANTS: dict[str, dict] = {
         "workers": {"hostNetwork": True, "gpus": "8", "rdma": {"resource": "vpc.amazonaws.com/efa", "count": "4"}},
     },
     "closed": {
-        "networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}], "controlPlane": [{"podSelector": {}}]},
+        "networkPolicy": {
+            "clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
+            **{who: [{"podSelector": {}}] for who in ("autoscaler", "controlPlane")},
+        },
         "telemetry": {"otlpEndpoint": "http://otel.observability:4317"},
         "router": {"adminKeySecret": {"name": "admin"}},
         "tests": {"apiKeySecret": {"name": "key"}},

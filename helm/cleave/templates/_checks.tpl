@@ -7,6 +7,11 @@
 {{- if and (include "cleave.scalesBy" (list . "keda")) (include "cleave.scalesBy" (list . "hpa")) -}}
 {{- fail "autoscaling.type: pools scale by keda and by hpa, but a cluster has one external metrics API: choose one" -}}
 {{- end -}}
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled .clients (not .autoscaler) (include "cleave.scalesBy" (list $root "keda")) -}}
+{{- fail "networkPolicy.autoscaler: clients are named, so KEDA's operator must be too: it asks the same port" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.parentRefs: name the gateway that the route belongs to" -}}
 {{- end -}}
