@@ -108,7 +108,11 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         .pop()
         .context("one engine was asked for")?;
     let name = args.name.clone().unwrap_or_else(|| name_default(role));
-    let options = worker_options((name, role), (&args.host, &args.process));
+    let options = WorkerOptions {
+        transports: args.transport.transports(),
+        nixl_library: args.transport.nixl_library.clone(),
+        ..worker_options((name, role), (&args.host, &args.process))
+    };
     let options = measured(options, (&source, engine.as_mut()), &args.host)?;
     announce(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {

@@ -9,6 +9,8 @@
 mod calibrate;
 mod clock;
 mod door;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod grpc;
 mod health;
 mod http;
@@ -59,6 +61,9 @@ pub enum NodeError {
     /// Certificates or keys are of no use.
     #[error("{0}")]
     Tls(#[from] TlsError),
+    /// Blocks may go over NIXL alone, and it cannot be had.
+    #[error("--kv-transport names no other transport than NIXL: {0}")]
+    Nixl(#[from] cleave_transfer::NixlError),
     /// The model's text side cannot be used.
     #[error("{0}")]
     Model(String),

@@ -14,7 +14,7 @@ use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
 use cleave_engine::Engine;
 use cleave_tls::PeerTls;
-use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet};
+use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Nixl, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -150,6 +150,7 @@ impl WorkerNode {
         let telemetry = Telemetry::default();
         let peers = self.options.peer_tls.as_deref().map(PeerTls::open);
         let peers = peers.transpose()?;
+        let nixl = nixl(&self.options)?;
         let data = bind(&self.data_listen).await?;
         let data_address = data.local_addr();
         let data_address =
@@ -158,7 +159,13 @@ impl WorkerNode {
             Some(address) => Some(bind(address).await?),
             None => None,
         };
-        let (listeners, told) = announce(data, data_address, self.data_address);
+        let ways_in = WaysIn {
+            tcp: data,
+            bound: data_address,
+            named: self.data_address,
+            nixl: nixl.is_some(),
+        };
+        let (listeners, told) = ways_in.announce(&self.options);
         let parts = Parts {
             options: self.options,
             engine: self.engine,
@@ -166,6 +173,7 @@ impl WorkerNode {
             net: LocalNet::default(),
             data: Some((listeners, told)),
             peers: peers.clone(),
+            nixl,
         };
         let admin_key = parts.options.admin_key;
         let body = WorkerBody::start(parts, &telemetry)?;
@@ -203,24 +211,72 @@ impl WorkerNode {
     }
 }
 
-/// Where others send blocks to, and what they are told of it. Whoever names an address wants that one
-/// used; otherwise workers of this host get a better way in.
-fn announce(tcp: TcpListener, bound: SocketAddr, named: Option<String>) -> (Listeners, String) {
-    let host = match named {
-        Some(_) => None,
-        None => HostListener::bind()
-            .inspect_err(|error| warn!(%error, "no shared memory: blocks go over TCP"))
-            .ok(),
-    };
-    let addresses = Addresses {
-        tcp: Some(named.unwrap_or_else(|| bound.to_string())),
-        shared_memory: host.as_ref().map(|host| host.address().clone()),
-    };
-    let listeners = Listeners {
-        tcp: Some(tcp),
-        host,
-    };
-    (listeners, addresses.to_string())
+/// NVIDIA's transfer library, where links may go over it and it is there.
+fn nixl(options: &WorkerOptions) -> Result<Option<Arc<Nixl>>, NodeError> {
+    if !options.transports.contains(&Transport::Nixl) {
+        return Ok(None);
+    }
+    if options.peer_tls.is_some() && options.transports.len() > 1 {
+        info!(
+            "no NIXL beside --peer-tls, since blocks would go in clear: `--kv-transport nixl` takes it all the same"
+        );
+        return Ok(None);
+    }
+    match Nixl::load(options.nixl_library.as_deref()) {
+        Ok(nixl) => {
+            let library = nixl.path().display();
+            info!(%library, "NIXL: blocks go to other hosts by RDMA where they have it, too");
+            Ok(Some(nixl))
+        }
+        Err(error) if options.transports.len() == 1 => Err(error.into()),
+        Err(error) => {
+            match options.nixl_library {
+                Some(_) => warn!(%error, "no NIXL: blocks go to other hosts over TCP"),
+                None => info!(%error, "no NIXL: blocks go to other hosts over TCP"),
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// Where others send blocks to.
+struct WaysIn {
+    tcp: TcpListener,
+    bound: SocketAddr,
+    /// What peers are to be told of it, if that differs.
+    named: Option<String>,
+    /// Whether links over NIXL are made there, too.
+    nixl: bool,
+}
+
+impl WaysIn {
+    /// And what they are told of it. Whoever names an address wants that one used; otherwise workers of this host get a
+    /// better way in.
+    fn announce(self, options: &WorkerOptions) -> (Listeners, String) {
+        let Self {
+            tcp,
+            bound,
+            named,
+            nixl,
+        } = self;
+        let is_within = named.is_none() && options.transports.contains(&Transport::SharedMemory);
+        let host = is_within.then(|| {
+            HostListener::bind()
+                .inspect_err(|error| warn!(%error, "no shared memory: blocks go over TCP"))
+                .ok()
+        });
+        let host = host.flatten();
+        let addresses = Addresses {
+            tcp: Some(named.unwrap_or_else(|| bound.to_string())),
+            shared_memory: host.as_ref().map(|host| host.address().clone()),
+            nixl,
+        };
+        let listeners = Listeners {
+            tcp: Some(tcp),
+            host,
+        };
+        (listeners, addresses.to_string())
+    }
 }
 
 impl RunningWorker {
@@ -328,6 +384,7 @@ impl Serve {
                 net: net.clone(),
                 data: None,
                 peers: None,
+                nixl: None,
             };
             let worker = WorkerBody::start(parts, &telemetry)?;
             body.vouch_for(Arc::clone(&worker.pulse));

@@ -10,6 +10,8 @@ use crate::worker::StepTime;
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
 use cleave_tls::CertificateFiles;
+use cleave_transfer::Transport;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -42,6 +44,10 @@ pub struct WorkerOptions {
     pub credit_bytes: u32,
     /// Whether blocks go straight from a device's memory into a peer's where both can. Default yes.
     pub writes_to_pools: bool,
+    /// What links to and from other processes may go over. Default all.
+    pub transports: BTreeSet<Transport>,
+    /// NVIDIA's transfer library, for RDMA between hosts. Default the one that the loader finds, if any.
+    pub nixl_library: Option<PathBuf>,
     /// The longest frame. Default 1 MiB.
     pub frame_bytes_max: u32,
     /// TCP connections of a link that this worker dials, 1 to 16; by default as many as links usually
@@ -87,6 +93,8 @@ impl WorkerOptions {
             import_bytes_per_step: 16 << 20,
             credit_bytes: cleave_transfer::CREDIT_BYTES,
             writes_to_pools: true,
+            transports: Transport::ALL.into(),
+            nixl_library: None,
             frame_bytes_max: cleave_transfer::FRAME_BYTES_MAX,
             streams_count: cleave_transfer::STREAMS_COUNT,
             step_max: Duration::from_secs(60),

@@ -4,6 +4,7 @@
 //! opens anything.
 //! Invariant: whatever a config says, a window holds two blocks, and a frame is no longer than a block.
 
+use crate::nixl::Nixl;
 use crate::pass::Passes;
 use crate::payload::Payload;
 use crate::pools::Pools;
@@ -11,6 +12,7 @@ use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::{Condition, Packet};
 use cleave_tls::PeerTls;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +62,10 @@ pub struct LinksConfig {
     pub peers: Option<PeerTls>,
     /// By which a sender shows that it may write what was reserved; both ends have them, or neither.
     pub passes: Option<Passes>,
+    /// NVIDIA's transfer library, if links to other hosts may go over it and take it in.
+    pub nixl: Option<Arc<Nixl>>,
+    /// By which transports links to and from other processes are made. Default all.
+    pub transports: BTreeSet<Transport>,
 }
 
 impl LinksConfig {
@@ -78,7 +84,21 @@ impl LinksConfig {
             pools: None,
             peers: None,
             passes: None,
+            nixl: None,
+            transports: Transport::ALL.into(),
         }
+    }
+
+    /// The library, if this worker may use it.
+    pub(crate) fn nixl(&self) -> Option<&Arc<Nixl>> {
+        let is_allowed = self.transports.contains(&Transport::Nixl);
+        self.nixl.as_ref().filter(|_| is_allowed)
+    }
+
+    /// How long connecting, the handshake and the making of two agents may take, together: an agent opens every device
+    /// of its host first.
+    pub(crate) fn agents_timeout(&self) -> Duration {
+        self.connect_timeout * 4
     }
 
     /// Credit a peer starts with: never so little that a block could not be sent while another is
@@ -136,8 +156,8 @@ pub enum LinkEvent {
         /// What it can do.
         speed: LinkSpeed,
     },
-    /// A better transport than the one that is tried next was there by both ends' word, and did not
-    /// work: transfers to this peer will be slower than they could be.
+    /// A better transport than the one that is tried next was there by both ends' word and did not work, or only one
+    /// end has it: transfers to this peer will be slower than they could be.
     FellBack {
         /// To whom.
         peer: WorkerRef,

@@ -1,7 +1,7 @@
 //! KV bytes from worker to worker.
 //!
-//! Owns: one [`Link`] per ordered pair of workers, in process, from device to device, over shared memory or over TCP,
-//! the best that both have; framing, handshake, checksums, credit, heartbeats.
+//! Owns: one [`Link`] per ordered pair of workers, in process, from device to device, over shared memory, by RDMA or over
+//! TCP, the best that both have; framing, handshake, checksums, credit, heartbeats.
 //! Never: decides what is sent, where a block goes or what a broken link means: it moves what it
 //! is told to and reports [`LinkEvent`]s.
 //! Invariant: what is sent through a link arrives whole, in any order, or the link is lost, which is
@@ -14,6 +14,8 @@ mod buffer;
 mod checksum;
 mod config;
 mod credit;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 #[cfg_attr(not(target_os = "linux"), path = "no_host.rs")]
 mod host;
 #[cfg(all(test, target_os = "linux"))]
@@ -24,6 +26,9 @@ mod life;
 mod link;
 mod links;
 mod local;
+mod measure;
+#[cfg_attr(not(target_os = "linux"), path = "no_nixl.rs")]
+mod nixl;
 mod outgoing;
 mod pass;
 mod payload;
@@ -43,6 +48,7 @@ pub use host::HostListener;
 pub use link::{Frame, Link, Permit, Room};
 pub use links::{Links, Listeners};
 pub use local::LocalNet;
+pub use nixl::{NIXL_LIBRARY, Nixl, NixlError};
 pub use pass::{PASS_BYTES, Pass, PassError, Passes, Purse};
 pub use payload::{Destination, Payload};
 pub use pools::{DirectPart, PeerPool, Pools, Reach};

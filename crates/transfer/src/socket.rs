@@ -29,6 +29,8 @@ pub(crate) enum SocketError {
     Truncated { missing: usize },
     #[error("nothing was heard for {0:?}")]
     Silent(Duration),
+    #[error("a write that was announced did not come for {0:?}")]
+    Unwritten(Duration),
     #[error("connecting and shaking hands took longer than {0:?}")]
     Slow(Duration),
     #[error("cannot connect to {0}: {1}")]
@@ -53,6 +55,8 @@ pub(crate) enum SocketError {
     SharedMemory(io::Error),
     #[error("the peer's pool: {0}")]
     Pool(String),
+    #[error("NIXL: {0}")]
+    Nixl(String),
     #[error("the link that the stream was to join is gone")]
     NoSuchLink,
     #[error("replaced by a new link of the same peer")]

@@ -13,6 +13,7 @@ mod kv;
 mod plan;
 mod serve;
 mod sim;
+mod transport;
 
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{

@@ -2,6 +2,7 @@
 //!
 //! Owns: these flags. Never: holds a default that a part holds too: flags show and take the parts'.
 
+use super::transport::TransportArgs;
 use super::{EngineArgs, FaceArgs, MockArgs, ModelArgs};
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
@@ -104,6 +105,8 @@ pub(crate) struct WorkerArgs {
     /// The address that other workers reach `--data-listen` by, when it differs (NAT, 0.0.0.0).
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_router)]
     pub(crate) data_advertise: Option<String>,
+    #[command(flatten)]
+    pub(crate) transport: TransportArgs,
     /// Where /metrics, /health, /ready and /admin of this worker are served; not at all if absent.
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics_listen: Option<SocketAddr>,

@@ -30,7 +30,7 @@ use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_sched::Writer;
 use cleave_tls::PeerTls;
-use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Passes, Pools};
+use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Nixl, Passes, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
 use engine::{EngineHost, EngineLimits};
 use pools::DevicePools;
@@ -55,6 +55,8 @@ pub(crate) struct Parts {
     pub(crate) data: Option<(Listeners, String)>,
     /// By which it and they know each other.
     pub(crate) peers: Option<PeerTls>,
+    /// NVIDIA's transfer library, if it is there.
+    pub(crate) nixl: Option<Arc<Nixl>>,
 }
 
 /// A worker that runs.
@@ -78,6 +80,7 @@ impl WorkerBody {
             net,
             data,
             peers,
+            nixl,
         } = parts;
         let description = engine.describe().clone();
         let me = identity(&options.name);
@@ -105,6 +108,7 @@ impl WorkerBody {
             pools,
             peers,
             passes: passes.clone(),
+            nixl,
             ..links_config(&options, me, &description)
         };
         let links = Links::new(links_config, link_events, net);
@@ -214,6 +218,7 @@ fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescripti
         credit_bytes: options.credit_bytes,
         frame_bytes_max: options.frame_bytes_max,
         streams_count: options.streams_count,
+        transports: options.transports.clone(),
         ..LinksConfig::new(me, engine.fingerprint.clone(), block_bytes)
     }
 }
@@ -310,6 +315,7 @@ mod tests {
             net: LocalNet::default(),
             data: None,
             peers: None,
+            nixl: None,
         };
         WorkerBody::start(parts, &Telemetry::default()).unwrap()
     }
