@@ -1,6 +1,8 @@
 //! Workers whose blocks go over NIXL, as between hosts: `CLEAVE_TEST_NIXL` names the library, and without it nothing is
 //! tried. UCX carries the bytes over TCP or over shared memory here, and by network cards elsewhere.
 
+#![allow(clippy::print_stdout)]
+
 mod harness;
 
 use harness::{Client, Process, wait_for};

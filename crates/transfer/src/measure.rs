@@ -5,7 +5,7 @@
 
 use crate::config::LinkSpeed;
 use crate::incoming::Stream;
-use crate::link::Store;
+use crate::link::{Delivery, Store};
 use crate::nixl::Writer;
 use crate::outgoing::{BEYOND_WINDOW, lend};
 use crate::pools;
@@ -48,6 +48,13 @@ where
             ping(stream, PINGS_COUNT).await?;
             pong(stream, PINGS_COUNT, store).await?;
         }
+    }
+    if let Store::Ring(ring, Delivery::Written(_)) = store {
+        // The first write connects the cards.
+        let (_, lent) = probe_ring(&mut streams[0].writer, (ring, store.writer())).await?;
+        ping(&mut streams[0], PINGS_COUNT).await?;
+        let back = pong(&mut streams[0], PINGS_COUNT, store).await?;
+        regain(&mut streams[0], store, lent - back).await?;
     }
     if let Store::Pool { pool, .. } = store {
         let probed = pools::measure(Arc::clone(pool)).await;
@@ -124,17 +131,39 @@ where
 {
     let mut bytes = 0;
     loop {
-        match (stream.reader.message().await?, store) {
-            (Message::Pong(answer), _) if answer == nonce => return Ok(bytes),
-            (Message::GrantSlots(slots), Store::Ring(ring, _)) => {
-                store.settled(&slots).await;
-                if !slots.iter().all(|slot| ring.give_back(*slot)) {
-                    return Err(BEYOND_WINDOW);
-                }
-                let count = u32::try_from(slots.len()).expect("at most a ring of them");
-                bytes += count * ring.shape().slot_bytes;
-            }
-            _ => return Err(SocketError::Unexpected("in place of a pong")),
+        match stream.reader.message().await? {
+            Message::Pong(answer) if answer == nonce => return Ok(bytes),
+            other => bytes += granted(other, store).await?,
         }
     }
+}
+
+/// Waits until the rest of a probe's slots is back.
+async fn regain<R, W>(
+    stream: &mut Stream<R, W>,
+    store: &Store,
+    lent: u32,
+) -> Result<(), SocketError>
+where
+    R: AsyncRead + Unpin,
+{
+    let mut lent = lent;
+    while lent > 0 {
+        let back = granted(stream.reader.message().await?, store).await?;
+        lent = lent.checked_sub(back).ok_or(BEYOND_WINDOW)?;
+    }
+    Ok(())
+}
+
+/// How much credit a message gives back, which can be nothing else.
+async fn granted(message: Message, store: &Store) -> Result<u32, SocketError> {
+    let (Message::GrantSlots(slots), Store::Ring(ring, _)) = (message, store) else {
+        return Err(SocketError::Unexpected("in place of a pong"));
+    };
+    store.settled(&slots).await;
+    if !slots.iter().all(|slot| ring.give_back(*slot)) {
+        return Err(BEYOND_WINDOW);
+    }
+    let count = u32::try_from(slots.len()).expect("at most a ring of them");
+    Ok(count * ring.shape().slot_bytes)
 }

@@ -1,6 +1,6 @@
 //! Links over NIXL, where the library is there: `CLEAVE_TEST_NIXL` names it. Each is tried over TCP and over shared memory,
 //! which UCX reads from its environment; so each runs in a process of its own.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
 mod pair;
 

@@ -1,7 +1,7 @@
 //! Writes that come too late, and peers that break the rules of a link over NIXL: spoken in the wire's words to the code
 //! that serves, where the library is (`CLEAVE_TEST_NIXL`). UCX reads its environment, so each runs in a process of its own.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use super::library::{Agent, AgentParts, Order};
 use super::{Nixl, Offer};
