@@ -207,8 +207,7 @@ impl Header {
 }
 
 impl FrameHead {
-    /// Reads a frame's head; the payload's length must be what the header left for it, and lie
-    /// inside a block.
+    /// Reads a frame's head; the payload's length must be what the header left, and lie in a block.
     pub(crate) fn parse(head: &[u8], body_len: usize, block_bytes: u32) -> Result<Self, WireError> {
         let mut fields = Fields(head);
         let frame = fields.frame_head()?;
