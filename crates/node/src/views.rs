@@ -5,9 +5,9 @@
 //! [`UNANSWERED_MAX`], however often an operator repeats itself.
 
 use crate::line::{Introduction, LinkState};
-use cleave_api::{CommandError, LinkView, WorkerCommand, WorkerState, WorkerView};
+use cleave_api::{CommandError, LinkRow, LinkView, WorkerCommand, WorkerState, WorkerView};
 use cleave_domain::{DeviceId, Load, Role};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Changes of role that one worker is told before it has answered the first.
 const UNANSWERED_MAX: usize = 8;
@@ -45,6 +45,32 @@ pub(crate) fn link(peer: String, link: &LinkState) -> LinkView {
         bytes_per_second: link.bytes_per_second,
         latency: link.latency,
     }
+}
+
+/// Counts a link with those of its kind; the sum of their bandwidths stands for the mean until
+/// [`mean_links`].
+pub(crate) fn add_link(links: &mut BTreeMap<String, LinkRow>, link: &LinkState) {
+    let row = links
+        .entry(link.transport.clone())
+        .or_insert_with(|| LinkRow {
+            transport: link.transport.clone(),
+            slowest_bytes_per_second: u64::MAX,
+            ..LinkRow::default()
+        });
+    row.count += 1;
+    row.slowest_bytes_per_second = row.slowest_bytes_per_second.min(link.bytes_per_second);
+    row.mean_bytes_per_second = row
+        .mean_bytes_per_second
+        .saturating_add(link.bytes_per_second);
+}
+
+/// Links by what carries them.
+pub(crate) fn mean_links(links: BTreeMap<String, LinkRow>) -> Vec<LinkRow> {
+    let mean = |row: LinkRow| LinkRow {
+        mean_bytes_per_second: row.mean_bytes_per_second / row.count.max(1),
+        ..row
+    };
+    links.into_values().map(mean).collect()
 }
 
 /// How a worker will stand once it has done this.
