@@ -19,6 +19,7 @@ const axe = readFileSync(modules.resolve("axe-core/axe.min.js"), "utf8");
 const shots = options["--shots"] && resolve(options["--shots"]);
 const many = Number(options["--many"] ?? 1024);
 const LIMIT = 60_000;
+const KEY = "a-key-for-this-check";
 
 const children = [];
 const failures = [];
@@ -106,9 +107,9 @@ async function metric(base, name, labels = "") {
 }
 
 /** The first event of the stream that the page reads. */
-async function board(base) {
+async function board(base, headers = {}) {
   const control = new AbortController();
-  const answer = await fetch(`${base}/ui/events`, { signal: control.signal });
+  const answer = await fetch(`${base}/ui/events`, { signal: control.signal, headers });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (!text.includes("\n\n")) text += (await reader.read()).value;
@@ -116,7 +117,7 @@ async function board(base) {
   return JSON.parse(text.split("\n").find((line) => line.startsWith("data: ")).slice(6));
 }
 
-async function open(browser, base, scheme = "light", size = { width: 1300, height: 1000 }) {
+async function open(browser, base, scheme = "light", { size = { width: 1300, height: 1000 }, key } = {}) {
   const context = await browser.newContext({ viewport: size, colorScheme: scheme, reducedMotion: "reduce" });
   const page = await context.newPage();
   const trouble = [];
@@ -134,6 +135,16 @@ async function open(browser, base, scheme = "light", size = { width: 1300, heigh
     await page.route(`${base}/ui`, (route) => route.fulfill({ path: join(options["--files"], "page.html"), contentType: "text/html" }));
   }
   await page.goto(`${base}/ui`);
+  if (key) {
+    // Asked for, refused, and taken; by the keyboard alone.
+    for (const letters of [`not-${key}`, key]) {
+      await page.locator("#key-dialog[open]").waitFor();
+      await page.keyboard.type(letters);
+      await page.keyboard.press("Enter");
+    }
+    // The browser itself says that the first two were refused.
+    trouble.splice(0, trouble.length, ...trouble.filter((line) => !line.includes("401")));
+  }
   await boards(page, 2);
   return { context, page, trouble };
 }
@@ -198,6 +209,11 @@ async function eight(browser, folder) {
   await keyboard(page);
   await prompt(page);
   await accessible(page, "light");
+  const ground = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
+  const before = await ground();
+  await page.locator("#theme").selectOption("dark");
+  check((await ground()) !== before, "the theme can be chosen against the system's");
+  await page.locator("#theme").selectOption("auto");
 
   // A worker that is killed is gone from the table and in the log.
   await end(workers["decode-1"].child);
@@ -289,12 +305,12 @@ async function pictures(browser, folder) {
 }
 
 /** Frame times and the processor's share while many workers are shown. */
-async function crowd(browser) {
+async function crowd(browser, folder) {
   const half = Math.floor(many / 2);
-  const server = start(["serve", "--engine", "mock", "--port", "0", "--prefill", String(half), "--decode", String(many - half), "--kv-cache", "1MiB", "--swap-space", "0"]);
+  const server = start(["serve", "--engine", "mock", "--port", "0", "--prefill", String(half), "--decode", String(many - half), "--kv-cache", "1MiB", "--swap-space", "0", "--admin-key", KEY, "--policy", join(folder, "policy.yaml")]);
   const base = await server.found;
   const traffic = load(base, Number(options["--rate"] ?? 10));
-  const { context, page, trouble } = await open(browser, base, "light", { width: 1440, height: 1200 });
+  const { context, page, trouble } = await open(browser, base, "light", { size: { width: 1440, height: 1200 }, key: KEY });
   await boards(page, 4);
   check((await figure(page, "workers-count")) === many, `${many} workers are counted`);
   const rows = await page.locator("#body tr[data-name]").count();
@@ -327,7 +343,7 @@ async function crowd(browser) {
   const [idle, since] = [cpu(), Date.now()];
   await new Promise((done) => setTimeout(done, 5000));
   const alone = ((cpu() - idle) / (Date.now() - since)) * 1000;
-  const snapshot = await board(base);
+  const snapshot = await board(base, { authorization: `Bearer ${KEY}` });
   console.log(`     server: ${(watched * 100).toFixed(0)} % of a core with one viewer, ${(alone * 100).toFixed(0)} % without; a snapshot is ${(JSON.stringify(snapshot).length / 1000).toFixed(0)} kB`);
   check(trouble.length === 0, `no console error with ${many} workers${trouble.length ? `: ${trouble[0]}` : ""}`);
   traffic.stop();
@@ -342,7 +358,7 @@ const browser = await chromium.launch({ executablePath: path, args: ["--no-sandb
 try {
   if (!("--only-many" in options)) await eight(browser, folder);
   if (shots) await pictures(browser, folder);
-  if (many > 0) await crowd(browser);
+  if (many > 0) await crowd(browser, folder);
 } catch (error) {
   failures.push(String(error));
   console.log(`FAIL ${error.stack}`);

@@ -211,7 +211,7 @@ fn class_table(fleet: &Fleet) -> Table<'static> {
         Constraint::Length(16),
         Constraint::Length(19),
         Constraint::Length(9),
-        Constraint::Length(22),
+        Constraint::Length(24),
         Constraint::Length(26),
         Constraint::Min(20),
     ];

@@ -31,6 +31,8 @@ struct Entry {
     in_process: bool,
     commands: Commands,
     links: BTreeMap<WorkerId, LinkState>,
+    /// Their sums, once somebody looked and until one changes: a large fleet has a million.
+    link_sums: Option<Vec<LinkRow>>,
     counts: Counts,
     activity: Arc<Activity>,
     /// Its tokens when somebody looked last, and when that was.
@@ -55,6 +57,7 @@ impl Roster {
             in_process: introduction.data_address.is_empty(),
             commands: Commands::default(),
             links: BTreeMap::new(),
+            link_sums: None,
             counts: Counts::default(),
             activity,
             looked: None,
@@ -68,7 +71,9 @@ impl Roster {
         let left = workers.remove(&worker.worker);
         let left = left.map(|entry| (entry.view.name.clone(), entry.state()));
         for entry in workers.values_mut() {
-            entry.links.remove(&worker.worker);
+            if entry.links.remove(&worker.worker).is_some() {
+                entry.link_sums = None;
+            }
         }
         left
     }
@@ -123,6 +128,7 @@ impl Roster {
         };
         if here || entry.links.len() < LINKS_AHEAD_MAX {
             entry.links.insert(peer, link);
+            entry.link_sums = None;
         }
     }
 
@@ -172,12 +178,15 @@ impl Roster {
         let mut workers = self.lock();
         let mut devices: BTreeMap<String, u32> = BTreeMap::new();
         let mut links: BTreeMap<String, LinkRow> = BTreeMap::new();
-        for entry in workers.values() {
+        for entry in workers.values_mut() {
             if let Some(device) = &entry.view.device {
                 *devices.entry(device.clone()).or_default() += 1;
             }
-            for link in entry.links.values() {
-                views::add_link(&mut links, link);
+            let sums = entry
+                .link_sums
+                .get_or_insert_with(|| views::link_sums(entry.links.values()));
+            for sum in sums.iter() {
+                views::add_links(&mut links, sum);
             }
         }
         let row = |entry: &mut Entry| {
@@ -187,7 +196,7 @@ impl Roster {
         };
         let mut rows: Vec<WorkerRow> = workers.values_mut().map(row).collect();
         rows.sort_by(|a, b| a.name.cmp(&b.name));
-        (rows, views::mean_links(links))
+        (rows, links.into_values().collect())
     }
 
     /// How a worker will stand once it has done this, and whether it is to be told.

@@ -264,6 +264,7 @@ impl Lookout {
 }
 
 /// What a worker's word means for a flight.
+#[derive(Clone, Copy)]
 enum Step {
     Reserved(u32),
     Prefilled,
