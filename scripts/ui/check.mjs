@@ -117,7 +117,7 @@ async function board(base, headers = {}) {
   return JSON.parse(text.split("\n").find((line) => line.startsWith("data: ")).slice(6));
 }
 
-async function open(browser, base, scheme = "light", { size = { width: 1300, height: 1000 }, key } = {}) {
+async function open(browser, base, scheme = "light", { size = { width: 1280, height: 1000 }, key } = {}) {
   const context = await browser.newContext({ viewport: size, colorScheme: scheme, reducedMotion: "reduce" });
   const page = await context.newPage();
   const trouble = [];

@@ -84,7 +84,9 @@ function tiles(board, tokens) {
   const minute = tally(board.classes.map((one) => one.minute));
   const taken = minute.good + minute.late + minute.failed;
   say($("kept"), taken ? percent(minute.good / taken) : "–");
-  say($("kept-note"), taken + minute.refused ? `${number(minute.late)} late, ${number(minute.refused)} refused, ${number(minute.failed)} failed` : "nothing in the last minute");
+  const missed = ["late", "refused", "failed"].filter((verdict) => minute[verdict]);
+  const misses = missed.map((verdict) => `${number(minute[verdict])} ${verdict}`).join(", ");
+  say($("kept-note"), misses || (taken ? "none missed" : "nothing in the last minute"));
   const begun = column(0);
   const recent = begun.slice(-5);
   say($("arrivals"), number(sum(recent) / recent.length));
@@ -199,8 +201,9 @@ function classes(all) {
   while (body.children.length > all.length) body.lastChild.remove();
   all.forEach((one, at) => {
     const row = body.children[at] ?? body.appendChild(classRow());
-    const [name, kept, outcomes, ttft, tpot, goodput] = row.children;
-    say(name, one.name);
+    const [name, kept, outcomes, ttft, tpot] = row.children;
+    say(name.firstChild, one.name);
+    say(name.lastChild, `${number(one.goodput)} req/s`);
     const { good, late, refused, failed } = one.minute;
     const taken = good + late + failed;
     const [share, verdict, goal] = kept.children;
@@ -219,7 +222,6 @@ function classes(all) {
     say(outcomes.lastChild, total ? words.join(", ") : "none");
     bullet(ttft, one.ttft, one.ttft_target_ms);
     bullet(tpot, one.tpot, one.tpot_target_ms);
-    say(goodput, `${number(one.goodput)}/s`);
   });
 }
 
@@ -227,13 +229,14 @@ function classRow() {
   const row = make("tr");
   const name = make("th");
   name.scope = "row";
+  name.append(make("div"), make("div", "counts"));
   const kept = make("td", "kept");
   kept.append(make("b"), make("span"), make("div", "counts"));
   const outcomes = make("td");
   const bar = make("div", "outcomes");
   for (const [key] of VERDICTS) bar.append(make("i", `o-${key}`));
   outcomes.append(bar, make("div", "counts"));
-  row.append(name, kept, outcomes, bulletCell(), bulletCell(), make("td", "num"));
+  row.append(name, kept, outcomes, bulletCell(), bulletCell());
   return row;
 }
 
