@@ -109,6 +109,11 @@ impl App {
         self.shared.frontend.clone()
     }
 
+    /// Who shows how the fleet stands.
+    pub(crate) fn shown(&self) -> Arc<dyn Frontend> {
+        self.shared.frontend.clone()
+    }
+
     pub(crate) fn options(&self) -> &ApiOptions {
         &self.shared.options
     }

@@ -1,6 +1,7 @@
 //! What the HTTP face needs of whatever serves behind it.
 
 use crate::admin::Operator;
+use crate::ui::Board;
 use cleave_domain::{Emission, Ending, Request, SloPolicy, Timing, Usage};
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -29,6 +30,12 @@ pub trait Frontend: Operator {
     /// Whether what was accepted moves on. A frontend that cannot stall need not say.
     fn progress(&self) -> Progress {
         Progress::Moving
+    }
+
+    /// How the fleet stands, for `/ui`; none where nothing is shown, or nothing runs any more. A frontend
+    /// without a fleet need not say.
+    fn board(&self) -> Option<Board> {
+        None
     }
 
     /// Metrics of the serving side in the OpenMetrics text format, without the closing `# EOF`.

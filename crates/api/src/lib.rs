@@ -22,6 +22,7 @@ mod model;
 mod routes;
 mod text;
 mod timing;
+mod ui;
 
 pub use admin::{
     CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
@@ -32,3 +33,7 @@ pub use frontend::{Enough, FlightEvent, FlightStream, Frontend, Progress, Readin
 pub use gate::AdminKey;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
 pub use text::{Start, TextStream};
+pub use ui::{
+    Board, ClassRow, FlightsNow, HISTORY_SECONDS, Handoffs, Happening, LinkRow, PoolWanted,
+    Quantiles, Scaling, ScalingStep, Second, Verdicts, WINDOW, WorkerRow, ui_routes,
+};

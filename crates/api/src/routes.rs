@@ -8,6 +8,7 @@ use crate::error::ApiError;
 use crate::frontend::{Progress, Readiness};
 use crate::generate::generate;
 use crate::model::ModelText;
+use crate::ui::ui_routes;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
@@ -45,6 +46,7 @@ impl App {
             .route("/metrics", get(metrics))
             .route("/version", get(version))
             .merge(admin_routes(self.operator(), self.options().admin_key))
+            .merge(ui_routes(self.shown(), self.options().admin_key))
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             // Innermost: a panic is that request's answer, and is counted as one.

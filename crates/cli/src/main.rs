@@ -22,6 +22,7 @@ mod sim;
 mod solo;
 mod source;
 mod synth;
+mod top;
 mod values;
 
 use args::{BenchCommand, Cli, Command, KvCommand, PlanCommand, SimCommand};
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(&args),
         Command::Router(args) => serve::router(&args),
         Command::Worker(args) => serve::worker(&args),
+        Command::Top(args) => top::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Sim(args) => match args.command {

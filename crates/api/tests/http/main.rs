@@ -8,3 +8,4 @@ mod input;
 mod operations;
 mod promises;
 mod stage;
+mod ui;

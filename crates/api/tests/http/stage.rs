@@ -5,8 +5,8 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
 use cleave_api::{
-    ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, LinkView, ModelFiles,
-    ModelText, Operator, Readiness, WorkerCommand, WorkerState, WorkerView,
+    ApiOptions, App, Board, CommandError, FlightEvent, FlightStream, Frontend, LinkView,
+    ModelFiles, ModelText, Operator, Readiness, WorkerCommand, WorkerState, WorkerView,
 };
 use cleave_domain::{
     Backlog, Emission, Ending, FinishReason, Load, PrefillTiming, PromptFacts, Request, Role,
@@ -19,6 +19,7 @@ use serde_json::Value;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tower::ServiceExt;
@@ -40,6 +41,9 @@ pub(crate) struct Stage {
     pub(crate) submitted: Mutex<Vec<Request>>,
     pub(crate) readiness: Mutex<Option<Readiness>>,
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
+    /// What `/ui` is shown, and how often it was asked for.
+    pub(crate) board: Mutex<Option<Board>>,
+    pub(crate) boards_made: AtomicU32,
 }
 
 impl Operator for Stage {
@@ -127,6 +131,11 @@ impl Frontend for Stage {
 
     fn policy(&self) -> Arc<SloPolicy> {
         self.policy.lock().unwrap().clone()
+    }
+
+    fn board(&self) -> Option<Board> {
+        self.boards_made.fetch_add(1, Ordering::Relaxed);
+        self.board.lock().unwrap().clone()
     }
 
     fn metrics(&self) -> String {

@@ -11,6 +11,7 @@ mod kv;
 mod plan;
 mod serve;
 mod sim;
+mod top;
 
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
@@ -22,6 +23,7 @@ pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, Tra
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
+pub(crate) use top::TopArgs;
 
 use clap::{Parser, Subcommand};
 
@@ -53,6 +55,8 @@ pub(crate) enum Command {
     Router(RouterArgs),
     /// Run one worker that dials one or several routers.
     Worker(WorkerArgs),
+    /// Watch a fleet in the terminal; `/ui` of the router shows the same in a browser.
+    Top(TopArgs),
     /// Continue one prompt and exit; no server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.

@@ -38,14 +38,14 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
     /// Prefill workers; if absent, one where `--decode` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) prefill: Option<u32>,
     /// Decode workers; if absent, one where `--prefill` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) decode: Option<u32>,
     /// Workers that serve both legs; if absent, one where no other is asked for: one worker with all cores
     /// does more than two that share them.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) both: Option<u32>,
     /// Address to listen on.
     #[arg(long = "host", value_name = "IP", default_value = "127.0.0.1")]

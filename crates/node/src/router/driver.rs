@@ -4,11 +4,13 @@
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
 use super::flights::{End, Flights};
+use super::lookout::{BlockSize, Lookout};
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
 use crate::tape::Recorder;
 use crate::telemetry::{PromiseMeters, RouterMeters};
+use cleave_api::WorkerState;
 use cleave_domain::{
     FlightId, HandoffId, Order, Report, Request, SloPolicy, TapeLine, TokenId, WorkerId, WorkerRef,
 };
@@ -68,6 +70,7 @@ pub(crate) struct Hands {
     pub(crate) roster: Arc<Roster>,
     pub(crate) meters: RouterMeters,
     pub(crate) promises: PromiseMeters,
+    pub(crate) lookout: Arc<Lookout>,
     pub(crate) recorder: Recorder,
     pub(crate) readiness: watch::Sender<cleave_api::Readiness>,
     pub(crate) drained: watch::Sender<bool>,
@@ -179,6 +182,7 @@ impl Driver {
                 read,
             } => self.hear_worker((worker, serial), report, read),
             RouterEvent::Submitted { flight, request } => {
+                self.hands.lookout.submitted(flight, request.prompt.len());
                 self.hear(Input::Submitted { flight, request });
             }
             RouterEvent::Cancelled { flight, why } => self.hear(Input::Cancelled { flight, why }),
@@ -235,8 +239,11 @@ impl Driver {
         let description = line.introduction.description.clone();
         let (name, role) = (&line.introduction.name, description.role);
         info!(%worker, name, %role, "worker joined");
+        let serves = format!("serves {role}");
+        self.hands.lookout.worker(("joined", &serves), name);
         self.warn_of_stranger(&line.introduction);
-        self.hands.roster.join(&line.introduction);
+        let activity = Arc::clone(&line.activity);
+        self.hands.roster.join(&line.introduction, activity);
         let connected = Connected {
             line,
             knows: BTreeSet::new(),
@@ -284,6 +291,7 @@ impl Driver {
             return;
         }
         self.hands.roster.hear(worker, &report);
+        self.look(worker, &report);
         let reserved = match &report {
             Report::Reserved { handoff, .. } => Some(handoff.flight),
             _ => None,
@@ -292,6 +300,34 @@ impl Driver {
         if let Some(flight) = reserved {
             self.hands.flights.answered(flight, read);
         }
+    }
+
+    /// The page hears of what a worker says of hand-offs.
+    fn look(&self, worker: WorkerRef, report: &Report) {
+        let Some(connected) = self.workers.get(&worker.worker) else {
+            return;
+        };
+        let capacity = connected.line.introduction.description.capacity;
+        let blocks = BlockSize {
+            tokens: capacity.block_tokens,
+            bytes: capacity.block_bytes,
+        };
+        let flights = &self.hands.flights;
+        let given = |flight| flights.given_count(flight);
+        self.hands.lookout.hear(report, blocks, given);
+    }
+
+    /// A worker is connected no longer.
+    fn forget(&mut self, worker: WorkerRef) {
+        self.workers.remove(&worker.worker);
+        let Some((name, state)) = self.hands.roster.leave(worker) else {
+            return;
+        };
+        let what = match state {
+            WorkerState::Draining => ("left", "was asked to"),
+            WorkerState::Ready | WorkerState::Stuck => ("lost", "its connection is over"),
+        };
+        self.hands.lookout.worker(what, &name);
     }
 
     fn is_current(&self, worker: WorkerRef, serial: u64) -> bool {
@@ -322,7 +358,8 @@ impl Driver {
                     timing,
                 };
                 let seen = self.hands.flights.end(flight, end);
-                self.hands.promises.ended(flight, seen.as_ref());
+                let judged = self.hands.promises.ended(flight, seen.as_ref());
+                self.hands.lookout.ended(flight, judged.as_ref());
             }
             Output::Drained => {
                 self.hands.drained.send_replace(true);
@@ -344,6 +381,8 @@ impl Driver {
         self.hands.meters.count(note);
         self.hands.promises.hear(note);
         self.hands.roster.count(note);
+        let roster = &self.hands.roster;
+        self.hands.lookout.note(note, |worker| roster.name(worker));
         let flights = &self.hands.flights;
         match note {
             Note::Placed {
@@ -407,8 +446,7 @@ impl Driver {
         }
         if let Err(error) = connected.line.out.try_send(word) {
             warn!(%worker, %error, "worker lost: it does not take its orders");
-            self.workers.remove(&worker.worker);
-            self.hands.roster.leave(worker);
+            self.forget(worker);
             self.pending.push_back(Input::WorkerLost { worker });
             self.tell_gone(worker);
         }
@@ -417,8 +455,7 @@ impl Driver {
     /// A worker is connected no longer. Its flights' other legs are told first: they end of their
     /// own, not by a lost link.
     fn remove(&mut self, worker: WorkerRef) {
-        self.workers.remove(&worker.worker);
-        self.hands.roster.leave(worker);
+        self.forget(worker);
         self.hear(Input::WorkerLost { worker });
         self.tell_gone(worker);
         // A line that was full has ended meanwhile.

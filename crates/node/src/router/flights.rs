@@ -159,6 +159,12 @@ impl Flights {
         Some(open.generated.as_slice().into())
     }
 
+    /// How many tokens that is.
+    pub(crate) fn given_count(&self, flight: FlightId) -> u32 {
+        let open = self.open.get(&flight);
+        open.map_or(0, |open| open.tokens.count())
+    }
+
     /// Ends a flight, after the last token. Gives the ending that its client sees.
     pub(crate) fn end(&self, flight: FlightId, end: End) -> Option<Ending> {
         let (_, open) = self.open.remove(&flight)?;

@@ -7,11 +7,13 @@ mod backlog;
 mod driver;
 mod flights;
 mod frontend;
+mod lookout;
 mod roster;
 
 pub(crate) use added::Added;
 pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
+pub(crate) use lookout::Judgement;
 
 use crate::door::RouterDoor;
 use crate::health::Pulse;
@@ -24,6 +26,7 @@ use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
+use lookout::Lookout;
 use roster::Roster;
 use std::error::Error;
 use std::sync::atomic::AtomicU64;
@@ -104,6 +107,7 @@ impl RouterBody {
         let traces = Traces::to(options.otlp_endpoint.as_deref())?;
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let roster = Arc::new(Roster::default());
+        let lookout = Arc::new(Lookout::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
         let starting = Readiness::NotReady("starting".into());
@@ -114,6 +118,7 @@ impl RouterBody {
             roster: Arc::clone(&roster),
             meters,
             promises,
+            lookout: Arc::clone(&lookout),
             recorder: Recorder::create(options.tape.as_deref())?,
             readiness: tell_readiness,
             drained: tell_drained,
@@ -133,6 +138,7 @@ impl RouterBody {
             router,
             flights: Arc::clone(&flights),
             roster,
+            lookout,
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
             driver: driver.clone(),

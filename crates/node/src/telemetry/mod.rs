@@ -11,7 +11,7 @@ mod worker;
 
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
-pub(crate) use router::RouterMeters;
+pub(crate) use router::{RouterMeters, reason as failure_name, refused as refusal_name};
 pub use worker::Ceilings;
 pub(crate) use worker::WorkerMeters;
 

@@ -6,7 +6,8 @@
 
 use super::router::{reason, refused};
 use super::{FloatGauge, Histograms, histograms, ratio_histograms};
-use cleave_domain::{Aim, Ending, FlightId, SloPolicy, Stage, Timing, Verdict};
+use crate::router::Judgement;
+use cleave_domain::{Aim, Ending, FlightId, Refusal, SloPolicy, Stage, Timing, Verdict};
 use cleave_router::{Decided, Decision, Forecast, Note, PlaceReason};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -295,12 +296,10 @@ impl PromiseMeters {
         }
     }
 
-    /// A flight ended so, as its client saw it; or had been ended from outside.
-    pub(crate) fn ended(&mut self, flight: FlightId, ending: Option<&Ending>) {
+    /// A flight ended so, as its client saw it; or had been ended from outside. Says what was counted.
+    pub(crate) fn ended(&mut self, flight: FlightId, ending: Option<&Ending>) -> Option<Judgement> {
         let judged = self.judged.remove(&flight);
-        let Some(ending) = ending else {
-            return;
-        };
+        let ending = ending?;
         let Some(Note::Judged {
             flight: _,
             class,
@@ -311,7 +310,7 @@ impl PromiseMeters {
             forecast,
         }) = judged
         else {
-            return;
+            return None;
         };
         let class = self.series.known(&class);
         // What lost a token on its way to the client is worth nothing, whatever the workers did.
@@ -333,15 +332,33 @@ impl PromiseMeters {
                     .compare(&class, &forecast, (&timing, output_tokens));
             }
         }
+        Some(Judgement {
+            class,
+            verdict,
+            reason,
+            timing,
+            output_tokens,
+        })
     }
 }
 
 impl Series {
-    /// Turned away before the brain saw it.
-    pub(crate) fn turned_away(&self, class: &str, ending: &Ending) {
-        if let Ending::Refused(refusal) = ending {
-            self.judge(&self.known(class), "refused", refused(refusal));
-        }
+    /// Turned away before the brain saw it. Says what was counted.
+    pub(crate) fn turned_away(&self, class: &str, refusal: &Refusal) -> Judgement {
+        let judgement = Judgement {
+            class: self.known(class),
+            verdict: "refused",
+            reason: refused(refusal),
+            timing: Timing::default(),
+            output_tokens: 0,
+        };
+        self.judge(&judgement.class, judgement.verdict, judgement.reason);
+        judgement
+    }
+
+    /// Good ones per second over the last minute, by class, and the devices they were of.
+    pub(crate) fn goodput(&self) -> (Vec<(String, f64)>, u32) {
+        self.lock().rates(Instant::now())
     }
 
     fn judge(&self, class: &str, verdict: &'static str, reason: &'static str) {
@@ -541,8 +558,7 @@ mod tests {
         desk.ends("slow", Verdict::Good, &Ending::Cancelled);
         // The workers said that all is well; its client lacks a token.
         desk.ends("slow", Verdict::Good, &Ending::Failed(Failure::WorkerLost));
-        let turned_away = Ending::Refused(late);
-        desk.telemetry.promises.turned_away("slow", &turned_away);
+        desk.telemetry.promises.turned_away("slow", &late);
         let line = |class: &str, verdict: &str, reason: &str| {
             format!(
                 "cleave_slo_requests_total{{class=\"{class}\",verdict=\"{verdict}\",reason=\"{reason}\"}} 1"

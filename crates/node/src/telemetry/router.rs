@@ -431,7 +431,7 @@ fn why(reason: MoveReason) -> &'static str {
     }
 }
 
-pub(super) fn refused(refusal: &Refusal) -> &'static str {
+pub(crate) fn refused(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::QueueFull { .. } => "queue_full",
         Refusal::NoBlocks { .. } => "no_blocks",
@@ -447,7 +447,7 @@ pub(super) fn refused(refusal: &Refusal) -> &'static str {
     }
 }
 
-pub(super) fn reason(failure: &Failure) -> &'static str {
+pub(crate) fn reason(failure: &Failure) -> &'static str {
     match failure {
         Failure::WorkerLost => "worker_lost",
         Failure::WorkerStuck => "worker_stuck",
