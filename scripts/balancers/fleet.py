@@ -103,6 +103,9 @@ class Fleet:
 
     def __init__(self, cleave: str, folder: Path, keep_alive: float) -> None:
         self.cleave, self.folder, self.keep_alive = cleave, folder, keep_alive
+        told = subprocess.run([cleave, "router", "--help"], capture_output=True, text=True).stdout
+        # Seconds in which a router that ends says so and serves on.
+        self.delay = 2 if "--shutdown-delay" in told else 0
         ports = [free_port() for _ in range(4)]
         self.routers = [f"127.0.0.1:{port}" for port in ports[:2]]
         self.pickers = [f"127.0.0.1:{port}" for port in ports[2:]]
@@ -123,7 +126,7 @@ class Fleet:
         self.processes[number] = Process(
             self.cleave, "router", "--listen", self.routers[number], "--sse-keep-alive", str(self.keep_alive),
             "--placement", "split", "--worker-silence", "60", "--ext-proc-listen", self.pickers[number],
-            "--picker-endpoints", ",".join(self.routers),
+            "--picker-endpoints", ",".join(self.routers), *(("--shutdown-delay", str(self.delay)) if self.delay else ()),
         )
         self.processes[number].said(r"listening on http://(\S+)")
 

@@ -107,7 +107,8 @@ def bench_serving(url: str) -> str:
 def unpack(python: Path, package: Path) -> None:
     """Of the wheel the tool and what it imports; of one module, which imports torch, only a constant is wanted."""
     wheels = FOLDER / "sglang" / "wheel"
-    run([python, "-m", "pip", "download", "-q", "--no-deps", "-d", wheels, f"sglang=={SGLANG}"])
+    if not list(wheels.glob(f"sglang-{SGLANG}*.whl")):
+        run([python, "-m", "pip", "download", "-q", "--no-deps", "-d", wheels, f"sglang=={SGLANG}"])
     wanted = ("sglang/benchmark/", "sglang/bench_serving.py", "sglang/srt/utils/network.py", "sglang/srt/disaggregation/utils.py")
     with zipfile.ZipFile(next(wheels.glob("sglang-*.whl"))) as wheel:
         names = [name for name in wheel.namelist() if name.startswith(wanted)]
