@@ -19,9 +19,11 @@ mod gate;
 mod generate;
 mod metrics;
 mod model;
+mod openapi;
 mod routes;
 mod text;
 mod timing;
+mod trace_parent;
 mod ui;
 
 pub use admin::{
@@ -29,10 +31,13 @@ pub use admin::{
 };
 pub use app::{ApiOptions, App};
 pub use error::RETRY_AFTER;
-pub use frontend::{Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness};
+pub use frontend::{
+    Caller, Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness, Streams,
+};
 pub use gate::AdminKey;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
 pub use text::{Start, TextStream};
+pub use trace_parent::TraceParent;
 pub use ui::{
     Board, ClassRow, FlightsNow, HISTORY_SECONDS, Handoffs, Happening, LinkRow, PoolWanted,
     Quantiles, Scaling, ScalingStep, Second, Verdicts, WINDOW, WorkerRow, ui_routes,

@@ -80,12 +80,16 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     let node = RouterNode {
         listen: args.listen.to_string(),
         options: router_options(&args.limits, &args.process)?,
+        picker: args.picker.options(),
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
         let running = node.start().await?;
         // Scripts hand this address to workers, so it cannot wait for them.
         say_address(running.address());
+        if let Some(address) = running.picker_address() {
+            info!("endpoint picker at {address}");
+        }
         info!("waiting for a prefill and a decode worker");
         live(running, stop, &args.process, |_| info!("ready")).await
     })
@@ -219,6 +223,7 @@ fn router_options(
         otlp_endpoint: process.otlp_endpoint.clone(),
         api: ApiOptions {
             admin_key: process.admin_key,
+            keep_alive: limits.streams.keep_alive(),
             ..defaults.api
         },
     })

@@ -1,11 +1,16 @@
-//! Traces: one span per flight with a span for each leg, sent to an OpenTelemetry collector.
+//! Traces: one span per flight with a span for each leg, sent to an OpenTelemetry collector. They are part
+//! of the client's trace if it named one.
 //!
 //! Never: holds anything up: spans are made when a flight has ended, and a collector that is away
 //! loses them. Without an endpoint nothing is made at all.
 
 use crate::NodeError;
+use cleave_api::TraceParent;
 use cleave_domain::{Ending, FlightId, Usage, WorkerRef};
-use opentelemetry::trace::{Event, Span, SpanBuilder, Status, TraceContextExt, TracerProvider};
+use opentelemetry::trace::{
+    Event, Span, SpanBuilder, SpanContext, SpanId, Status, TraceContextExt, TraceFlags, TraceId,
+    TraceState, TracerProvider,
+};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
@@ -22,6 +27,7 @@ pub(crate) struct Traces {
 /// A flight as its trace tells it.
 #[derive(Clone, Debug)]
 pub(crate) struct Story {
+    parent: Option<TraceParent>,
     submitted: SystemTime,
     first_token: Option<SystemTime>,
     /// Of the last attempt.
@@ -50,8 +56,9 @@ impl Turn {
 }
 
 impl Story {
-    pub(crate) fn begin() -> Self {
+    pub(crate) fn begin(parent: Option<TraceParent>) -> Self {
         Self {
+            parent,
             submitted: SystemTime::now(),
             first_token: None,
             legs: None,
@@ -129,7 +136,7 @@ impl Traces {
             .with_start_time(story.submitted)
             .with_attributes(attributes)
             .with_events(story.turns.clone())
-            .start(&tracer);
+            .start_with_context(&tracer, &asked_by(story.parent));
         if let Ending::Failed(failure) = ending {
             span.set_status(Status::error(format!("{failure:?}")));
         }
@@ -163,11 +170,26 @@ impl Traces {
     }
 }
 
+/// The client's span, so that whether it records decides whether we do.
+fn asked_by(parent: Option<TraceParent>) -> Context {
+    let Some(TraceParent { trace, span, flags }) = parent else {
+        return Context::new();
+    };
+    let client = SpanContext::new(
+        TraceId::from_bytes(trace.to_be_bytes()),
+        SpanId::from_bytes(span.to_be_bytes()),
+        TraceFlags::new(flags),
+        true,
+        TraceState::NONE,
+    );
+    Context::new().with_remote_span_context(client)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use cleave_domain::{FinishReason, WorkerId};
-    use opentelemetry_sdk::trace::InMemorySpanExporter;
+    use opentelemetry_sdk::trace::{InMemorySpanExporter, SpanData};
 
     #[test]
     fn a_flight_is_a_span_with_its_two_legs() {
@@ -182,7 +204,11 @@ mod tests {
             worker: WorkerId(worker),
             ..WorkerRef::default()
         };
-        let mut story = Story::begin();
+        let mut story = Story::begin(Some(TraceParent {
+            trace: 5,
+            span: 6,
+            flags: 1,
+        }));
         story.placed(worker(1), worker(2));
         story.token();
         story.turned(Turn::Resumed, (1, 40, Duration::from_millis(120)));
@@ -197,7 +223,25 @@ mod tests {
         assert_eq!(spans[2].events[0].name, "resumed");
         let flight = spans[2].span_context.span_id();
         assert!(spans[..2].iter().all(|leg| leg.parent_span_id == flight));
+        let client = (
+            SpanId::from_bytes(6_u64.to_be_bytes()),
+            5_u128.to_be_bytes(),
+        );
+        assert_eq!(spans[2].parent_span_id, client.0);
+        let of_client = |span: &SpanData| span.span_context.trace_id().to_bytes() == client.1;
+        assert!(spans.iter().all(of_client));
         assert_eq!(spans[0].end_time, spans[1].start_time);
         assert_eq!(spans[1].end_time, spans[2].end_time);
+
+        // A client that does not record its trace wants nothing of ours either.
+        exporter.reset();
+        let mut story = Story::begin(Some(TraceParent {
+            trace: 5,
+            span: 6,
+            flags: 0,
+        }));
+        story.token();
+        traces.tell(FlightId(8), &story, (&ending, Usage::default()));
+        assert_eq!(exporter.get_finished_spans().unwrap(), []);
     }
 }

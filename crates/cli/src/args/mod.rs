@@ -3,6 +3,7 @@
 //! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
 //! or holds a default that another place holds too.
 
+mod balancing;
 mod bench;
 mod engine;
 mod generate;
@@ -13,6 +14,7 @@ mod serve;
 mod sim;
 mod top;
 
+pub(crate) use balancing::{PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
     Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
@@ -122,8 +124,11 @@ mod tests {
             policy,
             router_mode,
             placement,
+            streams,
         } = router.limits;
         assert_eq!(policy, None);
+        assert_eq!(streams.keep_alive(), limits.api.keep_alive);
+        assert_eq!(router.picker.options(), None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
         let placement = cleave_node::Placement::from(placement);
         assert_eq!(placement, limits.limits.placement);

@@ -13,7 +13,7 @@ use super::added::Added;
 use super::backlog::{Backlog, Receiver};
 use crate::telemetry::RouterMeters;
 use crate::trace::{Story, Traces, Turn};
-use cleave_api::FlightEvent;
+use cleave_api::{FlightEvent, TraceParent};
 use cleave_domain::{
     Emission, Ending, Failure, FlightId, HandoffId, Request, Timing, TokenId, Usage, WorkerRef,
 };
@@ -83,10 +83,10 @@ impl Flights {
         self.open.len()
     }
 
-    /// Opens a flight's stream.
+    /// Opens a flight's stream; its client's trace goes on in the flight's.
     pub(crate) fn open(
         &self,
-        flight: FlightId,
+        (flight, trace): (FlightId, Option<TraceParent>),
         request: &Request,
         (client, stream): (Backlog, Receiver),
     ) -> (Receiver, Arc<Added>) {
@@ -100,7 +100,7 @@ impl Flights {
             last: None,
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             cached_tokens: 0,
-            story: Story::begin(),
+            story: Story::begin(trace),
         };
         self.open.insert(flight, opened);
         (stream, added)
@@ -283,7 +283,7 @@ mod tests {
         let flights = Flights::new(RouterMeters::new(&telemetry.router), Traces::default());
         let (driver, _) = mpsc::unbounded_channel();
         let line = backlog::line(FLIGHT, u32::MAX, driver);
-        let (stream, _) = flights.open(FLIGHT, &request(), line);
+        let (stream, _) = flights.open((FLIGHT, None), &request(), line);
         Desk {
             flights,
             stream,

@@ -141,6 +141,7 @@ impl RouterBody {
             lookout,
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
             driver: driver.clone(),
             policy,
             readiness: readiness.clone(),

@@ -4,11 +4,13 @@
 //! simulator counts the same notes. Invariant: base units; every series of the hand-off exists from
 //! the start, so that a zero is a zero and not an absence.
 
+mod picker;
 mod policy;
 mod promises;
 mod router;
 mod worker;
 
+pub(crate) use picker::PickerSeries;
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
 pub(crate) use router::{RouterMeters, reason as failure_name, refused as refusal_name};
@@ -32,6 +34,7 @@ pub(crate) struct Telemetry {
     pub(crate) router: router::Series,
     pub(crate) promises: PromiseSeries,
     pub(crate) policy: PolicySeries,
+    pub(crate) picker: PickerSeries,
 }
 
 impl Default for Telemetry {
@@ -41,12 +44,14 @@ impl Default for Telemetry {
         let router = router::Series::register(&mut registry);
         let promises = PromiseSeries::register(&mut registry);
         let policy = PolicySeries::register(&mut registry);
+        let picker = PickerSeries::register(&mut registry);
         Self {
             registry: Arc::new(registry),
             workers,
             router,
             promises,
             policy,
+            picker,
         }
     }
 }

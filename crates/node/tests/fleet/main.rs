@@ -111,6 +111,7 @@ async fn router_with(options: RouterOptions) -> RunningRouter {
     let node = RouterNode {
         listen: "127.0.0.1:0".into(),
         options,
+        picker: None,
     };
     node.start().await.unwrap()
 }
@@ -119,6 +120,7 @@ async fn router(listen: &str) -> RunningRouter {
     let node = RouterNode {
         listen: listen.into(),
         options: RouterOptions::default(),
+        picker: None,
     };
     node.start().await.unwrap()
 }
