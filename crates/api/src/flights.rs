@@ -6,10 +6,11 @@
 use crate::ask::Ask;
 use crate::choice::{Choice, Delta};
 use crate::error::ApiError;
-use crate::frontend::{Enough, FlightEvent, FlightStream, Frontend};
+use crate::frontend::{Caller, Enough, FlightEvent, FlightStream, Frontend};
 use crate::metrics::Meter;
 use crate::model::ModelText;
 use crate::timing::Known;
+use crate::trace_parent::TraceParent;
 use cleave_domain::{Ending, Slo};
 use futures::StreamExt;
 use futures::stream::{self, AbortHandle, Abortable, BoxStream, SelectAll};
@@ -60,14 +61,18 @@ impl Flights {
         frontend: &dyn Frontend,
         ask: &Ask,
         model: &Arc<ModelText>,
-        (promises, mut meter): (&[Slo], Meter),
+        (promises, mut meter, trace): (&[Slo], Meter, Option<TraceParent>),
     ) -> Self {
         meter.read();
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
         for request in ask.requests(promises) {
             let enough = Enough::default();
-            let (flight, abort) = stream::abortable(frontend.submit_until(request, enough.clone()));
+            let caller = Caller {
+                enough: enough.clone(),
+                trace,
+            };
+            let (flight, abort) = stream::abortable(frontend.submit_for(request, caller));
             flights.push(flight);
             aborts.push((enough, abort));
         }

@@ -1,6 +1,7 @@
 //! What the HTTP face needs of whatever serves behind it.
 
 use crate::admin::Operator;
+use crate::trace_parent::TraceParent;
 use cleave_domain::{Emission, Ending, Request, SloPolicy, Timing, Usage};
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -11,10 +12,9 @@ pub trait Frontend: Operator {
     /// Starts one sequence. Dropping the stream before its end cancels the sequence.
     fn submit(&self, request: Request) -> FlightStream;
 
-    /// As [`Self::submit`]; a stream dropped after `enough` was said has not been left by its client,
-    /// who has all that it wanted. A frontend that makes no difference need not say.
-    fn submit_until(&self, request: Request, enough: Enough) -> FlightStream {
-        drop(enough);
+    /// As [`Self::submit`], for this caller. A frontend that makes no difference need not say.
+    fn submit_for(&self, request: Request, caller: Caller) -> FlightStream {
+        drop(caller);
         self.submit(request)
     }
 
@@ -31,8 +31,31 @@ pub trait Frontend: Operator {
         Progress::Moving
     }
 
+    /// How many sequences are open, and how many may be. A frontend without a limit need not say.
+    fn streams(&self) -> Streams {
+        Streams::default()
+    }
+
     /// Metrics of the serving side in the OpenMetrics text format, without the closing `# EOF`.
     fn metrics(&self) -> String;
+}
+
+/// Who wants a sequence, as far as it concerns whoever serves it.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// A stream dropped after this was said has not been left by its client, who has all that it wanted.
+    pub enough: Enough,
+    /// The span of the client's trace that the request belongs to.
+    pub trace: Option<TraceParent>,
+}
+
+/// See [`Frontend::streams`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Sequences submitted whose clients have not let go of them.
+    pub open: usize,
+    /// With so many open the next one is refused; `None`: never.
+    pub max: Option<usize>,
 }
 
 /// Said when a sequence's text has met its end before its tokens did: at a stop string. Clones are the

@@ -9,12 +9,14 @@ use crate::flights::Flights;
 use crate::metrics::Meter;
 use crate::model::ModelText;
 use crate::timing::{TIMING, TimingShown};
+use crate::trace_parent::TraceParent;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use cleave_domain::Slo;
 use serde_json::Value;
 use std::sync::Arc;
+use tokio::time::timeout;
 
 /// Serves one request. Dropping the future, which is what a client's leaving does, drops the
 /// flights, and that cancels them.
@@ -27,25 +29,26 @@ pub(crate) async fn generate(
     let mut meter = Meter::start(app.metrics());
     let prepared = prepare(app, kind, (headers, body)).await;
     let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
+    let trace = TraceParent::of(headers);
     app.wait_for_worker()
         .await
         .inspect_err(|error| meter.failed(error))?;
     let frame = Frame::new(kind, request_id, model.clone());
-    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter));
-    // Headers wait for the first event: until then an error can be a status.
-    let first = match flights.next().await {
-        Some(first) => first?,
-        None => {
-            return Err(ApiError::internal(
-                "stream_broken",
-                "There was nothing to answer.",
-            ));
-        }
-    };
+    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, trace));
     match ask.delivery {
-        Delivery::Whole => whole(&frame, flights, (first, timing)).await,
+        Delivery::Whole => {
+            let first = begun(flights.next().await)?;
+            whole(&frame, flights, (first, timing)).await
+        }
         Delivery::Stream(usage) => {
             let keep_alive = app.options().keep_alive;
+            // Headers wait for the first event, since until then an error can be a status; but not for
+            // so long that somebody on the way would take the connection for dead.
+            let first = match keep_alive {
+                None => Some(flights.next().await),
+                Some(span) => timeout(span, flights.next()).await.ok(),
+            };
+            let first = first.map(begun).transpose()?;
             Ok(stream(
                 Live {
                     frame,
@@ -58,6 +61,12 @@ pub(crate) async fn generate(
             ))
         }
     }
+}
+
+/// The first addition of an answer, which has one.
+fn begun(first: Option<Result<(usize, Delta), ApiError>>) -> Result<(usize, Delta), ApiError> {
+    let nothing = || ApiError::internal("stream_broken", "There was nothing to answer.");
+    first.unwrap_or_else(|| Err(nothing()))
 }
 
 /// A request that can be served.

@@ -17,16 +17,21 @@ mod gate;
 mod generate;
 mod metrics;
 mod model;
+mod openapi;
 mod routes;
 mod text;
 mod timing;
+mod trace_parent;
 
 pub use admin::{
     CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App};
 pub use error::RETRY_AFTER;
-pub use frontend::{Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness};
+pub use frontend::{
+    Caller, Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness, Streams,
+};
 pub use gate::AdminKey;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
 pub use text::{Start, TextStream};
+pub use trace_parent::TraceParent;

@@ -5,9 +5,11 @@ use crate::answer::Kind;
 use crate::app::App;
 use crate::ask;
 use crate::error::ApiError;
-use crate::frontend::{Progress, Readiness};
+use crate::frontend::{Progress, Readiness, Streams};
 use crate::generate::generate;
 use crate::model::ModelText;
+use crate::openapi::openapi;
+use crate::trace_parent::TraceParent;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
@@ -43,7 +45,9 @@ impl App {
             .route("/ping", get(live))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
+            .route("/load", get(load))
             .route("/version", get(version))
+            .route("/openapi.json", get(openapi))
             .merge(admin_routes(self.operator(), self.options().admin_key))
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
@@ -59,10 +63,13 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     let id = ask::request_id(request.headers());
     // The route, not the path: a label must not be a client's choice.
     let route = request.extensions().get::<MatchedPath>().cloned();
+    let trace = TraceParent::of(request.headers()).map(|trace| trace.trace_id());
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
     let route = route.as_ref().map_or("other", MatchedPath::as_str);
-    app.metrics().answered(route, response.status().as_u16());
+    let status = response.status().as_u16();
+    app.metrics().answered(route, status);
+    tracing::debug!(request_id = id, trace_id = trace, route, status, "answered");
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -180,6 +187,12 @@ async fn ready(State(app): State<App>) -> Response {
         Readiness::NotReady(reason) => ApiError::unavailable("not_ready", reason).into_response(),
         Readiness::Draining => ApiError::from(&cleave_domain::Refusal::Draining).into_response(),
     }
+}
+
+/// For those who choose between several routers; vLLM's name for the number.
+async fn load(State(app): State<App>) -> axum::Json<Value> {
+    let Streams { open, max } = app.frontend().streams();
+    axum::Json(json!({"server_load": open, "server_load_max": max}))
 }
 
 async fn version() -> axum::Json<Value> {

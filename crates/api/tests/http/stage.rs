@@ -5,8 +5,9 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
 use cleave_api::{
-    ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, LinkView, ModelFiles,
-    ModelText, Operator, Readiness, WorkerCommand, WorkerState, WorkerView,
+    ApiOptions, App, Caller, CommandError, FlightEvent, FlightStream, Frontend, LinkView,
+    ModelFiles, ModelText, Operator, Readiness, Streams, TraceParent, WorkerCommand, WorkerState,
+    WorkerView,
 };
 use cleave_domain::{
     Backlog, Emission, Ending, FinishReason, Load, PrefillTiming, PromptFacts, Request, Role,
@@ -38,6 +39,7 @@ pub(crate) enum Script {
 pub(crate) struct Stage {
     pub(crate) scripts: Mutex<VecDeque<Script>>,
     pub(crate) submitted: Mutex<Vec<Request>>,
+    pub(crate) traces: Mutex<Vec<Option<TraceParent>>>,
     pub(crate) readiness: Mutex<Option<Readiness>>,
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
 }
@@ -118,6 +120,18 @@ impl Frontend for Stage {
         };
         self.submitted.lock().unwrap().push(request);
         stream
+    }
+
+    fn submit_for(&self, request: Request, caller: Caller) -> FlightStream {
+        self.traces.lock().unwrap().push(caller.trace);
+        self.submit(request)
+    }
+
+    fn streams(&self) -> Streams {
+        Streams {
+            open: 3,
+            max: Some(8),
+        }
     }
 
     fn readiness(&self) -> Readiness {
