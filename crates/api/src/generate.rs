@@ -1,13 +1,14 @@
 //! `/v1/chat/completions` and `/v1/completions`, from the body to the answer.
 
 use crate::answer::{Frame, Kind, Live, stream};
-use crate::app::App;
+use crate::app::{App, PromptLog};
 use crate::ask::{self, Ask, Delivery};
 use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::flights::Flights;
 use crate::metrics::Meter;
 use crate::model::ModelText;
+use crate::record::{Asked, Record};
 use crate::timing::{TIMING, TimingShown};
 use crate::trace_parent::TraceParent;
 use axum::body::Body;
@@ -26,15 +27,20 @@ pub(crate) async fn generate(
     request_id: &str,
     (headers, body): (&HeaderMap, Body),
 ) -> Result<Response, ApiError> {
-    let mut meter = Meter::start(app.metrics());
-    let prepared = prepare(app, kind, (headers, body)).await;
+    let asked = Asked {
+        request_id: request_id.into(),
+        route: kind.route(),
+        operation: kind.operation(),
+        client: TraceParent::of(headers),
+    };
+    let mut meter = Meter::start(app.metrics(), Record::begin(app.frontend_shared(), asked));
+    let prepared = prepare(app, kind, (headers, body), request_id).await;
     let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
-    let trace = TraceParent::of(headers);
     app.wait_for_worker()
         .await
         .inspect_err(|error| meter.failed(error))?;
     let frame = Frame::new(kind, request_id, model.clone());
-    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, trace));
+    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter));
     match ask.delivery {
         Delivery::Whole => {
             let first = begun(flights.next().await)?;
@@ -76,12 +82,17 @@ async fn prepare(
     app: &App,
     kind: Kind,
     (headers, body): (&HeaderMap, Body),
+    request_id: &str,
 ) -> Result<Prepared, ApiError> {
     // One look at the policy, which may change meanwhile.
     let policy = app.frontend().policy();
     let origin = ask::origin(headers, &policy)?;
     let timing = ask::timing(headers)?;
     let bytes = app.read_body(headers, body).await?;
+    if app.options().prompts == PromptLog::Shown {
+        let body = String::from_utf8_lossy(&bytes);
+        tracing::info!(request_id, route = kind.route(), ?body, "prompt");
+    }
     let model = app.wait_for_model().await?;
     let read: fn(&Value, &ModelText) -> Result<Ask, ApiError> = match kind {
         Kind::Chat => ask::chat,

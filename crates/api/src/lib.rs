@@ -18,6 +18,7 @@ mod generate;
 mod metrics;
 mod model;
 mod openapi;
+mod record;
 mod routes;
 mod text;
 mod timing;
@@ -26,12 +27,13 @@ mod trace_parent;
 pub use admin::{
     CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App};
+pub use app::{ApiOptions, App, PromptLog};
 pub use error::RETRY_AFTER;
 pub use frontend::{
     Caller, Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness, Streams,
 };
 pub use gate::AdminKey;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
+pub use record::RequestSpan;
 pub use text::{Start, TextStream};
 pub use trace_parent::TraceParent;

@@ -4,6 +4,8 @@
 //! come as text. Invariant: a request that ends in whatever way is counted once.
 
 use crate::error::ApiError;
+use crate::record::Record;
+use crate::trace_parent::TraceParent;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -155,16 +157,18 @@ impl Metrics {
 /// Measures one completion request from arrival to end. Dropped before that, the client has left.
 pub(crate) struct Meter {
     metrics: Arc<Metrics>,
+    record: Record,
     arrived: Instant,
     last_token: Vec<Option<Instant>>,
     ended: bool,
 }
 
 impl Meter {
-    pub(crate) fn start(metrics: &Arc<Metrics>) -> Self {
+    pub(crate) fn start(metrics: &Arc<Metrics>, record: Record) -> Self {
         metrics.in_flight.inc();
         Self {
             metrics: metrics.clone(),
+            record,
             arrived: Instant::now(),
             last_token: Vec::new(),
             ended: false,
@@ -177,7 +181,13 @@ impl Meter {
         self.metrics.read.observe(read.as_secs_f64());
     }
 
-    pub(crate) fn submitted(&mut self, prompt_tokens: u64, sequences: usize) {
+    /// What logs know it by, and the span that its sequences belong to.
+    pub(crate) fn mark(&self) -> (Arc<str>, Option<TraceParent>) {
+        self.record.mark()
+    }
+
+    pub(crate) fn submitted(&mut self, model: &str, prompt_tokens: u64, sequences: usize) {
+        self.record.submitted(model, prompt_tokens, sequences);
         self.metrics.prompt_tokens.observe(prompt_tokens as f64);
         self.last_token = vec![None; sequences];
     }
@@ -186,16 +196,17 @@ impl Meter {
         let now = Instant::now();
         match self.last_token[sequence].replace(now) {
             Some(last) => self.metrics.gap.observe((now - last).as_secs_f64()),
-            None => self
-                .metrics
-                .first_token
-                .observe((now - self.arrived).as_secs_f64()),
+            None => {
+                self.record.first_token();
+                let waited = now - self.arrived;
+                self.metrics.first_token.observe(waited.as_secs_f64());
+            }
         }
     }
 
-    pub(crate) fn finished(&mut self, sequence: usize, reason: &'static str, output_tokens: u32) {
+    pub(crate) fn finished(&mut self, reason: &'static str, output_tokens: u32) {
         self.metrics.output_tokens.observe(f64::from(output_tokens));
-        tracing::debug!(sequence, reason, output_tokens, "sequence finished");
+        self.record.finished(reason, output_tokens);
     }
 
     /// The whole answer is there.
@@ -207,6 +218,7 @@ impl Meter {
     }
 
     pub(crate) fn failed(&mut self, error: &ApiError) {
+        self.record.failed(error);
         self.end(match error {
             error if error.is_refusal() => "refused",
             error if error.is_client_fault() => "invalid",
@@ -218,6 +230,7 @@ impl Meter {
         if !std::mem::replace(&mut self.ended, true) {
             self.metrics.endings.get_or_create(&Ended(reason)).inc();
             self.metrics.in_flight.dec();
+            self.record.end(reason);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::admin::admin_routes;
 use crate::answer::Kind;
-use crate::app::App;
+use crate::app::{App, PromptLog};
 use crate::ask;
 use crate::error::ApiError;
 use crate::frontend::{Progress, Readiness, Streams};
@@ -34,8 +34,8 @@ impl App {
     /// All routes. It has a fallback: a router merged with it must have none.
     pub fn router(&self) -> Router {
         Router::new()
-            .route("/v1/chat/completions", post(chat))
-            .route("/v1/completions", post(completions))
+            .route(Kind::Chat.route(), post(chat))
+            .route(Kind::Completion.route(), post(completions))
             .route("/v1/models", get(models))
             .route("/v1/models/{*id}", get(model))
             .route("/tokenize", post(tokenize))
@@ -81,8 +81,8 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     reason = "the layer hands the panic over"
 )]
 fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
-    let reason = panic.downcast_ref::<String>().cloned();
-    let reason = reason.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    // A message that was put together may quote what the client sent.
+    let reason = panic.downcast_ref::<&'static str>().copied();
     tracing::error!(reason, "a request panicked");
     ApiError::internal("panicked", "The server failed on this request.").into_response()
 }
@@ -108,7 +108,10 @@ async fn completion_of(app: &App, kind: Kind, request: Request) -> Result<Respon
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
     let result = generate(app, kind, id, (&parts.headers, body)).await;
     result.inspect_err(|error| {
-        tracing::debug!(request_id = id, param = error.param(), error = %error.object(), "request ended in an error");
+        // The message may quote what the client sent.
+        let shown = app.options().prompts == PromptLog::Shown;
+        let message = shown.then(|| error.object().to_string());
+        tracing::debug!(request_id = id, param = error.param(), code = error.code(), message, "request ended in an error");
     })
 }
 

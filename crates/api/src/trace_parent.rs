@@ -6,9 +6,10 @@
 //! Format: <https://www.w3.org/TR/trace-context/>, version 00; of later versions the part that is the same.
 
 use axum::http::HeaderMap;
+use std::fmt;
 
 /// A span of a trace that began elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceParent {
     /// The trace; not zero.
     pub trace: u128,
@@ -45,9 +46,21 @@ impl TraceParent {
         })
     }
 
+    /// Whether spans of it are recorded.
+    pub fn is_recorded(&self) -> bool {
+        self.flags & 1 == 1
+    }
+
     /// As logs and tools write it.
     pub(crate) fn trace_id(&self) -> String {
-        format!("{:032x}", self.trace)
+        self.to_string()
+    }
+}
+
+impl fmt::Display for TraceParent {
+    /// The trace's id.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.trace)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Invariant: what a worker emits and reports travels in one order; a line that cannot take more is
 //! cut, never blocked on, because a brain's driver waits for nobody.
 
+use crate::trace::Mark;
 use cleave_api::ModelFiles;
 use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerDescription, WorkerRef};
 use std::sync::Arc;
@@ -28,7 +29,11 @@ pub(crate) enum Downward {
     NameTaken {
         data_address: String,
     },
-    Order(Order),
+    Order {
+        order: Order,
+        /// How the request that it is about is known.
+        mark: Option<Arc<Mark>>,
+    },
 }
 
 /// From a worker to a router.

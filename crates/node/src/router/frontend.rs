@@ -11,10 +11,11 @@ use super::flights::Flights;
 use super::roster::Roster;
 use crate::health::Pulse;
 use crate::telemetry::Telemetry;
+use crate::trace::Mark;
 use crate::views::Novelty;
 use cleave_api::{
-    CommandError, Enough, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER,
-    Readiness, WorkerCommand, WorkerView,
+    Caller, CommandError, Enough, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER,
+    Readiness, RequestSpan, Streams, TraceParent, WorkerCommand, WorkerView,
 };
 use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, SloPolicy, Timing, Usage};
 use cleave_router::{CancelReason, Command};
@@ -36,6 +37,7 @@ pub(crate) struct RouterFrontend {
     pub(crate) backlog_max: u32,
     /// Streams that may be opened beside those that are; the brain's own limits are lower.
     pub(crate) streams: Arc<Semaphore>,
+    pub(crate) streams_max: usize,
     /// Bounded by the open streams, one submission and one cancellation each, and two words for each
     /// backlog that builds up; and by the commands that workers may leave unanswered.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
@@ -50,10 +52,15 @@ pub(crate) struct RouterFrontend {
 
 impl Frontend for RouterFrontend {
     fn submit(&self, request: Request) -> FlightStream {
-        self.submit_until(request, Enough::default())
+        self.submit_for(request, Caller::default())
     }
 
-    fn submit_until(&self, request: Request, enough: Enough) -> FlightStream {
+    fn submit_for(&self, request: Request, caller: Caller) -> FlightStream {
+        let Caller {
+            enough,
+            request_id,
+            trace,
+        } = caller;
         let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
             let full = Ending::Refused(Refusal::QueueFull { retry_after });
@@ -65,7 +72,8 @@ impl Frontend for RouterFrontend {
         let flight = FlightId::new(self.router, number);
         let request = Arc::new(request);
         let line = backlog::line(flight, self.backlog_max, self.driver.clone());
-        let (events, added) = self.flights.open(flight, &request, line);
+        let mark = Mark { request_id, trace };
+        let (events, added) = self.flights.open((flight, mark), &request, line);
         let submitted = RouterEvent::Submitted { flight, request };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
@@ -102,6 +110,21 @@ impl Frontend for RouterFrontend {
             None => Progress::Moving,
             Some(reason) => Progress::Stalled(reason),
         }
+    }
+
+    fn streams(&self) -> Streams {
+        Streams {
+            open: self.streams_max - self.streams.available_permits(),
+            max: Some(self.streams_max),
+        }
+    }
+
+    fn begin_span(&self, client: Option<TraceParent>) -> Option<TraceParent> {
+        self.telemetry.traces.begin(client)
+    }
+
+    fn end_span(&self, span: RequestSpan) {
+        self.telemetry.traces.tell(&span);
     }
 
     fn metrics(&self) -> String {
@@ -224,6 +247,7 @@ mod tests {
             roster: Arc::default(),
             backlog_max: 4,
             streams: Arc::new(Semaphore::new(1)),
+            streams_max: 1,
             driver,
             policy: watch::channel(Arc::default()).1,
             readiness: watch::channel(Readiness::Ready).1,
@@ -238,6 +262,8 @@ mod tests {
             matches!(event, Some(FlightEvent::Ended { ending, .. }) if full(&ending))
         };
         let unread = frontend.submit(request());
+        let (open, max) = (1, Some(1));
+        assert_eq!(frontend.streams(), Streams { open, max });
         let reason = FinishReason::Length;
         let flight = FlightId::new(RouterId(7), 0);
         flights.end(flight, Ending::Done { reason }.into());

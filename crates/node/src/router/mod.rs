@@ -101,7 +101,7 @@ impl RouterBody {
         let meters = RouterMeters::new(&telemetry.router);
         let promises = PromiseMeters::new(&telemetry.promises, &limits.policy);
         let (tell_policy, policy) = watch::channel(Arc::clone(&limits.policy));
-        let traces = Traces::to(options.otlp_endpoint.as_deref())?;
+        let traces = telemetry.traces.clone();
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let roster = Arc::new(Roster::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
@@ -135,6 +135,7 @@ impl RouterBody {
             roster,
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
             driver: driver.clone(),
             policy,
             readiness: readiness.clone(),
@@ -203,6 +204,6 @@ impl RouterBody {
         }
         // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;
-        self.traces.close().await;
+        self.traces.flush().await;
     }
 }

@@ -4,59 +4,78 @@
 //! simulator counts the same notes. Invariant: base units; every series of the hand-off exists from
 //! the start, so that a zero is a zero and not an absence.
 
+mod book;
 mod policy;
 mod promises;
 mod router;
 mod worker;
 
+pub(crate) use book::Book;
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
 pub(crate) use router::RouterMeters;
+pub(crate) use router::{reason as failed, refused};
 pub use worker::Ceilings;
 pub(crate) use worker::WorkerMeters;
 
+use crate::trace::{TraceError, TraceOptions, TraceSeries, Traces};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// All series of a process. Clones are the same ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
-    registry: Arc<Registry>,
+    book: Arc<Book>,
     pub(crate) workers: worker::Series,
     pub(crate) router: router::Series,
     pub(crate) promises: PromiseSeries,
     pub(crate) policy: PolicySeries,
+    pub(crate) trace_series: TraceSeries,
+    /// Where spans go.
+    pub(crate) traces: Traces,
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
-        let mut registry = Registry::default();
-        let workers = worker::Series::register(&mut registry);
-        let router = router::Series::register(&mut registry);
-        let promises = PromiseSeries::register(&mut registry);
-        let policy = PolicySeries::register(&mut registry);
+        let mut book = Book::default();
+        let workers = worker::Series::register(&mut book);
+        let router = router::Series::register(&mut book);
+        let promises = PromiseSeries::register(&mut book);
+        let policy = PolicySeries::register(&mut book);
+        let trace_series = TraceSeries::register(&mut book);
         Self {
-            registry: Arc::new(registry),
+            book: Arc::new(book),
             workers,
             router,
             promises,
             policy,
+            trace_series,
+            traces: Traces::default(),
         }
     }
 }
 
 impl Telemetry {
+    /// With traces to the collector that the options name, if any. Must be called within a tokio runtime.
+    pub(crate) fn with_traces(options: &TraceOptions) -> Result<Self, TraceError> {
+        let telemetry = Self::default();
+        let traces = Traces::to(options, &telemetry.trace_series)?;
+        Ok(Self {
+            traces,
+            ..telemetry
+        })
+    }
+
     /// The OpenMetrics text, without the closing `# EOF`.
     pub(crate) fn text(&self) -> String {
         self.promises.refresh();
         let mut text = String::new();
-        encode_registry(&mut text, &self.registry).expect("a string takes all that is written");
+        encode_registry(&mut text, self.book.registry()).expect("a string takes all that is written");
         text
     }
 }

@@ -19,30 +19,30 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use std::time::Duration;
-use tracing::{debug, warn};
+use tracing::warn;
 use used::Used;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Worker {
     worker: String,
     role: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Sorted {
     worker: String,
     role: String,
     kind: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Peer {
     worker: String,
     role: String,
     peer: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Carried {
     worker: String,
     role: String,
@@ -50,7 +50,7 @@ struct Carried {
     transport: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Model {
     worker: String,
     role: String,
@@ -234,9 +234,8 @@ impl WorkerMeters {
         set(&self.series.vllm_waiting, &model, load.sequences_waiting);
     }
 
-    /// Counts what the brain noted, and logs it at `debug`.
+    /// Counts what the brain noted.
     pub(crate) fn count(&mut self, note: &Note) {
-        debug!(worker = self.worker.worker, ?note);
         match note {
             Note::Sealed { .. }
             | Note::Landed { .. }

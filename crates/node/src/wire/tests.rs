@@ -458,7 +458,10 @@ proptest! {
 
 #[test]
 fn what_is_missing_is_named() {
-    let empty = proto::Order { kind: None };
+    let empty = proto::Order {
+        kind: None,
+        mark: None,
+    };
     assert_eq!(
         Order::try_from(empty),
         Err(WireError::Missing("order.kind"))
