@@ -3,16 +3,16 @@
 //! Owns: names, buckets and labels of its metrics. Never: knows the serving side's metrics, which
 //! come as text. Invariant: a request that ends in whatever way is counted once.
 
+use crate::book::Book;
 use crate::error::ApiError;
 use crate::record::Record;
 use crate::trace_parent::TraceParent;
-use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Unit;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ const SIZES: [f64; 16] = [
 
 /// The metrics of one server.
 pub(crate) struct Metrics {
-    registry: Registry,
+    book: Book,
     responses: Family<Answered, Counter>,
     in_flight: Gauge,
     endings: Family<Ended, Counter>,
@@ -44,13 +44,13 @@ pub(crate) struct Metrics {
     output_tokens: Histogram,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Answered {
     route: String,
     status: u16,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Ended(&'static str);
 
 impl EncodeLabelSet for Answered {
@@ -71,7 +71,7 @@ impl EncodeLabelSet for Ended {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut metrics = Self {
-            registry: Registry::with_prefix("cleave"),
+            book: Book::with_prefix("cleave"),
             responses: Family::default(),
             in_flight: Gauge::default(),
             endings: Family::default(),
@@ -82,25 +82,25 @@ impl Metrics {
             prompt_tokens: Histogram::new(SIZES),
             output_tokens: Histogram::new(SIZES),
         };
-        let registry = &mut metrics.registry;
-        registry.register(
+        let book = &mut metrics.book;
+        book.register(
             "http_requests",
             "HTTP requests answered, by route and status",
             metrics.responses.clone(),
         );
-        registry.register(
+        book.register(
             "http_requests_in_flight",
             "Chat and text completions being served",
             metrics.in_flight.clone(),
         );
-        registry.register(
+        book.register(
             "request_endings",
             "Chat and text completions, by how they ended: completed, cancelled (the client left), \
              refused, failed, invalid",
             metrics.endings.clone(),
         );
         let mut seconds = |name: &str, text: &str, histogram: &Histogram| {
-            registry.register_with_unit(name, text, Unit::Seconds, histogram.clone());
+            book.register_with_unit((name, Unit::Seconds), text, histogram.clone());
         };
         seconds(
             "request_read",
@@ -122,12 +122,12 @@ impl Metrics {
             "From the request's arrival to the end of its last sequence",
             &metrics.whole,
         );
-        registry.register(
+        book.register(
             "request_prompt_tokens",
             "Prompt tokens of a request",
             metrics.prompt_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "request_output_tokens",
             "Output tokens of a sequence that finished",
             metrics.output_tokens.clone(),
@@ -145,13 +145,13 @@ impl Metrics {
 
     /// The metrics as OpenMetrics text, without the end mark.
     pub(crate) fn encode(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        if encode_registry(&mut text, &self.registry).is_err() {
-            text.clear();
-        }
-        text
+        self.book.text()
     }
+}
+
+/// Every metric of the HTTP face once, with its labels, as OpenMetrics text.
+pub fn metrics_described() -> String {
+    Metrics::new().book.described()
 }
 
 /// Measures one completion request from arrival to end. Dropped before that, the client has left.

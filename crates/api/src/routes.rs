@@ -4,6 +4,7 @@ use crate::admin::admin_routes;
 use crate::answer::Kind;
 use crate::app::{App, PromptLog};
 use crate::ask;
+use crate::book::plain_metrics;
 use crate::error::ApiError;
 use crate::frontend::{Progress, Readiness, Streams};
 use crate::generate::generate;
@@ -111,7 +112,13 @@ async fn completion_of(app: &App, kind: Kind, request: Request) -> Result<Respon
         // The message may quote what the client sent.
         let shown = app.options().prompts == PromptLog::Shown;
         let message = shown.then(|| error.object().to_string());
-        tracing::debug!(request_id = id, param = error.param(), code = error.code(), message, "request ended in an error");
+        tracing::debug!(
+            request_id = id,
+            param = error.param(),
+            code = error.code(),
+            message,
+            "request ended in an error"
+        );
     })
 }
 
@@ -202,17 +209,29 @@ async fn version() -> axum::Json<Value> {
     axum::Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
+/// Metrics in the format that their reader asks for: OpenMetrics if it says so, as Prometheus does, else the
+/// older text that every reader knows. `text` is OpenMetrics without the closing `# EOF`.
+pub fn metrics_answer(headers: &HeaderMap, mut text: String) -> Response {
+    let accepted = headers.get_all(header::ACCEPT).iter();
+    let open = |value: &HeaderValue| value.to_str().is_ok_and(|a| a.contains("openmetrics-text"));
+    let kind = match accepted.into_iter().any(open) {
+        true => {
+            text += "# EOF\n";
+            OPEN_METRICS
+        }
+        false => {
+            text = plain_metrics(&text);
+            PLAIN_METRICS
+        }
+    };
+    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
 async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
     let mut text = app.metrics().encode();
     text += &app.frontend().metrics();
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    text += "# EOF\n";
-    let accepted = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok());
-    let plain = accepted.is_some_and(|a| a.contains("text/plain") && !a.contains("openmetrics"));
-    let kind = if plain { PLAIN_METRICS } else { OPEN_METRICS };
-    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+    metrics_answer(&headers, text)
 }

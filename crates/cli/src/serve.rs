@@ -80,12 +80,16 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     let node = RouterNode {
         listen: args.listen.to_string(),
         options: router_options(&args.limits, &args.process)?,
+        picker: args.picker.options(),
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
         let running = node.start().await?;
         // Scripts hand this address to workers, so it cannot wait for them.
         say_address(running.address());
+        if let Some(address) = running.picker_address() {
+            info!("endpoint picker at {address}");
+        }
         info!("waiting for a prefill and a decode worker");
         live(running, stop, &args.process, |_| info!("ready")).await
     })
@@ -112,6 +116,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         data_listen: args.data_listen.to_string(),
         data_address: args.data_advertise.clone(),
         metrics_listen: args.metrics_listen.map(|address| address.to_string()),
+        traces: args.process.traces.options()?,
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -216,9 +221,10 @@ fn router_options(
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
         tape: tape(process, "router"),
-        otlp_endpoint: process.otlp_endpoint.clone(),
+        traces: process.traces.options()?,
         api: ApiOptions {
             admin_key: process.admin_key,
+            keep_alive: limits.streams.keep_alive(),
             ..defaults.api
         },
     })
@@ -352,6 +358,7 @@ async fn live<N: Node>(
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
+    crate::log::panics();
     Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -15,6 +15,7 @@ mod http;
 mod line;
 mod node;
 mod options;
+mod picker;
 mod policy;
 mod router;
 mod tape;
@@ -28,8 +29,9 @@ pub use calibrate::{CALIBRATION, Calibration, Part, Rehearsal, calibrate};
 pub use cleave_router::{Mode, Placement};
 pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
+pub use picker::PickerOptions;
 pub use policy::{Flaw, PolicyError, PolicyFile};
-pub use telemetry::Ceilings;
+pub use telemetry::{Ceilings, metrics_page};
 pub use trace::{SampleError, Sampler, TraceError, TraceOptions};
 pub use worker::StepTime;
 

@@ -22,13 +22,9 @@ pub(crate) enum Downward {
         data_address: String,
     },
     /// That life of a worker is over, or lost to this router.
-    PeerGone {
-        worker: WorkerRef,
-    },
+    PeerGone { worker: WorkerRef },
     /// A worker of the same name that started later is connected, and this line ends.
-    NameTaken {
-        data_address: String,
-    },
+    NameTaken { data_address: String },
     Order {
         order: Order,
         /// How the request that it is about is known.

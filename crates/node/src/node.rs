@@ -6,6 +6,7 @@
 use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
+use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
 /// A router process.
@@ -30,6 +31,8 @@ pub struct RouterNode {
     pub listen: String,
     /// Its settings.
     pub options: RouterOptions,
+    /// An endpoint picker beside it, by default none.
+    pub picker: Option<PickerOptions>,
 }
 
 /// A router process that runs.
@@ -37,6 +40,7 @@ pub struct RunningRouter {
     address: SocketAddr,
     body: RouterBody,
     server: Server,
+    picker: Option<Picker>,
 }
 
 impl RouterNode {
@@ -47,6 +51,10 @@ impl RouterNode {
     pub async fn start(self) -> Result<RunningRouter, NodeError> {
         let listener = bind(&self.listen).await?;
         let telemetry = Telemetry::with_traces(&self.options.traces)?;
+        let picker = match self.picker {
+            Some(options) => Some(Picker::start(options, &telemetry).await?),
+            None => None,
+        };
         let body = RouterBody::start(&self.options, &telemetry)?;
         let app = App::new(body.frontend(), self.options.api.clone());
         let desk = ModelDesk::new(app.clone());
@@ -56,6 +64,7 @@ impl RouterNode {
             address: server.address,
             body,
             server,
+            picker,
         })
     }
 }
@@ -64,6 +73,11 @@ impl RunningRouter {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where its endpoint picker listens, if it has one.
+    pub fn picker_address(&self) -> Option<SocketAddr> {
+        self.picker.as_ref().map(|picker| picker.address)
     }
 
     /// Returns when a request sent now would find workers for both legs.
@@ -88,9 +102,21 @@ impl RunningRouter {
             address: _,
             mut body,
             server,
+            picker,
         } = self;
-        if timeout(deadline, body.drain()).await.is_err() {
+        let ends = Instant::now() + deadline;
+        if let Some(picker) = &picker {
+            picker.leave().await;
+        }
+        if timeout_at(ends, body.drain()).await.is_err() {
             warn!("flights are left at the deadline and are ended");
+        }
+        // Requests that it sent to other routers go past it too.
+        if let Some(picker) = picker {
+            if timeout_at(ends, picker.idle()).await.is_err() {
+                warn!("requests are left at the deadline whose endpoint was picked here");
+            }
+            picker.stop().await;
         }
         body.stop().await;
         server.stop().await;
@@ -321,6 +347,7 @@ impl Serve {
             address: server.address,
             body,
             server,
+            picker: None,
         };
         Ok(Running {
             router,

@@ -2,7 +2,7 @@
 //!
 //! Owns: these flags. Never: holds a default that a part holds too: flags show and take the parts'.
 
-use super::{EngineArgs, MockArgs, ModelArgs};
+use super::{EngineArgs, MockArgs, ModelArgs, PickerArgs, StreamArgs};
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
 };
@@ -77,6 +77,8 @@ pub(crate) struct RouterArgs {
     #[command(flatten)]
     pub(crate) limits: RouterLimitArgs,
     #[command(flatten)]
+    pub(crate) picker: PickerArgs,
+    #[command(flatten)]
     pub(crate) process: ProcessArgs,
 }
 
@@ -140,6 +142,8 @@ pub(crate) struct RouterLimitArgs {
     /// it is stalled. A slow reader that goes on reading never is.
     #[arg(long, value_name = "TOKENS", default_value_t = ROUTER.reader_backlog_max, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reader_backlog: u32,
+    #[command(flatten)]
+    pub(crate) streams: StreamArgs,
 }
 
 /// What every process with workers in it takes: which engine of which model, and how far it may go.
@@ -188,9 +192,8 @@ pub(crate) struct ProcessArgs {
     /// Record what every brain is told, one file per brain, for `cleave replay`.
     #[arg(long, value_name = "DIR")]
     pub(crate) tape: Option<PathBuf>,
-    /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
-    pub(crate) otlp_endpoint: Option<String>,
+    #[command(flatten)]
+    pub(crate) traces: TraceArgs,
 }
 
 /// See [`RouterLimitArgs::router_mode`].

@@ -14,8 +14,8 @@ use crate::telemetry::Telemetry;
 use crate::trace::Mark;
 use crate::views::Novelty;
 use cleave_api::{
-    Caller, CommandError, Enough, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER,
-    Readiness, RequestSpan, Streams, TraceParent, WorkerCommand, WorkerView,
+    Caller, CommandError, Enough, FlightEvent, FlightStream, Frontend, Operator, Progress,
+    RETRY_AFTER, Readiness, RequestSpan, Streams, TraceParent, WorkerCommand, WorkerView,
 };
 use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, SloPolicy, Timing, Usage};
 use cleave_router::{CancelReason, Command};

@@ -4,13 +4,16 @@
 //! simulator counts the same notes. Invariant: base units; every series of the hand-off exists from
 //! the start, so that a zero is a zero and not an absence.
 
-mod book;
+mod page;
+mod picker;
 mod policy;
+mod process;
 mod promises;
 mod router;
 mod worker;
 
-pub(crate) use book::Book;
+pub use page::metrics_page;
+pub(crate) use picker::PickerSeries;
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
 pub(crate) use router::RouterMeters;
@@ -19,8 +22,9 @@ pub use worker::Ceilings;
 pub(crate) use worker::WorkerMeters;
 
 use crate::trace::{TraceError, TraceOptions, TraceSeries, Traces};
+use cleave_api::Book;
+use process::ProcessSeries;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -35,6 +39,8 @@ pub(crate) struct Telemetry {
     pub(crate) router: router::Series,
     pub(crate) promises: PromiseSeries,
     pub(crate) policy: PolicySeries,
+    pub(crate) picker: PickerSeries,
+    process: ProcessSeries,
     pub(crate) trace_series: TraceSeries,
     /// Where spans go.
     pub(crate) traces: Traces,
@@ -47,6 +53,8 @@ impl Default for Telemetry {
         let router = router::Series::register(&mut book);
         let promises = PromiseSeries::register(&mut book);
         let policy = PolicySeries::register(&mut book);
+        let picker = PickerSeries::register(&mut book);
+        let process = ProcessSeries::register(&mut book);
         let trace_series = TraceSeries::register(&mut book);
         Self {
             book: Arc::new(book),
@@ -54,6 +62,8 @@ impl Default for Telemetry {
             router,
             promises,
             policy,
+            picker,
+            process,
             trace_series,
             traces: Traces::default(),
         }
@@ -74,9 +84,8 @@ impl Telemetry {
     /// The OpenMetrics text, without the closing `# EOF`.
     pub(crate) fn text(&self) -> String {
         self.promises.refresh();
-        let mut text = String::new();
-        encode_registry(&mut text, self.book.registry()).expect("a string takes all that is written");
-        text
+        self.process.refresh();
+        self.book.text()
     }
 }
 
@@ -95,6 +104,25 @@ fn split_seconds() -> Histogram {
 }
 
 type FloatGauge = Gauge<f64, AtomicU64>;
+
+/// Times to the first token: a class's target is some tenths of a second to some seconds, and a bound is near
+/// each that is usual.
+fn first_token_seconds() -> Histogram {
+    const BOUNDS: [f64; 20] = [
+        0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0,
+        5.0, 10.0, 30.0, 120.0,
+    ];
+    Histogram::new(BOUNDS)
+}
+
+/// Gaps between tokens: targets are some hundredths of a second.
+fn gap_seconds() -> Histogram {
+    const BOUNDS: [f64; 18] = [
+        0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1,
+        0.2, 0.5, 1.0, 5.0,
+    ];
+    Histogram::new(BOUNDS)
+}
 
 /// Of real times by predicted ones: about right is the middle; a factor of two either way is seen.
 fn ratios() -> Histogram {

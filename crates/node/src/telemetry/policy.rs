@@ -2,8 +2,8 @@
 //!
 //! Owns: these series. Never: reads a file. Invariant: one policy is shown at a time.
 
-use super::Book;
 use crate::policy::{PolicyFile, Reload};
+use cleave_api::Book;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

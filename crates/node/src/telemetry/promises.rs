@@ -5,12 +5,16 @@
 //! refused and failed ones too (lesson 25), and a class that no policy named makes no series.
 
 use super::router::{reason, refused};
-use super::{Book, FloatGauge, Histograms, histograms, ratio_histograms};
+use super::{
+    FloatGauge, Histograms, first_token_seconds, gap_seconds, histograms, ratio_histograms,
+};
+use cleave_api::Book;
 use cleave_domain::{Aim, Ending, FlightId, SloPolicy, Stage, Timing, Verdict};
 use cleave_router::{Decided, Decision, Forecast, Note, PlaceReason};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -72,8 +76,8 @@ impl Series {
         let series = Self {
             requests: Family::default(),
             stages: histograms(),
-            ttft: histograms(),
-            tpot: histograms(),
+            ttft: Family::new_with_constructor(first_token_seconds as fn() -> Histogram),
+            tpot: Family::new_with_constructor(gap_seconds as fn() -> Histogram),
             e2e: histograms(),
             goodput: Family::default(),
             goodput_each: Family::default(),

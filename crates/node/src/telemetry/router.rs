@@ -3,9 +3,10 @@
 //! Owns: each name with its help, and what a note adds to it. Never: notes anything itself.
 //! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
-use super::{Book, Histograms, histograms, seconds, split_seconds};
+use super::{Histograms, histograms, seconds, split_seconds};
 use crate::router::Added;
 use crate::trace::{Mark, Turn, named};
+use cleave_api::Book;
 use cleave_domain::{Aim, Ending, Failure, Refusal, Role};
 use cleave_router::{CancelStage, Census, Decision, MoveReason, Note};
 use prometheus_client::encoding::EncodeLabelSet;

@@ -11,7 +11,7 @@ pub(crate) use series::Series;
 pub use used::Ceilings;
 
 use super::{FloatGauge, Histograms};
-use cleave_domain::{Load, Progress, Role, Work, WorkerId, WorkerRef};
+use cleave_domain::{Capacity, Load, Progress, Role, Work, WorkerId, WorkerRef};
 use cleave_sched::Note;
 use cleave_transfer::{LinkSpeed, Transport};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -55,6 +55,15 @@ struct Model {
     worker: String,
     role: String,
     model_name: String,
+}
+
+/// Named as pickers know it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheShape {
+    worker: String,
+    model_name: String,
+    block_size: String,
+    num_gpu_blocks: String,
 }
 
 /// What becomes of hand-offs at one end.
@@ -116,6 +125,18 @@ impl WorkerMeters {
     /// How much of this is used is shown from now on.
     pub(crate) fn with_ceilings(mut self, ceilings: Option<Ceilings>) -> Self {
         self.ceilings = ceilings;
+        self
+    }
+
+    /// The size of its pool is shown from now on.
+    pub(crate) fn with_capacity(self, capacity: Capacity) -> Self {
+        let shape = CacheShape {
+            worker: self.worker.worker.clone(),
+            model_name: self.model.clone(),
+            block_size: capacity.block_tokens.to_string(),
+            num_gpu_blocks: capacity.blocks_count.to_string(),
+        };
+        self.series.vllm_cache.get_or_create(&shape).set(1);
         self
     }
 

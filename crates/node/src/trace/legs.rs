@@ -211,10 +211,18 @@ impl Legs {
             }
             Note::SwappedOut {
                 handoff, blocks, ..
-            } => self.happened(*handoff, "swapped_out", ("cleave.blocks", i64::from(*blocks))),
+            } => self.happened(
+                *handoff,
+                "swapped_out",
+                ("cleave.blocks", i64::from(*blocks)),
+            ),
             Note::SwappedIn {
                 handoff, blocks, ..
-            } => self.happened(*handoff, "swapped_in", ("cleave.blocks", i64::from(*blocks))),
+            } => self.happened(
+                *handoff,
+                "swapped_in",
+                ("cleave.blocks", i64::from(*blocks)),
+            ),
             _ => {}
         }
     }

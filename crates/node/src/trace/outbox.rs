@@ -3,7 +3,7 @@
 //! Owns: the queue and the task that empties it. Never: makes anybody wait. Invariant: each span that was
 //! handed in is counted once: exported, dropped (the queue was full) or lost (the collector did not take it).
 
-use crate::telemetry::Book;
+use cleave_api::Book;
 use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
@@ -195,7 +195,6 @@ mod tests {
     use super::*;
     use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
     use opentelemetry_sdk::trace::InMemorySpanExporter;
-    use prometheus_client::encoding::text::encode_registry;
     use std::time::SystemTime;
 
     /// A collector that is away.
@@ -216,8 +215,7 @@ mod tests {
 
     #[track_caller]
     fn says(book: &Book, outcome: &str, count: usize) {
-        let mut text = String::new();
-        encode_registry(&mut text, book.registry()).unwrap();
+        let text = book.text();
         let line = format!("cleave_trace_spans_total{{outcome=\"{outcome}\"}} {count}\n");
         assert!(text.contains(&line), "{line} is not in\n{text}");
     }

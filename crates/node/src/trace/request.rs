@@ -49,7 +49,9 @@ pub(super) fn piece(request: &RequestSpan) -> Piece {
     piece.count("gen_ai.usage.input_tokens", *prompt_tokens);
     piece.count("gen_ai.usage.output_tokens", *output_tokens);
     if !finish_reasons.is_empty() {
-        let reasons = finish_reasons.iter().map(|reason| StringValue::from(*reason));
+        let reasons = finish_reasons
+            .iter()
+            .map(|reason| StringValue::from(*reason));
         let reasons = Value::Array(Array::String(reasons.collect()));
         piece.put("gen_ai.response.finish_reasons", reasons);
     }

@@ -50,7 +50,10 @@ impl Sampler {
     /// # Errors
     /// `Ratio` unless it is 0 to 1.
     pub fn share(text: &str) -> Result<Self, SampleError> {
-        let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+        let ratio = text
+            .parse()
+            .ok()
+            .filter(|ratio| (0.0..=1.0).contains(ratio));
         let ratio = ratio.ok_or_else(|| SampleError::Ratio(text.to_owned()))?;
         Ok(Self {
             ratio,
@@ -81,7 +84,10 @@ impl Sampler {
         match client {
             Some(client) if self.clients == Clients::Decide => client.is_recorded(),
             // As OpenTelemetry's libraries do: by the 63 low bits.
-            _ => self.ratio >= 1.0 || ((trace as u64 >> 1) as f64) < self.ratio * (1_u64 << 63) as f64,
+            _ => {
+                self.ratio >= 1.0
+                    || ((trace as u64 >> 1) as f64) < self.ratio * (1_u64 << 63) as f64
+            }
         }
     }
 }

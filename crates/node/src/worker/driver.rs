@@ -470,7 +470,12 @@ impl Driver {
         if tracing::enabled!(Level::DEBUG) {
             let mark = handoff_of(note).and_then(|handoff| legs.mark(handoff));
             let (request_id, trace) = named(mark);
-            debug!(worker = name, request_id, trace_id = trace.map(display), ?note);
+            debug!(
+                worker = name,
+                request_id,
+                trace_id = trace.map(display),
+                ?note
+            );
         }
         self.hands.legs.noted(note);
         self.hands.meters.count(note);

@@ -125,7 +125,8 @@ impl WorkerBody {
             engine: host,
             links: links.clone(),
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
-                .with_ceilings(options.ceilings),
+                .with_ceilings(options.ceilings)
+                .with_capacity(description.capacity),
             legs: Legs::new(telemetry.traces.clone(), options.name.clone()),
             recorder: Recorder::create(options.tape.as_deref())?,
             name: options.name.clone(),

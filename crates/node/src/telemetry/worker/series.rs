@@ -2,9 +2,9 @@
 //!
 //! Owns: each name with its help. Never: counts. Invariant: every series is registered once.
 
-use crate::telemetry::Book;
-use super::{Carried, FloatGauge, Model, Peer, Sorted, Worker};
+use super::{CacheShape, Carried, FloatGauge, Model, Peer, Sorted, Worker};
 use crate::telemetry::{Histograms, histograms, ratio_histograms};
+use cleave_api::Book;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -44,6 +44,7 @@ pub(crate) struct Series {
     pub(super) vllm_running: Family<Model, Gauge>,
     pub(super) vllm_waiting: Family<Model, Gauge>,
     pub(super) vllm_usage: Family<Model, FloatGauge>,
+    pub(super) vllm_cache: Family<CacheShape, Gauge>,
 }
 
 impl Series {
@@ -81,6 +82,7 @@ impl Series {
             vllm_running: Family::default(),
             vllm_waiting: Family::default(),
             vllm_usage: Family::default(),
+            vllm_cache: Family::default(),
         };
         series.register_handoffs(book);
         series.register_steps(book);
@@ -268,6 +270,11 @@ impl Series {
             "vllm:kv_cache_usage_perc",
             "Share of KV blocks held, 0 to 1",
             self.vllm_usage.clone(),
+        );
+        book.register(
+            "vllm:cache_config_info",
+            "1 for the size of the KV cache: tokens of a block, and blocks",
+            self.vllm_cache.clone(),
         );
     }
 }
