@@ -2,6 +2,7 @@
 //!
 //! Owns: its port, and every span that came. Never: forgets one.
 
+use axum::Router;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -14,8 +15,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 /// A span as it came.
@@ -54,8 +53,9 @@ impl Collector {
         let listener = listener.expect("a port");
         let address = listener.local_addr().expect("an address");
         let ear = TraceServiceServer::new(Ear(Arc::clone(&told)));
-        let served = Server::builder().add_service(ear);
-        runtime.spawn(served.serve_with_incoming(TcpIncoming::from(listener)));
+        let path = "/opentelemetry.proto.collector.trace.v1.TraceService/{*method}";
+        let served = axum::serve(listener, Router::new().route_service(path, ear));
+        runtime.spawn(served.into_future());
         Self {
             url: format!("http://{address}"),
             told,
@@ -118,7 +118,11 @@ fn words(value: Option<AnyValue>) -> String {
         Some(Value::DoubleValue(number)) => number.to_string(),
         Some(Value::BoolValue(word)) => word.to_string(),
         Some(Value::ArrayValue(list)) => {
-            let words: Vec<_> = list.values.into_iter().map(|one| words(Some(one))).collect();
+            let words: Vec<_> = list
+                .values
+                .into_iter()
+                .map(|one| words(Some(one)))
+                .collect();
             words.join(",")
         }
         _ => String::new(),

@@ -54,7 +54,9 @@ impl Fleet {
     pub(crate) fn of_workers(&self) -> Vec<Client> {
         let page = |worker: &Process| {
             let logs = worker.logs();
-            let (_, rest) = logs.split_once("metrics at http://").expect("it says where");
+            let (_, rest) = logs
+                .split_once("metrics at http://")
+                .expect("it says where");
             let (address, _) = rest.split_once('/').expect("a path follows");
             Client::new(address)
         };

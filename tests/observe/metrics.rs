@@ -7,7 +7,12 @@ use std::collections::BTreeSet;
 
 /// Names of all that is told, as a reader of the older format sees it.
 fn families(text: &str) -> BTreeSet<String> {
-    let name = |line: &str| line.strip_prefix("# TYPE ")?.split(' ').next().map(str::to_owned);
+    let name = |line: &str| {
+        line.strip_prefix("# TYPE ")?
+            .split(' ')
+            .next()
+            .map(str::to_owned)
+    };
     text.lines().filter_map(name).collect()
 }
 
@@ -21,7 +26,10 @@ fn the_page_of_metrics_is_what_the_binary_says() {
         std::fs::write(&path, &page).expect("a file that can be written");
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(kept == page, "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test observe page");
+    assert!(
+        kept == page,
+        "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test observe page"
+    );
 }
 
 #[test]
@@ -32,7 +40,14 @@ fn strangers_names_made_series_without_end() {
         let plain = format!("odd-{number}");
         let body = json!({"model": odd, "prompt": odd, "user": odd, "max_tokens": 1});
         let own = json!({"prompt": odd, "user": odd, "max_tokens": 1});
-        for name in ["x-tenant-id", "x-slo-class", "x-request-id", "x-llm-d-inference-objective", "x-api-key", "user-agent"] {
+        for name in [
+            "x-tenant-id",
+            "x-slo-class",
+            "x-request-id",
+            "x-llm-d-inference-objective",
+            "x-api-key",
+            "user-agent",
+        ] {
             let headers = [(name, &*plain)];
             fleet.client.post_with("/v1/completions", &body, &headers);
             fleet.client.post_with("/v1/completions", &own, &headers);
@@ -49,12 +64,15 @@ fn strangers_names_made_series_without_end() {
     let before = read().lines().count();
     (3..40).for_each(ask);
     let text = read();
-    assert!(!text.contains("odd"), "{text}");
+    assert!(!text.contains("odd-"), "{text}");
     assert_eq!(text.lines().count(), before);
 
     let page = std::fs::read_to_string(root().join("docs/metrics.md")).expect("the page");
     for name in families(&text) {
-        assert!(page.contains(&format!("| `{name}` |")), "{name} is not on the page");
+        assert!(
+            page.contains(&format!("| `{name}` |")),
+            "{name} is not on the page"
+        );
     }
     assert!(text.contains("vllm:cache_config_info{"));
 }

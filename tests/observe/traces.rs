@@ -45,9 +45,7 @@ fn a_request_over_three_processes_was_several_traces() {
     let body = json!({"prompt": "A trait describes behaviour that types share, so", "max_tokens": 9, "temperature": 0, "ignore_eos": true});
     let parent = format!("00-{TRACE}-{CLIENT}-01");
     let headers = [("traceparent", &*parent), ("x-request-id", "asked-1")];
-    let (status, _, answer) = fleet
-        .client
-        .post_with("/v1/completions", &body, &headers);
+    let (status, _, answer) = fleet.client.post_with("/v1/completions", &body, &headers);
     assert_eq!(status, 200, "{answer}");
 
     let names = ["POST /v1/completions", "flight", "attempt"];
@@ -70,7 +68,12 @@ fn a_request_over_three_processes_was_several_traces() {
     pairs.sort();
     assert_eq!(nested(&spans), pairs);
 
-    let of = |name: &str| spans.iter().find(|span| span.name == name).expect("it came");
+    let of = |name: &str| {
+        spans
+            .iter()
+            .find(|span| span.name == name)
+            .expect("it came")
+    };
     let asked = &answer["usage"];
     let tokens = |key: &str| asked[key].to_string();
     for name in ["POST /v1/completions", "flight"] {
@@ -116,11 +119,19 @@ fn a_killed_workers_request_began_another_trace() {
     let rest: Vec<String> = stream.collect();
     assert_eq!(rest.last().map(String::as_str), Some("[DONE]"));
 
-    let spans = told(&collector, &[("POST /v1/completions", 1), ("attempt", 2), ("decode", 1)]);
+    let spans = told(
+        &collector,
+        &[("POST /v1/completions", 1), ("attempt", 2), ("decode", 1)],
+    );
     let trace = &spans[0].trace;
     assert!(spans.iter().all(|span| span.trace == *trace), "{spans:#?}");
     nested(&spans);
-    let of = |name: &str| spans.iter().filter(|span| span.name == name).collect::<Vec<_>>();
+    let of = |name: &str| {
+        spans
+            .iter()
+            .filter(|span| span.name == name)
+            .collect::<Vec<_>>()
+    };
     let mut attempts = of("attempt");
     attempts.sort_by_key(|span| span.get("cleave.attempt").to_owned());
     let flight = of("flight")[0];

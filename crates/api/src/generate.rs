@@ -18,28 +18,24 @@ use cleave_domain::Slo;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::timeout;
+use tracing::field::display;
 
 /// Serves one request. Dropping the future, which is what a client's leaving does, drops the
 /// flights, and that cancels them.
 pub(crate) async fn generate(
     app: &App,
-    kind: Kind,
-    request_id: &str,
+    asked: Asked,
     (headers, body): (&HeaderMap, Body),
 ) -> Result<Response, ApiError> {
-    let asked = Asked {
-        request_id: request_id.into(),
-        route: kind.route(),
-        operation: kind.operation(),
-        client: TraceParent::of(headers),
-    };
+    let kind = asked.kind;
+    let (request_id, trace) = (Arc::clone(&asked.request_id), asked.trace);
     let mut meter = Meter::start(app.metrics(), Record::begin(app.frontend_shared(), asked));
-    let prepared = prepare(app, kind, (headers, body), request_id).await;
+    let prepared = prepare(app, kind, (headers, body), (&request_id, trace)).await;
     let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
         .inspect_err(|error| meter.failed(error))?;
-    let frame = Frame::new(kind, request_id, model.clone());
+    let frame = Frame::new(kind, &request_id, model.clone());
     let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter));
     match ask.delivery {
         Delivery::Whole => {
@@ -82,7 +78,7 @@ async fn prepare(
     app: &App,
     kind: Kind,
     (headers, body): (&HeaderMap, Body),
-    request_id: &str,
+    (request_id, trace): (&str, Option<TraceParent>),
 ) -> Result<Prepared, ApiError> {
     // One look at the policy, which may change meanwhile.
     let policy = app.frontend().policy();
@@ -91,7 +87,8 @@ async fn prepare(
     let bytes = app.read_body(headers, body).await?;
     if app.options().prompts == PromptLog::Shown {
         let body = String::from_utf8_lossy(&bytes);
-        tracing::info!(request_id, route = kind.route(), ?body, "prompt");
+        let trace_id = trace.map(display);
+        tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
     }
     let model = app.wait_for_model().await?;
     let read: fn(&Value, &ModelText) -> Result<Ask, ApiError> = match kind {

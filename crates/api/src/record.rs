@@ -4,6 +4,7 @@
 //! Owns: what both say. Never: text or tokens of a prompt or an answer. Invariant: each request is told
 //! once, however it ends.
 
+use crate::answer::Kind;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::trace_parent::TraceParent;
@@ -60,25 +61,31 @@ pub(crate) struct Record {
 /// Who asks for what.
 pub(crate) struct Asked {
     pub(crate) request_id: Arc<str>,
-    pub(crate) route: &'static str,
-    pub(crate) operation: &'static str,
+    pub(crate) kind: Kind,
     /// As its header names it.
     pub(crate) client: Option<TraceParent>,
+    /// The span that its work belongs to.
+    pub(crate) trace: Option<TraceParent>,
 }
 
 impl Record {
     pub(crate) fn begin(frontend: Arc<dyn Frontend>, asked: Asked) -> Self {
-        let trace = frontend.begin_span(asked.client);
+        let Asked {
+            request_id,
+            kind,
+            client,
+            trace,
+        } = asked;
         let began = SystemTime::now();
         Self {
             frontend,
             trace,
             told: RequestSpan {
                 span: trace.unwrap_or_default(),
-                client: asked.client.map(|client| client.span),
-                request_id: asked.request_id,
-                route: asked.route,
-                operation: asked.operation,
+                client: client.map(|client| client.span),
+                request_id,
+                route: kind.route(),
+                operation: kind.operation(),
                 began,
                 first_token: None,
                 ended: began,

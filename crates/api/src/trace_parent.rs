@@ -50,11 +50,6 @@ impl TraceParent {
     pub fn is_recorded(&self) -> bool {
         self.flags & 1 == 1
     }
-
-    /// As logs and tools write it.
-    pub(crate) fn trace_id(&self) -> String {
-        self.to_string()
-    }
 }
 
 impl fmt::Display for TraceParent {
@@ -78,7 +73,7 @@ mod tests {
     fn a_trace_that_is_none_was_joined() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let read = TraceParent::read(good).unwrap();
-        assert_eq!(read.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(read.to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!((read.span, read.flags), (0x00f0_67aa_0ba9_02b7, 1));
         let later = good.replacen("00-", "01-", 1);
         assert_eq!(TraceParent::read(&later), Some(read));

@@ -225,6 +225,7 @@ fn router_options(
         api: ApiOptions {
             admin_key: process.admin_key,
             keep_alive: limits.streams.keep_alive(),
+            prompts: limits.prompts.shown(),
             ..defaults.api
         },
     })

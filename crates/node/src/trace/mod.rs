@@ -108,7 +108,7 @@ impl Traces {
 }
 
 /// Of a span that begins here; never zero.
-pub(crate) fn new_span() -> u64 {
+fn new_span() -> u64 {
     rand::random::<u64>().max(1)
 }
 

@@ -4,7 +4,7 @@
 //! attempt's span has its id before the first order of the attempt leaves, since workers' spans are its
 //! children.
 
-use super::{Mark, Piece, Traces, new_span};
+use super::{Mark, Piece, Traces};
 use crate::telemetry::{failed, refused};
 use cleave_api::TraceParent;
 use cleave_domain::{Ending, Failure, HandoffId, Timing, Usage, WorkerRef};
@@ -77,7 +77,6 @@ impl Story {
         let known = self.attempts.iter().rposition(|one| one.number == number);
         let index = known.unwrap_or_else(|| {
             let mut piece = Piece::under(self.trace, "attempt", SystemTime::now());
-            piece.span.span = new_span();
             piece.count("cleave.attempt", number);
             self.attempts.push(Attempt {
                 number,
