@@ -54,7 +54,7 @@ fn prompts_were_in_logs_spans_or_metrics() {
     let collector = Collector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--log-level", "trace"];
     let flags = [&flags[..], &["--log-format", "json"]].concat();
-    let fleet = Fleet::start(&["prefill", "decode"], &[], &flags);
+    let fleet = Fleet::start(&["prefill", "decode"], &flags, &flags);
     let secrets = tell_secret(&fleet);
     wait_for("spans of both workers", || {
         let spans = collector.spans();

@@ -10,7 +10,7 @@ mod traces;
 
 use harness::{Client, Process, wait_for};
 
-/// A router and a worker for each leg named, each with these flags too.
+/// A router, with these flags too, and a worker for each leg named, with those.
 pub(crate) struct Fleet {
     pub(crate) router: Process,
     pub(crate) workers: Vec<Process>,
@@ -19,9 +19,9 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    pub(crate) fn start(legs: &[&str], router: &[&str], both: &[&str]) -> Self {
+    pub(crate) fn start(legs: &[&str], router: &[&str], workers: &[&str]) -> Self {
         let first = ["router", "--listen", "127.0.0.1:0", "--placement", "split"];
-        let mut router = Process::start(&[&first, router, both].concat());
+        let mut router = Process::start(&[&first, router].concat());
         let address = router.address();
         let client = Client::new(&address);
         let mut fleet = Self {
@@ -31,7 +31,7 @@ impl Fleet {
             address,
         };
         for leg in legs {
-            fleet.join(leg, both);
+            fleet.join(leg, workers);
         }
         fleet.client.wait_ready();
         fleet

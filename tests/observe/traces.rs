@@ -41,7 +41,7 @@ fn nested(spans: &[Told]) -> Vec<(String, String)> {
 fn a_request_over_three_processes_was_several_traces() {
     let collector = Collector::start();
     let flags = ["--otlp-endpoint", &collector.url];
-    let fleet = Fleet::start(&["prefill", "decode"], &[], &flags);
+    let fleet = Fleet::start(&["prefill", "decode"], &flags, &flags);
     let body = json!({"prompt": "A trait describes behaviour that types share, so", "max_tokens": 9, "temperature": 0, "ignore_eos": true});
     let parent = format!("00-{TRACE}-{CLIENT}-01");
     let headers = [("traceparent", &*parent), ("x-request-id", "asked-1")];
@@ -109,7 +109,7 @@ fn a_request_over_three_processes_was_several_traces() {
 fn a_killed_workers_request_began_another_trace() {
     let collector = Collector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
-    let mut fleet = Fleet::start(&["prefill", "decode"], &[], &flags);
+    let mut fleet = Fleet::start(&["prefill", "decode"], &flags[..2], &flags);
     let body = json!({"prompt": "Go on", "max_tokens": 400, "ignore_eos": true, "stream": true});
     let mut stream = fleet.client.stream("/v1/completions", &body);
     let event: Value = serde_json::from_str(&stream.next().expect("a token")).expect("JSON");
@@ -150,7 +150,7 @@ fn a_killed_workers_request_began_another_trace() {
 fn a_sampler_of_nothing_recorded_something() {
     let collector = Collector::start();
     let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
-    let router = ["--trace-sample", "0"];
+    let router = [&flags[..2], &["--trace-sample", "0"]].concat();
     let fleet = Fleet::start(&["prefill", "decode"], &router, &flags);
     let body = json!({"prompt": "Go on", "max_tokens": 2});
     for _ in 0..5 {
