@@ -39,6 +39,18 @@ pub struct ApiOptions {
     pub keep_alive: Option<Duration>,
     /// What `/admin` asks for; `None` admits requests of this machine alone.
     pub admin_key: Option<AdminKey>,
+    /// Whether what clients ask is logged.
+    pub prompts: PromptLog,
+}
+
+/// See [`ApiOptions::prompts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptLog {
+    /// Neither log, span nor metric has text or tokens of a prompt or an answer.
+    #[default]
+    Hidden,
+    /// Bodies of completion requests are logged as they came, and what errors quote of them.
+    Shown,
 }
 
 impl Default for ApiOptions {
@@ -48,6 +60,7 @@ impl Default for ApiOptions {
             body_bytes_max: 8 * 1024 * 1024,
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
+            prompts: PromptLog::default(),
         }
     }
 }
@@ -102,6 +115,11 @@ impl App {
 
     pub(crate) fn frontend(&self) -> &dyn Frontend {
         &*self.shared.frontend
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn frontend_shared(&self) -> Arc<dyn Frontend> {
+        Arc::clone(&self.shared.frontend)
     }
 
     /// Who sees and commands workers.

@@ -191,6 +191,15 @@ impl ApiError {
         self.status.is_client_error() && !self.refused
     }
 
+    /// The machine-readable reason.
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        self.code
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     pub(crate) fn param(&self) -> Option<&str> {
         self.param.as_deref()
     }

@@ -10,7 +10,6 @@ use crate::frontend::{Caller, Enough, FlightEvent, FlightStream, Frontend};
 use crate::metrics::Meter;
 use crate::model::ModelText;
 use crate::timing::Known;
-use crate::trace_parent::TraceParent;
 use cleave_domain::{Ending, Slo};
 use futures::StreamExt;
 use futures::stream::{self, AbortHandle, Abortable, BoxStream, SelectAll};
@@ -61,15 +60,17 @@ impl Flights {
         frontend: &dyn Frontend,
         ask: &Ask,
         model: &Arc<ModelText>,
-        (promises, mut meter, trace): (&[Slo], Meter, Option<TraceParent>),
+        (promises, mut meter): (&[Slo], Meter),
     ) -> Self {
         meter.read();
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
+        let (request_id, trace) = meter.mark();
         for request in ask.requests(promises) {
             let enough = Enough::default();
             let caller = Caller {
                 enough: enough.clone(),
+                request_id: Arc::clone(&request_id),
                 trace,
             };
             let (flight, abort) = stream::abortable(frontend.submit_for(request, caller));
@@ -87,7 +88,7 @@ impl Flights {
             .map(|prompt| Choice::new(ask, prompt, model))
             .collect();
         let prompt_tokens = ask.prompt_tokens();
-        meter.submitted(prompt_tokens, choices.len());
+        meter.submitted(model.name(), prompt_tokens, choices.len());
         let timings = vec![Known::default(); choices.len()];
         Self {
             events,
@@ -126,8 +127,8 @@ impl Flights {
                 },
             )) => {
                 self.open -= 1;
-                self.meter
-                    .finished(*index, finish.reason, self.choices[*index].tokens_count());
+                let tokens_count = self.choices[*index].tokens_count();
+                self.meter.finished(finish.reason, tokens_count);
                 if self.open == 0 {
                     self.meter.completed();
                 }

@@ -1,6 +1,7 @@
 //! What the HTTP face needs of whatever serves behind it.
 
 use crate::admin::Operator;
+use crate::record::RequestSpan;
 use crate::trace_parent::TraceParent;
 use crate::ui::Board;
 use cleave_domain::{Emission, Ending, Request, SloPolicy, Timing, Usage};
@@ -37,6 +38,17 @@ pub trait Frontend: Operator {
         Streams::default()
     }
 
+    /// The span that an HTTP request's work belongs to: one of ours in its client's trace, or in a new one, and
+    /// whether it is recorded. A frontend without traces need not make one.
+    fn begin_span(&self, client: Option<TraceParent>) -> Option<TraceParent> {
+        client
+    }
+
+    /// A recorded request is over. A frontend without traces need not hear it.
+    fn end_span(&self, span: RequestSpan) {
+        drop(span);
+    }
+
     /// How the fleet stands, for `/ui`; none where nothing is shown, or nothing runs any more. A frontend
     /// without a fleet need not say.
     fn board(&self) -> Option<Board> {
@@ -52,7 +64,9 @@ pub trait Frontend: Operator {
 pub struct Caller {
     /// A stream dropped after this was said has not been left by its client, who has all that it wanted.
     pub enough: Enough,
-    /// The span of the client's trace that the request belongs to.
+    /// As logs name the request.
+    pub request_id: Arc<str>,
+    /// The span that the sequence belongs to.
     pub trace: Option<TraceParent>,
 }
 

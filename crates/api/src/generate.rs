@@ -1,13 +1,14 @@
 //! `/v1/chat/completions` and `/v1/completions`, from the body to the answer.
 
 use crate::answer::{Frame, Kind, Live, stream};
-use crate::app::App;
+use crate::app::{App, PromptLog};
 use crate::ask::{self, Ask, Delivery};
 use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::flights::Flights;
 use crate::metrics::Meter;
 use crate::model::ModelText;
+use crate::record::{Asked, Record};
 use crate::timing::{TIMING, TimingShown};
 use crate::trace_parent::TraceParent;
 use axum::body::Body;
@@ -17,24 +18,25 @@ use cleave_domain::Slo;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::timeout;
+use tracing::field::display;
 
 /// Serves one request. Dropping the future, which is what a client's leaving does, drops the
 /// flights, and that cancels them.
 pub(crate) async fn generate(
     app: &App,
-    kind: Kind,
-    request_id: &str,
+    asked: Asked,
     (headers, body): (&HeaderMap, Body),
 ) -> Result<Response, ApiError> {
-    let mut meter = Meter::start(app.metrics());
-    let prepared = prepare(app, kind, (headers, body)).await;
+    let kind = asked.kind;
+    let (request_id, trace) = (Arc::clone(&asked.request_id), asked.trace);
+    let mut meter = Meter::start(app.metrics(), Record::begin(app.frontend_shared(), asked));
+    let prepared = prepare(app, kind, (headers, body), (&request_id, trace)).await;
     let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
-    let trace = TraceParent::of(headers);
     app.wait_for_worker()
         .await
         .inspect_err(|error| meter.failed(error))?;
-    let frame = Frame::new(kind, request_id, model.clone());
-    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, trace));
+    let frame = Frame::new(kind, &request_id, model.clone());
+    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter));
     match ask.delivery {
         Delivery::Whole => {
             let first = begun(flights.next().await)?;
@@ -76,12 +78,18 @@ async fn prepare(
     app: &App,
     kind: Kind,
     (headers, body): (&HeaderMap, Body),
+    (request_id, trace): (&str, Option<TraceParent>),
 ) -> Result<Prepared, ApiError> {
     // One look at the policy, which may change meanwhile.
     let policy = app.frontend().policy();
     let origin = ask::origin(headers, &policy)?;
     let timing = ask::timing(headers)?;
     let bytes = app.read_body(headers, body).await?;
+    if app.options().prompts == PromptLog::Shown {
+        let body = String::from_utf8_lossy(&bytes);
+        let trace_id = trace.map(display);
+        tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
+    }
     let model = app.wait_for_model().await?;
     let read: fn(&Value, &ModelText) -> Result<Ask, ApiError> = match kind {
         Kind::Chat => ask::chat,

@@ -8,6 +8,7 @@ mod admin;
 mod answer;
 mod app;
 mod ask;
+mod book;
 mod choice;
 mod error;
 mod field;
@@ -20,6 +21,7 @@ mod generate;
 mod metrics;
 mod model;
 mod openapi;
+mod record;
 mod routes;
 mod text;
 mod timing;
@@ -29,13 +31,17 @@ mod ui;
 pub use admin::{
     CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App};
+pub use app::{ApiOptions, App, PromptLog};
+pub use book::{Book, Shown, plain_metrics};
 pub use error::RETRY_AFTER;
 pub use frontend::{
     Caller, Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness, Streams,
 };
 pub use gate::AdminKey;
+pub use metrics::metrics_described;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
+pub use record::RequestSpan;
+pub use routes::metrics_answer;
 pub use text::{Start, TextStream};
 pub use trace_parent::TraceParent;
 pub use ui::{

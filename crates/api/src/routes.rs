@@ -2,13 +2,15 @@
 
 use crate::admin::admin_routes;
 use crate::answer::Kind;
-use crate::app::App;
+use crate::app::{App, PromptLog};
 use crate::ask;
+use crate::book::plain_metrics;
 use crate::error::ApiError;
 use crate::frontend::{Progress, Readiness, Streams};
 use crate::generate::generate;
 use crate::model::ModelText;
 use crate::openapi::openapi;
+use crate::record::Asked;
 use crate::trace_parent::TraceParent;
 use crate::ui::ui_routes;
 use axum::Router;
@@ -20,23 +22,29 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 use std::any::Any;
+use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
+use tracing::field::display;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The content type of OpenMetrics, and that of the older text for scrapers that ask for it only.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The request's id, put there by the outermost layer.
+/// How the request is known, put there by the outermost layer.
 #[derive(Clone)]
-struct RequestId(String);
+struct Known {
+    request_id: Arc<str>,
+    client: Option<TraceParent>,
+    trace: Option<TraceParent>,
+}
 
 impl App {
     /// All routes. It has a fallback: a router merged with it must have none.
     pub fn router(&self) -> Router {
         Router::new()
-            .route("/v1/chat/completions", post(chat))
-            .route("/v1/completions", post(completions))
+            .route(Kind::Chat.route(), post(chat))
+            .route(Kind::Completion.route(), post(completions))
             .route("/v1/models", get(models))
             .route("/v1/models/{*id}", get(model))
             .route("/tokenize", post(tokenize))
@@ -65,13 +73,19 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     let id = ask::request_id(request.headers());
     // The route, not the path: a label must not be a client's choice.
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let trace = TraceParent::of(request.headers()).map(|trace| trace.trace_id());
-    request.extensions_mut().insert(RequestId(id.clone()));
+    let client = TraceParent::of(request.headers());
+    let trace = app.frontend().begin_span(client);
+    request.extensions_mut().insert(Known {
+        request_id: id.as_str().into(),
+        client,
+        trace,
+    });
     let mut response = next.run(request).await;
     let route = route.as_ref().map_or("other", MatchedPath::as_str);
     let status = response.status().as_u16();
     app.metrics().answered(route, status);
-    tracing::debug!(request_id = id, trace_id = trace, route, status, "answered");
+    let trace_id = trace.map(display);
+    tracing::debug!(request_id = id, trace_id, route, status, "answered");
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -83,8 +97,8 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     reason = "the layer hands the panic over"
 )]
 fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
-    let reason = panic.downcast_ref::<String>().cloned();
-    let reason = reason.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    // A message that was put together may quote what the client sent.
+    let reason = panic.downcast_ref::<&'static str>().copied();
     tracing::error!(reason, "a request panicked");
     ApiError::internal("panicked", "The server failed on this request.").into_response()
 }
@@ -106,11 +120,27 @@ async fn completions(State(app): State<App>, request: Request) -> Result<Respons
 }
 
 async fn completion_of(app: &App, kind: Kind, request: Request) -> Result<Response, ApiError> {
-    let (parts, body) = request.into_parts();
-    let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
-    let result = generate(app, kind, id, (&parts.headers, body)).await;
+    let (mut parts, body) = request.into_parts();
+    let known = parts.extensions.remove::<Known>();
+    let known = known.ok_or_else(|| ApiError::internal("unnamed", "The request has no id."))?;
+    let Known {
+        request_id,
+        client,
+        trace,
+    } = known;
+    let asked = Asked {
+        request_id: Arc::clone(&request_id),
+        kind,
+        client,
+        trace,
+    };
+    let result = generate(app, asked, (&parts.headers, body)).await;
     result.inspect_err(|error| {
-        tracing::debug!(request_id = id, param = error.param(), error = %error.object(), "request ended in an error");
+        // The message may quote what the client sent.
+        let shown = app.options().prompts == PromptLog::Shown;
+        let message = shown.then(|| error.object().to_string());
+        let trace_id = trace.map(display);
+        tracing::debug!(%request_id, trace_id, param = error.param(), code = error.code(), message, "request ended in an error");
     })
 }
 
@@ -201,17 +231,29 @@ async fn version() -> axum::Json<Value> {
     axum::Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
+/// Metrics in the format that their reader asks for: OpenMetrics if it says so, as Prometheus does, else the
+/// older text that every reader knows. `text` is OpenMetrics without the closing `# EOF`.
+pub fn metrics_answer(headers: &HeaderMap, mut text: String) -> Response {
+    let accepted = headers.get_all(header::ACCEPT).iter();
+    let open = |value: &HeaderValue| value.to_str().is_ok_and(|a| a.contains("openmetrics-text"));
+    let kind = match accepted.into_iter().any(open) {
+        true => {
+            text += "# EOF\n";
+            OPEN_METRICS
+        }
+        false => {
+            text = plain_metrics(&text);
+            PLAIN_METRICS
+        }
+    };
+    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
 async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
     let mut text = app.metrics().encode();
     text += &app.frontend().metrics();
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    text += "# EOF\n";
-    let accepted = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok());
-    let plain = accepted.is_some_and(|a| a.contains("text/plain") && !a.contains("openmetrics"));
-    let kind = if plain { PLAIN_METRICS } else { OPEN_METRICS };
-    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+    metrics_answer(&headers, text)
 }

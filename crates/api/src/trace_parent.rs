@@ -6,9 +6,10 @@
 //! Format: <https://www.w3.org/TR/trace-context/>, version 00; of later versions the part that is the same.
 
 use axum::http::HeaderMap;
+use std::fmt;
 
 /// A span of a trace that began elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceParent {
     /// The trace; not zero.
     pub trace: u128,
@@ -45,9 +46,16 @@ impl TraceParent {
         })
     }
 
-    /// As logs and tools write it.
-    pub(crate) fn trace_id(&self) -> String {
-        format!("{:032x}", self.trace)
+    /// Whether spans of it are recorded.
+    pub fn is_recorded(&self) -> bool {
+        self.flags & 1 == 1
+    }
+}
+
+impl fmt::Display for TraceParent {
+    /// The trace's id.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.trace)
     }
 }
 
@@ -65,7 +73,7 @@ mod tests {
     fn a_trace_that_is_none_was_joined() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let read = TraceParent::read(good).unwrap();
-        assert_eq!(read.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(read.to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!((read.span, read.flags), (0x00f0_67aa_0ba9_02b7, 1));
         let later = good.replacen("00-", "01-", 1);
         assert_eq!(TraceParent::read(&later), Some(read));

@@ -12,6 +12,8 @@ mod generate;
 mod goodput;
 mod kv;
 mod load;
+mod log;
+mod metrics;
 mod mock;
 mod model;
 mod plan;
@@ -27,19 +29,11 @@ mod values;
 
 use args::{BenchCommand, Cli, Command, KvCommand, PlanCommand, SimCommand};
 use clap::Parser;
-use std::io::IsTerminal;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    log::begin(&cli.log);
     let done = match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Router(args) => serve::router(&args),
@@ -69,6 +63,7 @@ fn main() -> ExitCode {
             }
             SimCommand::Goodput(args) => goodput::run_goodput(&args),
         },
+        Command::Metrics => metrics::print(),
         Command::Check(args) => check::check(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Kv(args) => match args.command {

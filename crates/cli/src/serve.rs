@@ -116,6 +116,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         data_listen: args.data_listen.to_string(),
         data_address: args.data_advertise.clone(),
         metrics_listen: args.metrics_listen.map(|address| address.to_string()),
+        traces: args.process.traces.options()?,
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -220,10 +221,11 @@ fn router_options(
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
         tape: tape(process, "router"),
-        otlp_endpoint: process.otlp_endpoint.clone(),
+        traces: process.traces.options()?,
         api: ApiOptions {
             admin_key: process.admin_key,
             keep_alive: limits.streams.keep_alive(),
+            prompts: limits.prompts.shown(),
             ..defaults.api
         },
     })
@@ -357,6 +359,7 @@ async fn live<N: Node>(
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
+    crate::log::panics();
     Builder::new_multi_thread()
         .enable_all()
         .build()

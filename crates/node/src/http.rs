@@ -7,11 +7,11 @@ use crate::health::Pulse;
 use crate::telemetry::Telemetry;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::ListenerExt;
-use cleave_api::{AdminKey, App, Operator, admin_routes};
+use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,10 +50,8 @@ pub(crate) fn worker_routes(face: WorkerFace) -> Router {
         .with_state(face)
 }
 
-async fn metrics(State(face): State<WorkerFace>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let text = face.telemetry.text() + "# EOF\n";
-    ([(header::CONTENT_TYPE, kind)], text).into_response()
+async fn metrics(State(face): State<WorkerFace>, headers: HeaderMap) -> Response {
+    metrics_answer(&headers, face.telemetry.text())
 }
 
 async fn health(State(face): State<WorkerFace>) -> Response {

@@ -33,7 +33,8 @@ pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerN
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
 pub use picker::PickerOptions;
 pub use policy::{Flaw, PolicyError, PolicyFile};
-pub use telemetry::Ceilings;
+pub use telemetry::{Ceilings, metrics_page};
+pub use trace::{SampleError, Sampler, TraceError, TraceOptions};
 pub use worker::StepTime;
 
 /// The shortest silence that may be taken for loss.
@@ -55,8 +56,8 @@ pub enum NodeError {
     #[error("cannot start the engine's thread")]
     Thread(#[source] io::Error),
     /// The collector's address is of no use.
-    #[error("cannot send traces to {0}: {1}")]
-    Traces(String, String),
+    #[error(transparent)]
+    Traces(#[from] TraceError),
     /// The model's text side cannot be used.
     #[error("{0}")]
     Model(String),

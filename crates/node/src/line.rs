@@ -3,6 +3,7 @@
 //! Invariant: what a worker emits and reports travels in one order; a line that cannot take more is
 //! cut, never blocked on, because a brain's driver waits for nobody.
 
+use crate::trace::Mark;
 use cleave_api::ModelFiles;
 use cleave_domain::{
     Emission, HandoffId, Order, PrefillTiming, Report, RouterId, WorkerDescription, WorkerRef,
@@ -25,14 +26,14 @@ pub(crate) enum Downward {
         data_address: String,
     },
     /// That life of a worker is over, or lost to this router.
-    PeerGone {
-        worker: WorkerRef,
-    },
+    PeerGone { worker: WorkerRef },
     /// A worker of the same name that started later is connected, and this line ends.
-    NameTaken {
-        data_address: String,
+    NameTaken { data_address: String },
+    Order {
+        order: Order,
+        /// How the request that it is about is known.
+        mark: Option<Arc<Mark>>,
     },
-    Order(Order),
 }
 
 /// From a worker to a router.

@@ -9,6 +9,7 @@ use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
 use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
 use crate::telemetry::Telemetry;
+use crate::trace::TraceOptions;
 use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
@@ -49,7 +50,7 @@ impl RouterNode {
     /// `Bind` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningRouter, NodeError> {
         let listener = bind(&self.listen).await?;
-        let telemetry = Telemetry::default();
+        let telemetry = Telemetry::with_traces(&self.options.traces)?;
         let picker = match self.picker {
             Some(options) => Some(Picker::start(options, &telemetry).await?),
             None => None,
@@ -141,6 +142,8 @@ pub struct WorkerNode {
     pub data_address: Option<String>,
     /// `host:port` for `/metrics`, `/health`, `/ready` and `/admin`; by default none.
     pub metrics_listen: Option<String>,
+    /// Where traces go.
+    pub traces: TraceOptions,
 }
 
 /// A worker process that runs.
@@ -160,7 +163,7 @@ impl WorkerNode {
     /// # Errors
     /// `Bind`, `Thread` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningWorker, NodeError> {
-        let telemetry = Telemetry::default();
+        let telemetry = Telemetry::with_traces(&self.traces)?;
         let data = bind(&self.data_listen).await?;
         let data_address = data.local_addr();
         let data_address =
@@ -274,12 +277,13 @@ impl RunningWorker {
             body,
             data_address: _,
             server,
-            telemetry: _,
+            telemetry,
             connected: _,
             mut tasks,
         } = self;
         body.stop().await;
         tasks.shutdown().await;
+        telemetry.traces.flush().await;
         if let Some(server) = server {
             server.stop().await;
         }
@@ -313,7 +317,7 @@ impl Serve {
     /// `Bind`, `Tape` or `Thread` if that cannot be done; `Model` if the model's text side is of
     /// no use.
     pub async fn start(self) -> Result<Running, NodeError> {
-        let telemetry = Telemetry::default();
+        let telemetry = Telemetry::with_traces(&self.router.traces)?;
         let listener = bind(&self.listen).await?;
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);

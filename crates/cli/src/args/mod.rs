@@ -12,6 +12,7 @@ mod kv;
 mod plan;
 mod serve;
 mod sim;
+mod telemetry;
 mod top;
 
 pub(crate) use balancing::{PickerArgs, StreamArgs};
@@ -25,6 +26,7 @@ pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, Tra
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
+pub(crate) use telemetry::{LogArgs, LogFormat, LogLevel, PromptArgs, TraceArgs};
 pub(crate) use top::TopArgs;
 
 use clap::{Parser, Subcommand};
@@ -36,6 +38,8 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -69,6 +73,8 @@ pub(crate) enum Command {
     Check(Box<CheckArgs>),
     /// Feed a recorded tape to a fresh brain and compare what it decides.
     Replay(ReplayArgs),
+    /// Print the page that documents every metric, `docs/metrics.md`.
+    Metrics,
     /// Measure.
     Bench(BenchArgs),
     /// How KV blocks travel between workers.
@@ -125,8 +131,11 @@ mod tests {
             router_mode,
             placement,
             streams,
+            prompts,
         } = router.limits;
         assert_eq!(policy, None);
+        assert_eq!(prompts.shown(), limits.api.prompts);
+        assert_eq!(router.process.traces.trace_sample, None);
         assert_eq!(streams.keep_alive(), limits.api.keep_alive);
         assert_eq!(router.picker.options(), None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);

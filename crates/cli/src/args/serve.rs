@@ -2,7 +2,7 @@
 //!
 //! Owns: these flags. Never: holds a default that a part holds too: flags show and take the parts'.
 
-use super::{EngineArgs, MockArgs, ModelArgs, PickerArgs, StreamArgs};
+use super::{EngineArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, StreamArgs, TraceArgs};
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
 };
@@ -144,6 +144,8 @@ pub(crate) struct RouterLimitArgs {
     pub(crate) reader_backlog: u32,
     #[command(flatten)]
     pub(crate) streams: StreamArgs,
+    #[command(flatten)]
+    pub(crate) prompts: PromptArgs,
 }
 
 /// What every process with workers in it takes: which engine of which model, and how far it may go.
@@ -192,9 +194,8 @@ pub(crate) struct ProcessArgs {
     /// Record what every brain is told, one file per brain, for `cleave replay`.
     #[arg(long, value_name = "DIR")]
     pub(crate) tape: Option<PathBuf>,
-    /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
-    pub(crate) otlp_endpoint: Option<String>,
+    #[command(flatten)]
+    pub(crate) traces: TraceArgs,
 }
 
 /// See [`RouterLimitArgs::router_mode`].

@@ -335,7 +335,13 @@ async fn next(
 ) -> Result<Option<Downward>, StreamError> {
     use proto::downward::Kind;
     match heard(words, silence).await?.kind {
-        Some(Kind::Order(order)) => Ok(Some(Downward::Order(order.try_into()?))),
+        Some(Kind::Order(mut order)) => {
+            let mark = order.mark.take();
+            Ok(Some(Downward::Order {
+                order: order.try_into()?,
+                mark: mark.map(|mark| Arc::new(mark.into())),
+            }))
+        }
         Some(Kind::Peer(proto::Peer {
             worker,
             data_address,

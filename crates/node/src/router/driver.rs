@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, watch};
-use tracing::{error, info, warn};
+use tracing::{Level, error, info, warn};
 
 /// What the outside tells a router's driver.
 #[derive(Debug)]
@@ -378,20 +378,23 @@ impl Driver {
     }
 
     fn note(&mut self, note: &Note) {
-        self.hands.meters.count(note);
+        let flights = &self.hands.flights;
+        if let Some(flight) = flight_of(note)
+            && flights.are_recorded()
+        {
+            flights.noted(flight, note);
+        }
+        let mark = match tracing::enabled!(Level::DEBUG) {
+            true => flight_of(note).and_then(|flight| flights.mark(flight)),
+            false => None,
+        };
+        self.hands.meters.count(note, mark.as_ref());
         self.hands.promises.hear(note);
         self.hands.roster.count(note);
         let roster = &self.hands.roster;
         self.hands.lookout.note(note, |worker| roster.name(worker));
-        let flights = &self.hands.flights;
         match note {
-            Note::Placed {
-                handoff,
-                prefill,
-                decode,
-                ..
-            } => flights.placed(handoff.flight, *prefill, *decode),
-            Note::Moving { handoff, to, .. } => flights.moving(*handoff, *to),
+            Note::Placed { handoff, .. } => flights.placed(handoff.flight),
             Note::Decided(decision) if decision.outcome == Decided::Waits => {
                 flights.waits(decision.flight);
             }
@@ -400,6 +403,7 @@ impl Driver {
             | Note::Decided(_)
             | Note::Judged { .. }
             | Note::Retried { .. }
+            | Note::Moving { .. }
             | Note::Moved { .. }
             | Note::Stayed { .. }
             | Note::CancelFreed { .. }
@@ -412,7 +416,13 @@ impl Driver {
         if let Some(peer) = peer_of(&order, worker) {
             self.introduce(worker, peer);
         }
-        self.say(worker, Downward::Order(order));
+        let mark = match &order {
+            Order::Reserve(order) => self.hands.flights.mark_of(order.handoff),
+            Order::Prefill(order) => self.hands.flights.mark_of(order.handoff),
+            Order::Migrate(order) => self.hands.flights.mark_of(order.handoff),
+            _ => None,
+        };
+        self.say(worker, Downward::Order { order, mark });
     }
 
     /// Tells a worker where a peer is, unless it knows.
@@ -473,6 +483,21 @@ impl Driver {
         for other in told {
             self.say(other, Downward::PeerGone { worker });
         }
+    }
+}
+
+/// Whose flight a note is about, if it is about one.
+fn flight_of(note: &Note) -> Option<FlightId> {
+    match note {
+        Note::Decided(decision) => Some(decision.flight),
+        Note::Judged { flight, .. } | Note::CancelFreed { flight, .. } => Some(*flight),
+        Note::Placed { handoff, .. }
+        | Note::PassedOver { handoff, .. }
+        | Note::Retried { handoff, .. }
+        | Note::Moving { handoff, .. }
+        | Note::Moved { handoff, .. }
+        | Note::Stayed { handoff, .. } => Some(handoff.flight),
+        Note::Stale { .. } | Note::WorkerStuck { .. } | Note::Fleet { .. } => None,
     }
 }
 

@@ -12,10 +12,12 @@ use super::lookout::{ClassSight, Lookout, Sight};
 use super::roster::Roster;
 use crate::health::Pulse;
 use crate::telemetry::Telemetry;
+use crate::trace::Mark;
 use crate::views::Novelty;
 use cleave_api::{
     Board, Caller, ClassRow, CommandError, Enough, FlightEvent, FlightStream, Frontend, Handoffs,
-    Operator, Progress, RETRY_AFTER, Readiness, Streams, WorkerCommand, WorkerView,
+    Operator, Progress, RETRY_AFTER, Readiness, RequestSpan, Streams, TraceParent, WorkerCommand,
+    WorkerView,
 };
 use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, SloPolicy, Timing, Usage};
 use cleave_router::{CancelReason, Command};
@@ -58,6 +60,11 @@ impl Frontend for RouterFrontend {
     }
 
     fn submit_for(&self, request: Request, caller: Caller) -> FlightStream {
+        let Caller {
+            enough,
+            request_id,
+            trace,
+        } = caller;
         let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
             let full = Refusal::QueueFull { retry_after };
@@ -70,7 +77,8 @@ impl Frontend for RouterFrontend {
         let flight = FlightId::new(self.router, number);
         let request = Arc::new(request);
         let line = backlog::line(flight, self.backlog_max, self.driver.clone());
-        let (events, added) = self.flights.open((flight, caller.trace), &request, line);
+        let mark = Mark { request_id, trace };
+        let (events, added) = self.flights.open((flight, mark), &request, line);
         let submitted = RouterEvent::Submitted { flight, request };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
@@ -82,7 +90,7 @@ impl Frontend for RouterFrontend {
             events,
             added,
             driver: self.driver.clone(),
-            enough: caller.enough,
+            enough,
             taken: 0,
             ended: false,
             _counted: counted,
@@ -143,6 +151,14 @@ impl Frontend for RouterFrontend {
             open: self.streams_max - self.streams.available_permits(),
             max: Some(self.streams_max),
         }
+    }
+
+    fn begin_span(&self, client: Option<TraceParent>) -> Option<TraceParent> {
+        self.telemetry.traces.begin(client)
+    }
+
+    fn end_span(&self, span: RequestSpan) {
+        self.telemetry.traces.tell(&span);
     }
 
     fn metrics(&self) -> String {

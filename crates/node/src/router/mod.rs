@@ -104,7 +104,7 @@ impl RouterBody {
         let meters = RouterMeters::new(&telemetry.router);
         let promises = PromiseMeters::new(&telemetry.promises, &limits.policy);
         let (tell_policy, policy) = watch::channel(Arc::clone(&limits.policy));
-        let traces = Traces::to(options.otlp_endpoint.as_deref())?;
+        let traces = telemetry.traces.clone();
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let roster = Arc::new(Roster::default());
         let lookout = Arc::new(Lookout::default());
@@ -210,6 +210,6 @@ impl RouterBody {
         }
         // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;
-        self.traces.close().await;
+        self.traces.flush().await;
     }
 }

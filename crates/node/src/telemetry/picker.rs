@@ -3,18 +3,18 @@
 //! Owns: these series. Never: chooses. Invariant: every outcome is there from the start, as a zero.
 
 use crate::picker::Choice;
+use cleave_api::Book;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
     outcome: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Standing {
     state: &'static str,
 }
@@ -27,7 +27,7 @@ pub(crate) struct PickerSeries {
 }
 
 impl PickerSeries {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(book: &mut Book) -> Self {
         let series = Self {
             requests: Family::default(),
             endpoints: Family::default(),
@@ -35,13 +35,13 @@ impl PickerSeries {
         for outcome in ["picked", "full", "nobody"] {
             drop(series.requests.get_or_create(&Outcome { outcome }));
         }
-        registry.register(
+        book.register(
             "cleave_picker_requests",
             "Requests for which the endpoint picker was asked: picked (a router was named), full (429: all \
              were at their limit), nobody (503: none was ready)",
             series.requests.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_picker_endpoints",
             "Routers that the endpoint picker knows: ready or away, when last asked; none without \
              --ext-proc-listen",

@@ -5,14 +5,17 @@
 //! refused and failed ones too (lesson 25), and a class that no policy named makes no series.
 
 use super::router::{reason, refused};
-use super::{FloatGauge, Histograms, histograms, ratio_histograms};
+use super::{
+    FloatGauge, Histograms, first_token_seconds, gap_seconds, histograms, ratio_histograms,
+};
 use crate::router::Judgement;
+use cleave_api::Book;
 use cleave_domain::{Aim, Ending, FlightId, Refusal, SloPolicy, Stage, Timing, Verdict};
 use cleave_router::{Decided, Decision, Forecast, Note, PlaceReason};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::histogram::Histogram;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,31 +27,31 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// A class that neither this policy nor the one before it named.
 const OTHER: &str = "other";
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Class {
     class: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Staged {
     stage: &'static str,
     class: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Judged {
     class: String,
     verdict: &'static str,
     reason: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Aimed {
     class: String,
     aim: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
 }
@@ -70,12 +73,12 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(book: &mut Book) -> Self {
         let series = Self {
             requests: Family::default(),
             stages: histograms(),
-            ttft: histograms(),
-            tpot: histograms(),
+            ttft: Family::new_with_constructor(first_token_seconds as fn() -> Histogram),
+            tpot: Family::new_with_constructor(gap_seconds as fn() -> Histogram),
             e2e: histograms(),
             goodput: Family::default(),
             goodput_each: Family::default(),
@@ -84,9 +87,9 @@ impl Series {
             downgrades: Family::default(),
             recent: Arc::default(),
         };
-        series.register_verdicts(registry);
-        series.register_times(registry);
-        registry.register(
+        series.register_verdicts(book);
+        series.register_times(book);
+        book.register(
             "cleave_placement_reasons",
             "Placements by why: split (two workers), both (one that serves both legs by its role), \
              on_decode, on_prefill, load (nothing is known of times), turn",
@@ -95,53 +98,53 @@ impl Series {
         series
     }
 
-    fn register_verdicts(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_verdicts(&self, book: &mut Book) {
+        book.register(
             "cleave_slo_requests",
             "Sequences (a request with n=2 is two) by class and verdict: good (met), late (reason: the stage that took the most \
              beyond its forecast), refused, failed, cancelled; only good ones count for goodput",
             self.requests.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_slo_downgrades",
             "Sequences that became one of this class because their own could not be kept",
             self.downgrades.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_goodput_requests_per_second",
             "Sequences of the last minute that met all their targets, by class",
             self.goodput.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_goodput_requests_per_second_per_device",
             "The same for each connected worker",
             self.goodput_each.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_forecast_ratio",
             "Real times of requests by those predicted when they were placed; 1 is right",
             self.forecasts.clone(),
         );
     }
 
-    fn register_times(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_times(&self, book: &mut Book) {
+        book.register(
             "cleave_stage_seconds",
             "Where the time of requests that were done went; the first four make up the time to \
              first token",
             self.stages.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_ttft_seconds",
             "From arrival at the router to the first token, of requests that were done",
             self.ttft.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_tpot_seconds",
             "Mean gap between output tokens after the first, of requests that were done",
             self.tpot.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_e2e_seconds",
             "From arrival at the router to the last token, of requests that were done",
             self.e2e.clone(),

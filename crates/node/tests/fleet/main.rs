@@ -15,8 +15,8 @@ use cleave_domain::{
     TokenId, Usage,
 };
 use cleave_node::{
-    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, WorkerNode,
-    WorkerOptions,
+    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, TraceOptions,
+    WorkerNode, WorkerOptions,
 };
 use futures::StreamExt;
 use std::path::Path;
@@ -142,6 +142,7 @@ fn worker_node(name: &str, role: Role, router: &str, gate: &Gate) -> WorkerNode 
         data_listen: "127.0.0.1:0".into(),
         data_address: None,
         metrics_listen: Some("127.0.0.1:0".into()),
+        traces: TraceOptions::default(),
     }
 }
 
