@@ -1,6 +1,6 @@
 """Expressions of dashboard and rules against the series that Cleave registers, and rules against promtool.
 
-Owns: finding the names in PromQL and in the source; the tests of alerts. Never: asks a Prometheus that runs (scripts/observe
+Owns: finding the names in PromQL and on the page of metrics; the tests of alerts. Never: asks a Prometheus that runs (scripts/observe
 does).
 """
 
@@ -16,16 +16,14 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "testdata/alerts/alerts.yaml"
 FILES = ROOT / "helm/cleave/files"
+PAGE = ROOT / "docs/metrics.md"
 SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
 
 
 def registered() -> set[str]:
-    """Names of series in the source: each is registered once, in words; the HTTP face's registry adds the prefix itself."""
-    found = set()
-    for path in (ROOT / "crates").glob("*/src/**/*.rs"):
-        for name in re.findall(r'\.register(?:_with_unit)?\(\s*"([a-z_0-9:]+)"', path.read_text()):
-            found.add(name if name.startswith(("cleave_", "vllm:", "sglang:")) else f"cleave_{name}")
-    return found
+    """Names of series on the generated page, without the suffix of counters."""
+    names = re.findall(r"^\| `([a-z_0-9:]+)` \|", PAGE.read_text(), re.MULTILINE)
+    return {name.removesuffix("_total") for name in names}
 
 
 def unscoped(expression: str) -> str:

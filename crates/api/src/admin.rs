@@ -105,6 +105,17 @@ pub enum WorkerState {
     Stuck,
 }
 
+impl WorkerState {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Stuck => "stuck",
+        }
+    }
+}
+
 /// A link to another worker, as measured at its start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkView {
@@ -251,11 +262,7 @@ fn card(view: &WorkerView) -> Value {
         "id": worker.worker.to_string(),
         "incarnation": worker.incarnation.0,
         "role": role.to_string(),
-        "state": match state {
-            WorkerState::Ready => "ready",
-            WorkerState::Draining => "draining",
-            WorkerState::Stuck => "stuck",
-        },
+        "state": state.name(),
         "fingerprint": fingerprint,
         "device": device,
         "load": {

@@ -45,6 +45,18 @@ pub struct ApiOptions {
     pub keep_alive: Option<Duration>,
     /// What `/admin` asks for; `None` admits requests of this machine alone.
     pub admin_key: Option<AdminKey>,
+    /// Whether what clients ask is logged.
+    pub prompts: PromptLog,
+}
+
+/// See [`ApiOptions::prompts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptLog {
+    /// Neither log, span nor metric has text or tokens of a prompt or an answer.
+    #[default]
+    Hidden,
+    /// Bodies of completion requests are logged as they came, and what errors quote of them.
+    Shown,
 }
 
 impl Default for ApiOptions {
@@ -55,6 +67,7 @@ impl Default for ApiOptions {
             body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
+            prompts: PromptLog::default(),
         }
     }
 }
@@ -121,8 +134,18 @@ impl App {
         &*self.shared.frontend
     }
 
+    /// The same, to be kept.
+    pub(crate) fn frontend_shared(&self) -> Arc<dyn Frontend> {
+        Arc::clone(&self.shared.frontend)
+    }
+
     /// Who sees and commands workers.
     pub(crate) fn operator(&self) -> Arc<dyn Operator> {
+        self.shared.frontend.clone()
+    }
+
+    /// Who shows how the fleet stands.
+    pub(crate) fn shown(&self) -> Arc<dyn Frontend> {
         self.shared.frontend.clone()
     }
 

@@ -6,7 +6,7 @@
 use crate::ask::Ask;
 use crate::choice::{Choice, Delta};
 use crate::error::ApiError;
-use crate::frontend::{Enough, FlightEvent, FlightStream, Frontend};
+use crate::frontend::{Caller, Enough, FlightEvent, FlightStream, Frontend};
 use crate::metrics::Meter;
 use crate::model::ModelText;
 use crate::quota::Seat;
@@ -67,9 +67,15 @@ impl Flights {
         meter.read();
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
+        let (request_id, trace) = meter.mark();
         for request in ask.requests(promises) {
             let enough = Enough::default();
-            let (flight, abort) = stream::abortable(frontend.submit_until(request, enough.clone()));
+            let caller = Caller {
+                enough: enough.clone(),
+                request_id: Arc::clone(&request_id),
+                trace,
+            };
+            let (flight, abort) = stream::abortable(frontend.submit_for(request, caller));
             flights.push(flight);
             aborts.push((enough, abort));
         }
@@ -84,7 +90,7 @@ impl Flights {
             .map(|prompt| Choice::new(ask, prompt, model))
             .collect();
         let prompt_tokens = ask.prompt_tokens();
-        meter.submitted(prompt_tokens, choices.len());
+        meter.submitted(model.name(), prompt_tokens, choices.len());
         let timings = vec![Known::default(); choices.len()];
         Self {
             events,
@@ -124,8 +130,8 @@ impl Flights {
                 },
             )) => {
                 self.open -= 1;
-                self.meter
-                    .finished(*index, finish.reason, self.choices[*index].tokens_count());
+                let tokens_count = self.choices[*index].tokens_count();
+                self.meter.finished(finish.reason, tokens_count);
                 if self.open == 0 {
                     self.meter.completed();
                 }

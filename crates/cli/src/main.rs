@@ -13,6 +13,8 @@ mod goodput;
 mod key;
 mod kv;
 mod load;
+mod log;
+mod metrics;
 mod mock;
 mod model;
 mod plan;
@@ -23,27 +25,21 @@ mod sim;
 mod solo;
 mod source;
 mod synth;
+mod top;
 mod values;
 
 use args::{BenchCommand, Cli, Command, KvCommand, PlanCommand, SimCommand};
 use clap::Parser;
-use std::io::IsTerminal;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    log::begin(&cli.log);
     let done = match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Router(args) => serve::router(&args),
         Command::Worker(args) => serve::worker(&args),
+        Command::Top(args) => top::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Sim(args) => match args.command {
@@ -68,6 +64,7 @@ fn main() -> ExitCode {
             }
             SimCommand::Goodput(args) => goodput::run_goodput(&args),
         },
+        Command::Metrics => metrics::print(),
         Command::Check(args) => check::check(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Key(args) => key::run(&args),

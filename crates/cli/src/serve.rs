@@ -84,12 +84,16 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     let node = RouterNode {
         listen: args.listen.to_string(),
         options: router_options(&args.limits, &args.face, &args.process)?,
+        picker: args.picker.options(),
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
         let running = node.start().await?;
         // Scripts hand this address to workers, so it cannot wait for them.
         Addresses::of(&args.face, running.address(), running.admin_address()).say();
+        if let Some(address) = running.picker_address() {
+            info!("endpoint picker at {address}");
+        }
         info!("waiting for a prefill and a decode worker");
         live(running, stop, args.face.farewell(&args.process), |_| {
             info!("ready")
@@ -123,6 +127,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         data_listen: args.data_listen.to_string(),
         data_address: args.data_advertise.clone(),
         metrics_listen: args.metrics_listen.map(|address| address.to_string()),
+        traces: args.process.traces.options()?,
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -233,7 +238,7 @@ fn router_options(
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
         tape: tape(process, "router"),
-        otlp_endpoint: process.otlp_endpoint.clone(),
+        traces: process.traces.options()?,
         http: face.limits(),
         certificate: face.certificate(),
         peer_tls: process.peer_tls.clone(),
@@ -242,6 +247,8 @@ fn router_options(
             admin_key: process.admin_key,
             body_bytes_max: face.max_body,
             body_wait_max: face.body_timeout.0,
+            keep_alive: limits.streams.keep_alive(),
+            prompts: limits.prompts.shown(),
             ..defaults.api
         },
     })
@@ -442,6 +449,7 @@ fn end_at_once() -> ! {
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
+    crate::log::panics();
     Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -9,10 +9,10 @@ use crate::{NodeError, RouterOptions};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
-use cleave_api::{AdminKey, App, Operator, admin_routes};
+use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
 use cleave_tls::{FrontTls, PeerTls};
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -176,10 +176,8 @@ pub(crate) fn worker_routes(face: WorkerFace) -> Router {
         .with_state(face)
 }
 
-async fn metrics(State(face): State<WorkerFace>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let text = face.telemetry.text() + "# EOF\n";
-    ([(header::CONTENT_TYPE, kind)], text).into_response()
+async fn metrics(State(face): State<WorkerFace>, headers: HeaderMap) -> Response {
+    metrics_answer(&headers, face.telemetry.text())
 }
 
 async fn health(State(face): State<WorkerFace>) -> Response {

@@ -17,6 +17,7 @@ mod http;
 mod line;
 mod node;
 mod options;
+mod picker;
 mod policy;
 mod router;
 mod server;
@@ -32,9 +33,11 @@ pub use cleave_router::{Mode, Placement};
 pub use cleave_tls::{CertificateFiles, TlsError};
 pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
+pub use picker::PickerOptions;
 pub use policy::{Flaw, PolicyError, PolicyFile};
 pub use server::HttpLimits;
-pub use telemetry::Ceilings;
+pub use telemetry::{Ceilings, metrics_page};
+pub use trace::{SampleError, Sampler, TraceError, TraceOptions};
 pub use worker::StepTime;
 
 /// The shortest silence that may be taken for loss.
@@ -56,8 +59,8 @@ pub enum NodeError {
     #[error("cannot start the engine's thread")]
     Thread(#[source] io::Error),
     /// The collector's address is of no use.
-    #[error("cannot send traces to {0}: {1}")]
-    Traces(String, String),
+    #[error(transparent)]
+    Traces(#[from] TraceError),
     /// Certificates or keys are of no use.
     #[error("{0}")]
     Tls(#[from] TlsError),

@@ -6,9 +6,11 @@
 use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
+use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
 use crate::server::{Faces, HttpLimits, Server, bind};
 use crate::telemetry::Telemetry;
+use crate::trace::TraceOptions;
 use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
@@ -21,7 +23,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
 /// A router process.
@@ -31,6 +33,8 @@ pub struct RouterNode {
     pub listen: String,
     /// Its settings.
     pub options: RouterOptions,
+    /// An endpoint picker beside it, by default none.
+    pub picker: Option<PickerOptions>,
 }
 
 /// A router process that runs.
@@ -38,6 +42,7 @@ pub struct RunningRouter {
     app: App,
     body: RouterBody,
     servers: RouterServers,
+    picker: Option<Picker>,
 }
 
 impl RouterNode {
@@ -46,17 +51,30 @@ impl RouterNode {
     /// # Errors
     /// `Tls`, `Bind` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningRouter, NodeError> {
-        let Self { listen, options } = self;
+        let Self {
+            listen,
+            options,
+            picker,
+        } = self;
         if options.certificate.is_some() && options.peer_tls.is_none() {
             warn!("clients speak TLS and workers do not: --peer-tls keeps strangers from joining");
         }
         let ports = RouterPorts::open(&listen, &options).await?;
-        let telemetry = Telemetry::default();
+        let telemetry = Telemetry::with_traces(&options.traces)?;
+        let picker = match picker {
+            Some(options) => Some(Picker::start(options, &telemetry).await?),
+            None => None,
+        };
         let body = RouterBody::start(&options, &telemetry)?;
         let app = App::new(body.frontend(), options.api.clone());
         let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
         let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
-        Ok(RunningRouter { app, body, servers })
+        Ok(RunningRouter {
+            app,
+            body,
+            servers,
+            picker,
+        })
     }
 }
 
@@ -75,6 +93,11 @@ impl RunningRouter {
     /// Says at `/ready` that it leaves, and serves on as before: balancers need a while to notice.
     pub fn leave(&self) {
         self.app.leave();
+    }
+
+    /// Where its endpoint picker listens, if it has one.
+    pub fn picker_address(&self) -> Option<SocketAddr> {
+        self.picker.as_ref().map(|picker| picker.address)
     }
 
     /// Returns when a request sent now would find workers for both legs.
@@ -99,10 +122,22 @@ impl RunningRouter {
             app,
             mut body,
             servers,
+            picker,
         } = self;
         app.leave();
-        if timeout(deadline, body.drain()).await.is_err() {
+        let ends = Instant::now() + deadline;
+        if let Some(picker) = &picker {
+            picker.leave().await;
+        }
+        if timeout_at(ends, body.drain()).await.is_err() {
             warn!("flights are left at the deadline and are ended");
+        }
+        // Requests that it sent to other routers go past it too.
+        if let Some(picker) = picker {
+            if timeout_at(ends, picker.idle()).await.is_err() {
+                warn!("requests are left at the deadline whose endpoint was picked here");
+            }
+            picker.stop().await;
         }
         body.stop().await;
         servers.stop().await;
@@ -128,6 +163,8 @@ pub struct WorkerNode {
     pub data_address: Option<String>,
     /// `host:port` for `/metrics`, `/health`, `/ready` and `/admin`; by default none.
     pub metrics_listen: Option<String>,
+    /// Where traces go.
+    pub traces: TraceOptions,
 }
 
 /// A worker process that runs.
@@ -147,7 +184,7 @@ impl WorkerNode {
     /// # Errors
     /// `Tls`, `Bind`, `Thread` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningWorker, NodeError> {
-        let telemetry = Telemetry::default();
+        let telemetry = Telemetry::with_traces(&self.traces)?;
         let peers = self.options.peer_tls.as_deref().map(PeerTls::open);
         let peers = peers.transpose()?;
         let nixl = nixl(&self.options)?;
@@ -327,12 +364,13 @@ impl RunningWorker {
             body,
             data_address: _,
             server,
-            telemetry: _,
+            telemetry,
             connected: _,
             mut tasks,
         } = self;
         body.stop().await;
         tasks.shutdown().await;
+        telemetry.traces.flush().await;
         if let Some(server) = server {
             server.stop().await;
         }
@@ -366,7 +404,7 @@ impl Serve {
     /// `Bind`, `Tape` or `Thread` if that cannot be done; `Model` if the model's text side is of
     /// no use.
     pub async fn start(self) -> Result<Running, NodeError> {
-        let telemetry = Telemetry::default();
+        let telemetry = Telemetry::with_traces(&self.router.traces)?;
         let ports = RouterPorts::open(&self.listen, &self.router).await?;
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);
@@ -394,7 +432,12 @@ impl Serve {
         let fleet = (body.door.clone(), desk);
         let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
         info!(address = %servers.front.address, workers = workers.len(), "serving");
-        let router = RunningRouter { app, body, servers };
+        let router = RunningRouter {
+            app,
+            body,
+            servers,
+            picker: None,
+        };
         Ok(Running {
             router,
             workers,

@@ -6,6 +6,7 @@
 use crate::PolicyFile;
 use crate::server::HttpLimits;
 use crate::telemetry::Ceilings;
+use crate::trace::TraceOptions;
 use crate::worker::StepTime;
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
@@ -139,9 +140,8 @@ pub struct RouterOptions {
     pub api: ApiOptions,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
-    /// Where traces go: an OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`.
-    /// Default nowhere.
-    pub otlp_endpoint: Option<String>,
+    /// Where traces go. Default nowhere.
+    pub traces: TraceOptions,
     /// A worker that says nothing for so long is lost, and its streams continue elsewhere. Default
     /// 5 s.
     pub silence_max: Duration,
@@ -167,7 +167,7 @@ impl Default for RouterOptions {
             policy: None,
             api: ApiOptions::default(),
             tape: None,
-            otlp_endpoint: None,
+            traces: TraceOptions::default(),
             silence_max: SILENCE_MAX,
             reader_backlog_max: 256,
             http: HttpLimits::default(),

@@ -15,7 +15,8 @@ const NAME_BYTES_MAX: usize = 64;
 
 /// `x-request-id`, or a new one if it is absent or could not stand in a log line.
 pub(crate) fn request_id(headers: &HeaderMap) -> String {
-    let sound = |id: &&str| !id.is_empty() && id.len() <= ID_BYTES_MAX;
+    let printable = |id: &&str| id.bytes().all(|byte| byte.is_ascii_graphic());
+    let sound = |id: &&str| !id.is_empty() && id.len() <= ID_BYTES_MAX && printable(id);
     let given = headers
         .get("x-request-id")
         .and_then(|id| id.to_str().ok())

@@ -9,3 +9,4 @@ mod keys;
 mod operations;
 mod promises;
 mod stage;
+mod ui;

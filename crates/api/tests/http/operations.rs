@@ -48,6 +48,36 @@ async fn operators_routes_were_not_there() {
 }
 
 #[tokio::test]
+async fn who_chooses_between_servers_did_not_know_their_load() {
+    let set = set("llama3");
+    let load = set.get("/load").await.json();
+    assert_eq!(load, json!({"server_load": 3, "server_load_max": 8}));
+}
+
+#[tokio::test]
+async fn tools_had_no_description_of_the_routes() {
+    let answer = set("llama3").get("/openapi.json").await;
+    assert_eq!(answer.header("content-type"), "application/json");
+    assert_eq!(answer.json()["openapi"], "3.1.0");
+}
+
+#[tokio::test]
+async fn a_request_was_not_of_its_clients_trace() {
+    let set = set("llama3");
+    let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for header in [good, "nonsense"] {
+        let mut request = post("/v1/completions", json!({"prompt": "a"}).to_string());
+        let headers = request.headers_mut();
+        headers.insert("traceparent", header.parse().unwrap());
+        set.says("x");
+        assert_eq!(set.send(request).await.status, 200);
+    }
+    let traces = set.stage.traces.lock().unwrap();
+    assert_eq!(traces[0].unwrap().span, 0x00f0_67aa_0ba9_02b7);
+    assert_eq!(traces[1], None);
+}
+
+#[tokio::test]
 async fn an_answer_could_not_be_matched_with_its_request() {
     let set = set("llama3");
     let mut request = post("/v1/completions", json!({"prompt": "a"}).to_string());
@@ -58,6 +88,12 @@ async fn an_answer_could_not_be_matched_with_its_request() {
     let answer = set.send(request).await;
     assert_eq!(answer.header("x-request-id"), "abc-1");
     assert_eq!(answer.json()["id"], "cmpl-abc-1");
+    // An id that could break a log line, or fill it, is not taken over.
+    for foul in ["two words", "a\tb", &"x".repeat(129)] {
+        let request = Request::get("/nothing").header("x-request-id", foul);
+        let answer = set.send(request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.header("x-request-id").len(), 32, "{foul}");
+    }
     let one = set.get("/nothing").await;
     let two = set.get("/nothing").await;
     assert_eq!(one.header("x-request-id").len(), 32);

@@ -3,6 +3,7 @@
 //! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
 //! or holds a default that another place holds too.
 
+mod balancing;
 mod bench;
 mod engine;
 mod face;
@@ -13,8 +14,11 @@ mod kv;
 mod plan;
 mod serve;
 mod sim;
+mod telemetry;
+mod top;
 mod transport;
 
+pub(crate) use balancing::{PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
     Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
@@ -27,6 +31,8 @@ pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, Tra
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
+pub(crate) use telemetry::{LogArgs, LogFormat, LogLevel, PromptArgs, TraceArgs};
+pub(crate) use top::TopArgs;
 
 use clap::{Parser, Subcommand};
 
@@ -37,6 +43,8 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -58,6 +66,8 @@ pub(crate) enum Command {
     Router(RouterArgs),
     /// Run one worker that dials one or several routers.
     Worker(WorkerArgs),
+    /// Watch a fleet in the terminal; `/ui` of the router shows the same in a browser.
+    Top(TopArgs),
     /// Continue one prompt and exit; no server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
@@ -68,6 +78,8 @@ pub(crate) enum Command {
     Check(Box<CheckArgs>),
     /// Feed a recorded tape to a fresh brain and compare what it decides.
     Replay(ReplayArgs),
+    /// Print the page that documents every metric, `docs/metrics.md`.
+    Metrics,
     /// Measure.
     Bench(BenchArgs),
     /// Make an API key for a tenant, and print what a policy holds of it.
@@ -125,8 +137,14 @@ mod tests {
             policy,
             router_mode,
             placement,
+            streams,
+            prompts,
         } = router.limits;
         assert_eq!(policy, None);
+        assert_eq!(prompts.shown(), limits.api.prompts);
+        assert_eq!(router.process.traces.trace_sample, None);
+        assert_eq!(streams.keep_alive(), limits.api.keep_alive);
+        assert_eq!(router.picker.options(), None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
         let placement = cleave_node::Placement::from(placement);
         assert_eq!(placement, limits.limits.placement);

@@ -3,7 +3,9 @@
 //! Owns: these flags. Never: holds a default that a part holds too: flags show and take the parts'.
 
 use super::transport::TransportArgs;
-use super::{EngineArgs, FaceArgs, MockArgs, ModelArgs};
+use super::{
+    EngineArgs, FaceArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, StreamArgs, TraceArgs,
+};
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
 };
@@ -39,14 +41,14 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
     /// Prefill workers; if absent, one where `--decode` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) prefill: Option<u32>,
     /// Decode workers; if absent, one where `--prefill` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) decode: Option<u32>,
     /// Workers that serve both legs; if absent, one where no other is asked for: one worker with all cores
     /// does more than two that share them.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) both: Option<u32>,
     /// Address to listen on.
     #[arg(long = "host", value_name = "IP", default_value = "127.0.0.1")]
@@ -81,6 +83,8 @@ pub(crate) struct RouterArgs {
     pub(crate) face: FaceArgs,
     #[command(flatten)]
     pub(crate) limits: RouterLimitArgs,
+    #[command(flatten)]
+    pub(crate) picker: PickerArgs,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
 }
@@ -147,6 +151,10 @@ pub(crate) struct RouterLimitArgs {
     /// it is stalled. A slow reader that goes on reading never is.
     #[arg(long, value_name = "TOKENS", default_value_t = ROUTER.reader_backlog_max, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reader_backlog: u32,
+    #[command(flatten)]
+    pub(crate) streams: StreamArgs,
+    #[command(flatten)]
+    pub(crate) prompts: PromptArgs,
 }
 
 /// What every process with workers in it takes: which engine of which model, and how far it may go.
@@ -200,9 +208,8 @@ pub(crate) struct ProcessArgs {
     /// Record what every brain is told, one file per brain, for `cleave replay`.
     #[arg(long, value_name = "DIR")]
     pub(crate) tape: Option<PathBuf>,
-    /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
-    pub(crate) otlp_endpoint: Option<String>,
+    #[command(flatten)]
+    pub(crate) traces: TraceArgs,
 }
 
 /// See [`RouterLimitArgs::router_mode`].

@@ -285,7 +285,10 @@ async fn speak(
     loop {
         let kind = tokio::select! {
             word = words.recv() => match word {
-                Some(Downward::Order(order)) => Kind::Order(order.into()),
+                Some(Downward::Order { order, mark }) => Kind::Order(proto::Order {
+                    mark: mark.map(|mark| mark.as_ref().into()),
+                    ..order.into()
+                }),
                 Some(Downward::Peer { worker, data_address }) => Kind::Peer(proto::Peer {
                     worker: Some(worker.into()),
                     data_address,

@@ -3,8 +3,9 @@
 //! Owns: which addresses are dialled, how soon again, and that each router is joined once. Never:
 //! gives up. Invariant: what a router says of itself is checked before this worker introduces itself.
 
-use super::resolve::{local_address, watch_names};
+use super::resolve::local_address;
 use super::service::StreamError;
+use super::watch_names;
 use super::{
     DIAL_MAX, DOWNWARD_BYTES_MAX, ROUTERS_MAX, SILENCE_MIN, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
     WELCOME_MAX, beat_for, heard,
@@ -381,7 +382,13 @@ async fn next(
 ) -> Result<Option<Downward>, StreamError> {
     use proto::downward::Kind;
     match heard(words, silence).await?.kind {
-        Some(Kind::Order(order)) => Ok(Some(Downward::Order(order.try_into()?))),
+        Some(Kind::Order(mut order)) => {
+            let mark = order.mark.take();
+            Ok(Some(Downward::Order {
+                order: order.try_into()?,
+                mark: mark.map(|mark| Arc::new(mark.into())),
+            }))
+        }
         Some(Kind::Peer(proto::Peer {
             worker,
             data_address,

@@ -4,11 +4,13 @@
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
 use super::flights::{End, Flights};
+use super::lookout::{BlockSize, Lookout};
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
 use crate::tape::Recorder;
 use crate::telemetry::{PromiseMeters, RouterMeters};
+use cleave_api::WorkerState;
 use cleave_domain::{
     FlightId, HandoffId, Order, Report, Request, SloPolicy, TapeLine, TokenId, WorkerId, WorkerRef,
 };
@@ -20,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, watch};
-use tracing::{error, info, warn};
+use tracing::{Level, error, info, warn};
 
 /// What the outside tells a router's driver.
 #[derive(Debug)]
@@ -71,6 +73,7 @@ pub(crate) struct Hands {
     pub(crate) roster: Arc<Roster>,
     pub(crate) meters: RouterMeters,
     pub(crate) promises: PromiseMeters,
+    pub(crate) lookout: Arc<Lookout>,
     pub(crate) recorder: Recorder,
     pub(crate) readiness: watch::Sender<cleave_api::Readiness>,
     pub(crate) drained: watch::Sender<bool>,
@@ -186,6 +189,7 @@ impl Driver {
             } => self.hear_worker((worker, serial), report, read),
             RouterEvent::Passed { handoff, pass } => self.passes.put(handoff, pass),
             RouterEvent::Submitted { flight, request } => {
+                self.hands.lookout.submitted(flight, request.prompt.len());
                 self.hear(Input::Submitted { flight, request });
             }
             RouterEvent::Cancelled { flight, why } => self.hear(Input::Cancelled { flight, why }),
@@ -242,8 +246,11 @@ impl Driver {
         let description = line.introduction.description.clone();
         let (name, role) = (&line.introduction.name, description.role);
         info!(%worker, name, %role, "worker joined");
+        let serves = format!("serves {role}");
+        self.hands.lookout.worker(("joined", &serves), name);
         self.warn_of_stranger(&line.introduction);
-        self.hands.roster.join(&line.introduction);
+        let activity = Arc::clone(&line.activity);
+        self.hands.roster.join(&line.introduction, activity);
         let connected = Connected {
             line,
             knows: BTreeSet::new(),
@@ -291,6 +298,7 @@ impl Driver {
             return;
         }
         self.hands.roster.hear(worker, &report);
+        self.look(worker, &report);
         let reserved = match &report {
             Report::Reserved { handoff, .. } => Some(handoff.flight),
             _ => None,
@@ -299,6 +307,34 @@ impl Driver {
         if let Some(flight) = reserved {
             self.hands.flights.answered(flight, read);
         }
+    }
+
+    /// The page hears of what a worker says of hand-offs.
+    fn look(&self, worker: WorkerRef, report: &Report) {
+        let Some(connected) = self.workers.get(&worker.worker) else {
+            return;
+        };
+        let capacity = connected.line.introduction.description.capacity;
+        let blocks = BlockSize {
+            tokens: capacity.block_tokens,
+            bytes: capacity.block_bytes,
+        };
+        let flights = &self.hands.flights;
+        let given = |flight| flights.given_count(flight);
+        self.hands.lookout.hear(report, blocks, given);
+    }
+
+    /// A worker is connected no longer.
+    fn forget(&mut self, worker: WorkerRef) {
+        self.workers.remove(&worker.worker);
+        let Some((name, state)) = self.hands.roster.leave(worker) else {
+            return;
+        };
+        let what = match state {
+            WorkerState::Draining => ("left", "was asked to"),
+            WorkerState::Ready | WorkerState::Stuck => ("lost", "its connection is over"),
+        };
+        self.hands.lookout.worker(what, &name);
     }
 
     fn is_current(&self, worker: WorkerRef, serial: u64) -> bool {
@@ -329,7 +365,8 @@ impl Driver {
                     timing,
                 };
                 let seen = self.hands.flights.end(flight, end);
-                self.hands.promises.ended(flight, seen.as_ref());
+                let judged = self.hands.promises.ended(flight, seen.as_ref());
+                self.hands.lookout.ended(flight, judged.as_ref());
             }
             Output::Drained => {
                 self.hands.drained.send_replace(true);
@@ -348,18 +385,23 @@ impl Driver {
     }
 
     fn note(&mut self, note: &Note) {
-        self.hands.meters.count(note);
+        let flights = &self.hands.flights;
+        if let Some(flight) = flight_of(note)
+            && flights.are_recorded()
+        {
+            flights.noted(flight, note);
+        }
+        let mark = match tracing::enabled!(Level::DEBUG) {
+            true => flight_of(note).and_then(|flight| flights.mark(flight)),
+            false => None,
+        };
+        self.hands.meters.count(note, mark.as_ref());
         self.hands.promises.hear(note);
         self.hands.roster.count(note);
-        let flights = &self.hands.flights;
+        let roster = &self.hands.roster;
+        self.hands.lookout.note(note, |worker| roster.name(worker));
         match note {
-            Note::Placed {
-                handoff,
-                prefill,
-                decode,
-                ..
-            } => flights.placed(handoff.flight, *prefill, *decode),
-            Note::Moving { handoff, to, .. } => flights.moving(*handoff, *to),
+            Note::Placed { handoff, .. } => flights.placed(handoff.flight),
             Note::Decided(decision) if decision.outcome == Decided::Waits => {
                 flights.waits(decision.flight);
             }
@@ -368,6 +410,7 @@ impl Driver {
             | Note::Decided(_)
             | Note::Judged { .. }
             | Note::Retried { .. }
+            | Note::Moving { .. }
             | Note::Moved { .. }
             | Note::Stayed { .. }
             | Note::CancelFreed { .. }
@@ -394,7 +437,13 @@ impl Driver {
         {
             self.say(worker, Downward::Pass { handoff, pass });
         }
-        self.say(worker, Downward::Order(order));
+        let mark = match &order {
+            Order::Reserve(order) => self.hands.flights.mark_of(order.handoff),
+            Order::Prefill(order) => self.hands.flights.mark_of(order.handoff),
+            Order::Migrate(order) => self.hands.flights.mark_of(order.handoff),
+            _ => None,
+        };
+        self.say(worker, Downward::Order { order, mark });
     }
 
     /// Tells a worker where a peer is, unless it knows.
@@ -428,8 +477,7 @@ impl Driver {
         }
         if let Err(error) = connected.line.out.try_send(word) {
             warn!(%worker, %error, "worker lost: it does not take its orders");
-            self.workers.remove(&worker.worker);
-            self.hands.roster.leave(worker);
+            self.forget(worker);
             self.pending.push_back(Input::WorkerLost { worker });
             self.tell_gone(worker);
         }
@@ -438,8 +486,7 @@ impl Driver {
     /// A worker is connected no longer. Its flights' other legs are told first: they end of their
     /// own, not by a lost link.
     fn remove(&mut self, worker: WorkerRef) {
-        self.workers.remove(&worker.worker);
-        self.hands.roster.leave(worker);
+        self.forget(worker);
         self.hear(Input::WorkerLost { worker });
         self.tell_gone(worker);
         // A line that was full has ended meanwhile.
@@ -457,6 +504,21 @@ impl Driver {
         for other in told {
             self.say(other, Downward::PeerGone { worker });
         }
+    }
+}
+
+/// Whose flight a note is about, if it is about one.
+fn flight_of(note: &Note) -> Option<FlightId> {
+    match note {
+        Note::Decided(decision) => Some(decision.flight),
+        Note::Judged { flight, .. } | Note::CancelFreed { flight, .. } => Some(*flight),
+        Note::Placed { handoff, .. }
+        | Note::PassedOver { handoff, .. }
+        | Note::Retried { handoff, .. }
+        | Note::Moving { handoff, .. }
+        | Note::Moved { handoff, .. }
+        | Note::Stayed { handoff, .. } => Some(handoff.flight),
+        Note::Stale { .. } | Note::WorkerStuck { .. } | Note::Fleet { .. } => None,
     }
 }
 

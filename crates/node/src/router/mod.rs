@@ -7,11 +7,13 @@ mod backlog;
 mod driver;
 mod flights;
 mod frontend;
+mod lookout;
 mod roster;
 
 pub(crate) use added::Added;
 pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
+pub(crate) use lookout::Judgement;
 
 use crate::door::RouterDoor;
 use crate::health::Pulse;
@@ -24,6 +26,7 @@ use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
+use lookout::Lookout;
 use roster::Roster;
 use std::error::Error;
 use std::sync::atomic::AtomicU64;
@@ -101,9 +104,10 @@ impl RouterBody {
         let meters = RouterMeters::new(&telemetry.router);
         let promises = PromiseMeters::new(&telemetry.promises, &limits.policy);
         let (tell_policy, policy) = watch::channel(Arc::clone(&limits.policy));
-        let traces = Traces::to(options.otlp_endpoint.as_deref())?;
+        let traces = telemetry.traces.clone();
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let roster = Arc::new(Roster::default());
+        let lookout = Arc::new(Lookout::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
         let starting = Readiness::NotReady("starting".into());
@@ -114,6 +118,7 @@ impl RouterBody {
             roster: Arc::clone(&roster),
             meters,
             promises,
+            lookout: Arc::clone(&lookout),
             recorder: Recorder::create(options.tape.as_deref())?,
             readiness: tell_readiness,
             drained: tell_drained,
@@ -133,8 +138,10 @@ impl RouterBody {
             router,
             flights: Arc::clone(&flights),
             roster,
+            lookout,
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
             driver: driver.clone(),
             policy,
             readiness: readiness.clone(),
@@ -203,6 +210,6 @@ impl RouterBody {
         }
         // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;
-        self.traces.close().await;
+        self.traces.flush().await;
     }
 }

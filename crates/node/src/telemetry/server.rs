@@ -1,15 +1,15 @@
 //! Series of a process's listeners.
 
+use cleave_api::Book;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
 /// Why a connection was let go before its client left it.
 const REASONS: [&str; 5] = ["full", "idle", "no_peer", "slow_headers", "stalled"];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LetGo {
     reason: &'static str,
 }
@@ -22,17 +22,17 @@ pub(crate) struct ServerSeries {
 }
 
 impl ServerSeries {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(book: &mut Book) -> Self {
         let series = Self {
             open: Gauge::default(),
             let_go: Family::default(),
         };
-        registry.register(
+        book.register(
             "cleave_connections",
             "Connections of clients and workers that stand",
             series.open.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_connections_let_go",
             "Connections that the server ended, by reason: full (as many as may be), idle, no_peer (no \
              certificate of the fleet), slow_headers, stalled (the client took nothing)",

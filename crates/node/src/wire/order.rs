@@ -19,7 +19,10 @@ impl From<Order> for proto::Order {
             Order::Drain => Kind::Drain(proto::Nothing {}),
             Order::Serve { role } => Kind::Serve(proto::Role::from(role).into()),
         };
-        Self { kind: Some(kind) }
+        Self {
+            kind: Some(kind),
+            mark: None,
+        }
     }
 }
 

@@ -480,7 +480,10 @@ fn drawn<S: Strategy, M: Message + From<S::Value>>(from: S, runner: &mut TestRun
 
 #[test]
 fn what_is_missing_is_named() {
-    let empty = proto::Order { kind: None };
+    let empty = proto::Order {
+        kind: None,
+        mark: None,
+    };
     assert_eq!(
         Order::try_from(empty),
         Err(WireError::Missing("order.kind"))

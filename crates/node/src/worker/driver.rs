@@ -14,6 +14,7 @@ use crate::clock::{Clock, reached};
 use crate::line::{Downward, LinkState, RouterLine, Upward};
 use crate::tape::Recorder;
 use crate::telemetry::WorkerMeters;
+use crate::trace::{Legs, named};
 use crate::wire::nanos;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
@@ -21,12 +22,12 @@ use cleave_domain::{
     WorkerRef,
 };
 use cleave_kv::Packet;
-use cleave_sched::{Brain, Condition, Input, Limits, Output};
+use cleave_sched::{Brain, Condition, Input, Limits, Note, Output};
 use cleave_transfer::{LinkDown, LinkEvent, LinkSpeed, Links, Passes, Payload, Reach, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
-use tracing::{debug, error, info, warn};
+use tracing::{Level, debug, error, info, warn};
 
 /// What the outside tells a worker's driver.
 #[derive(Debug)]
@@ -75,6 +76,7 @@ pub(crate) struct Hands {
     /// By which senders in other processes show that they may write here, and this one there.
     pub(crate) passes: Option<Passes>,
     pub(crate) meters: WorkerMeters,
+    pub(crate) legs: Legs,
     /// For messages: how this worker is called, and where its blocks are reached.
     pub(crate) name: String,
     pub(crate) data_address: String,
@@ -99,6 +101,29 @@ fn price_of(speed: LinkSpeed) -> LinkPrice {
     LinkPrice {
         latency_nanos: nanos(speed.latency / 2),
         byte_picos: PICOS / speed.bytes_per_second.max(1),
+    }
+}
+
+/// Which hand-off a note is about, if it is about one.
+fn handoff_of(note: &Note) -> Option<HandoffId> {
+    match note {
+        Note::Sealed { handoff, .. }
+        | Note::Landed { handoff, .. }
+        | Note::Joined { handoff }
+        | Note::HandoffFailed { handoff, .. }
+        | Note::Repeated { handoff }
+        | Note::FrameDiscarded { handoff }
+        | Note::Preempted { handoff, .. }
+        | Note::SwappedOut { handoff, .. }
+        | Note::SwappedIn { handoff, .. }
+        | Note::MovedOut { handoff, .. }
+        | Note::Stayed { handoff, .. } => Some(*handoff),
+        Note::Stepped { .. }
+        | Note::PrefixLooked { .. }
+        | Note::PrefillStarted { .. }
+        | Note::Stuck { .. }
+        | Note::CancelFreed { .. }
+        | Note::Pool { .. } => None,
     }
 }
 
@@ -313,7 +338,8 @@ impl Driver {
                     passes.hold(handoff, pass);
                 }
             }
-            Downward::Order(order) => {
+            Downward::Order { order, mark } => {
+                self.hands.legs.ordered(&order, mark);
                 match &order {
                     Order::Drain => self.hands.desk.leaves(),
                     Order::Serve { role } => self.serve(*role),
@@ -417,8 +443,12 @@ impl Driver {
     fn perform(&mut self, output: Output) {
         match output {
             Output::Step(plan) => self.hands.engine.push(Work::Step(plan)),
-            Output::Tell { router, report } => self.tell(router, Upward::Report(report)),
+            Output::Tell { router, report } => {
+                self.hands.legs.reported(&report);
+                self.tell(router, Upward::Report(report));
+            }
             Output::Emit { handoff, emission } => {
+                self.hands.legs.emitted(handoff, &emission);
                 let emitted = self.emitted.entry(handoff.flight.router()).or_default();
                 emitted.push((handoff, emission));
             }
@@ -454,8 +484,24 @@ impl Driver {
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
-            Output::Note(note) => self.hands.meters.count(&note),
+            Output::Note(note) => self.note(&note),
         }
+    }
+
+    fn note(&mut self, note: &Note) {
+        let Hands { legs, name, .. } = &self.hands;
+        if tracing::enabled!(Level::DEBUG) {
+            let mark = handoff_of(note).and_then(|handoff| legs.mark(handoff));
+            let (request_id, trace) = named(mark);
+            debug!(
+                worker = name,
+                request_id,
+                trace_id = trace.map(display),
+                ?note
+            );
+        }
+        self.hands.legs.noted(note);
+        self.hands.meters.count(note);
     }
 
     fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, way: Way) {
@@ -488,6 +534,7 @@ impl Driver {
     /// Its flights end first, while the peers they concern can still be told.
     fn lose_router(&mut self, router: RouterId) {
         self.hear(Input::RouterLost { router });
+        self.hands.legs.router_lost(router);
         let gone = self.peers.strike_all(router);
         self.forget(gone);
         self.settle();

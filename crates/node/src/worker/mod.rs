@@ -24,6 +24,7 @@ use crate::health::Pulse;
 use crate::line::Introduction;
 use crate::tape::Recorder;
 use crate::telemetry::{Telemetry, WorkerMeters};
+use crate::trace::Legs;
 use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
@@ -137,7 +138,9 @@ impl WorkerBody {
             links: links.clone(),
             passes,
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
-                .with_ceilings(options.ceilings),
+                .with_ceilings(options.ceilings)
+                .with_capacity(description.capacity),
+            legs: Legs::new(telemetry.traces.clone(), options.name.clone()),
             recorder: Recorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
             data_address: introduction.data_address.clone(),

@@ -18,8 +18,8 @@ use cleave_domain::{
     TokenId, Usage,
 };
 use cleave_node::{
-    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, WorkerNode,
-    WorkerOptions,
+    RouterNode, RouterOptions, Running, RunningRouter, RunningWorker, Serve, TraceOptions,
+    WorkerNode, WorkerOptions,
 };
 use futures::StreamExt;
 use std::path::Path;
@@ -114,6 +114,7 @@ async fn router_with(options: RouterOptions) -> RunningRouter {
     let node = RouterNode {
         listen: "127.0.0.1:0".into(),
         options,
+        picker: None,
     };
     node.start().await.unwrap()
 }
@@ -122,6 +123,7 @@ async fn router(listen: &str) -> RunningRouter {
     let node = RouterNode {
         listen: listen.into(),
         options: RouterOptions::default(),
+        picker: None,
     };
     node.start().await.unwrap()
 }
@@ -143,6 +145,7 @@ fn worker_node(name: &str, role: Role, router: &str, gate: &Gate) -> WorkerNode 
         data_listen: "127.0.0.1:0".into(),
         data_address: None,
         metrics_listen: Some("127.0.0.1:0".into()),
+        traces: TraceOptions::default(),
     }
 }
 
