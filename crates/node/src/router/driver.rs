@@ -463,9 +463,11 @@ fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
         Order::Reserve(reserve) => reserve.sender,
         Order::Prefill(prefill) => prefill.target.worker,
         Order::Migrate(migrate) => migrate.target.worker,
-        Order::Renew { .. } | Order::Cancel { .. } | Order::Drain | Order::Serve { .. } => {
-            return None;
-        }
+        Order::Renew { .. }
+        | Order::Cancel { .. }
+        | Order::Drain
+        | Order::Serve { .. }
+        | Order::PassOn(_) => return None,
     };
     (peer != worker).then_some(peer)
 }

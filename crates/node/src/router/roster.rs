@@ -93,7 +93,8 @@ impl Roster {
             | Report::Finished { .. }
             | Report::LegFailed { .. }
             | Report::Released { .. }
-            | Report::Prefix { .. } => {}
+            | Report::Prefix { .. }
+            | Report::PassedOn(_) => {}
         }
     }
 
