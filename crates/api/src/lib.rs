@@ -22,7 +22,8 @@ mod text;
 mod timing;
 
 pub use admin::{
-    CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
+    CommandError, LinkView, Operator, ScalingAnswer, ScalingView, WorkerCommand, WorkerState,
+    WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App};
 pub use error::RETRY_AFTER;

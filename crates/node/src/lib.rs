@@ -17,6 +17,7 @@ mod node;
 mod options;
 mod policy;
 mod router;
+mod scaling;
 mod tape;
 mod telemetry;
 mod trace;

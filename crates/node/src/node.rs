@@ -7,6 +7,7 @@ use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
 use crate::router::RouterBody;
+use crate::scaling::{Secured, external_metrics_routes};
 use crate::telemetry::Telemetry;
 use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
@@ -36,6 +37,8 @@ pub struct RunningRouter {
     address: SocketAddr,
     body: RouterBody,
     server: Server,
+    /// Kubernetes' external metrics, if asked for.
+    metrics: Option<Secured>,
 }
 
 impl RouterNode {
@@ -48,17 +51,38 @@ impl RouterNode {
         let body = RouterBody::start(&self.options, &Telemetry::default())?;
         let app = App::new(body.frontend(), self.options.api.clone());
         let desk = ModelDesk::new(app.clone());
-        let routes = router_routes(&app, body.door.clone(), desk);
+        let metrics = external_metrics(&self.options, &body).await?;
+        let routes = router_routes(&app, (body.door.clone(), desk), body.answers.clone());
         let server = Server::start(listener, routes)?;
         Ok(RunningRouter {
             address: server.address,
             body,
             server,
+            metrics,
         })
     }
 }
 
+/// The external metrics API, if it is asked for.
+async fn external_metrics(
+    options: &RouterOptions,
+    body: &RouterBody,
+) -> Result<Option<Secured>, NodeError> {
+    let Some(address) = &options.external_metrics_listen else {
+        return Ok(None);
+    };
+    let routes = external_metrics_routes(body.answers.clone());
+    let secured = Secured::start(address, routes).await?;
+    info!(address = %secured.address, "external metrics, by HTTPS");
+    Ok(Some(secured))
+}
+
 impl RunningRouter {
+    /// Where the external metrics API listens, if anywhere.
+    pub fn external_metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|metrics| metrics.address)
+    }
+
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -86,6 +110,7 @@ impl RunningRouter {
             address: _,
             mut body,
             server,
+            metrics: _metrics,
         } = self;
         if timeout(deadline, body.drain()).await.is_err() {
             warn!("flights are left at the deadline and are ended");
@@ -309,13 +334,15 @@ impl Serve {
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let routes = router_routes(&app, body.door.clone(), desk);
+        let metrics = external_metrics(&self.router, &body).await?;
+        let routes = router_routes(&app, (body.door.clone(), desk), body.answers.clone());
         let server = Server::start(listener, routes)?;
         info!(address = %server.address, workers = workers.len(), "serving");
         let router = RunningRouter {
             address: server.address,
             body,
             server,
+            metrics,
         };
         Ok(Running {
             router,

@@ -195,7 +195,8 @@ fn another_worker_was_started_where_one_had_nothing_left_to_do() {
         arrival.at = arrival.at + Duration::from_secs(300);
     }
     load.append(&mut later);
-    let scaling = scaling(pools(6, 6), 6);
+    let mut scaling = scaling(pools(6, 6), 6);
+    scaling.prefill.down_after = Duration::from_secs(600);
     let outcome = run(&world(
         starter(Who::Router, pools(3, 1)),
         Some(scaling.clone()),

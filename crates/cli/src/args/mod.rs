@@ -3,6 +3,7 @@
 //! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
 //! or holds a default that another place holds too.
 
+mod autoscale;
 mod bench;
 mod engine;
 mod generate;
@@ -12,6 +13,7 @@ mod plan;
 mod serve;
 mod sim;
 
+pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
     Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
@@ -53,6 +55,8 @@ pub(crate) enum Command {
     Router(RouterArgs),
     /// Run one worker that dials one or several routers.
     Worker(WorkerArgs),
+    /// Start and stop workers as a router's policy wants them.
+    Autoscale(AutoscaleArgs),
     /// Continue one prompt and exit; no server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
@@ -115,11 +119,13 @@ mod tests {
             max_moves,
             reader_wait,
             reader_backlog,
+            external_metrics_listen,
             policy,
             router_mode,
             placement,
         } = router.limits;
         assert_eq!(policy, None);
+        assert_eq!(external_metrics_listen, None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
         let placement = cleave_node::Placement::from(placement);
         assert_eq!(placement, limits.limits.placement);

@@ -7,11 +7,13 @@
 mod policy;
 mod promises;
 mod router;
+mod scaling;
 mod worker;
 
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
 pub(crate) use router::RouterMeters;
+pub(crate) use scaling::ScalingSeries;
 pub use worker::Ceilings;
 pub(crate) use worker::WorkerMeters;
 
@@ -32,6 +34,7 @@ pub(crate) struct Telemetry {
     pub(crate) router: router::Series,
     pub(crate) promises: PromiseSeries,
     pub(crate) policy: PolicySeries,
+    pub(crate) scaling: ScalingSeries,
 }
 
 impl Default for Telemetry {
@@ -41,12 +44,14 @@ impl Default for Telemetry {
         let router = router::Series::register(&mut registry);
         let promises = PromiseSeries::register(&mut registry);
         let policy = PolicySeries::register(&mut registry);
+        let scaling = ScalingSeries::register(&mut registry);
         Self {
             registry: Arc::new(registry),
             workers,
             router,
             promises,
             policy,
+            scaling,
         }
     }
 }

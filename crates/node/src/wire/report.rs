@@ -9,6 +9,7 @@ use cleave_domain::{
     Aim, Backlog, Emission, Failure, FinishReason, HandoffId, Load, Progress, PromptFacts, Refusal,
     Report, Sampled, Scores,
 };
+use std::sync::Arc;
 use std::time::Duration;
 
 impl From<Report> for proto::Report {
