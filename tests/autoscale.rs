@@ -45,7 +45,9 @@ fn workers(client: &Client) -> (usize, usize) {
 }
 
 fn ask(client: &Client) -> String {
-    client.complete(&json!({"prompt": "A fleet is", "max_tokens": 20, "ignore_eos": true}))
+    client.complete(
+        &json!({"prompt": "A fleet is", "max_tokens": 20, "ignore_eos": true, "temperature": 0}),
+    )
 }
 
 /// Texts of a stream's events, and why it ended.

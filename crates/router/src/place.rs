@@ -235,7 +235,7 @@ impl Brain {
             Unmet::Queue(limit) if self.limits.mode == Mode::Slo || flight.hopes => {
                 flight.submitted + limit
             }
-            _ => self.now + self.limits.queue_wait_max,
+            _ => self.now + self.limits.queue_wait_max.max(self.start_awaited()),
         };
         let by_time = fresh && self.limits.mode == Mode::Slo;
         self.decide(id, Decided::Waits, Vec::new());

@@ -5,7 +5,7 @@
 //! Invariant: nobody is refused for want of a worker while one is to be started, before it could be there.
 
 use crate::brain::Brain;
-use crate::event::{Command, Output};
+use crate::event::{Command, Output, Readiness};
 use crate::fleet::Worker;
 use crate::flight::{Flight, Stage};
 use cleave_domain::{
@@ -107,6 +107,15 @@ impl Brain {
         let scaling = self.limits.policy.scaling.as_ref()?;
         let hopes = scaling.mode == ScalingMode::Act && scaling.serves();
         hopes.then_some(scaling.start_max)
+    }
+
+    /// The same where no pair is there now; zero otherwise.
+    pub(crate) fn start_awaited(&self) -> Duration {
+        let hope = self.hope().unwrap_or_default();
+        match hope.is_zero() || self.fleet.readiness(self.now, self.terms()) == Readiness::Ready {
+            true => Duration::ZERO,
+            false => hope,
+        }
     }
 
     /// It waits until workers are there; its targets count from then on.

@@ -16,6 +16,7 @@
 //! Invariant: never more devices than there may be; never more turns in an hour than there may be; where
 //! anybody waits and workers are allowed, some are wanted.
 
+mod demand;
 mod fit;
 mod habits;
 mod need;

@@ -5,7 +5,6 @@
 
 use super::fit::{self, POOLS, Turns};
 use super::habits::Habits;
-use super::need::{self, Aims, Traffic};
 use super::steady::{Need, Steady};
 use super::window::Window;
 use super::{Came, Decision, Fleet, Input, Member, Output};
@@ -27,54 +26,46 @@ const LISTEN: Duration = Duration::from_secs(5);
 const SPARE_AFTER: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(120)];
 /// What came of promises is not learned from for so long after a worker was missing.
 const AFTERMATH: Duration = Duration::from_secs(60);
-/// Those who wait are to be served within so long, beside what comes.
-const CATCH_UP: f64 = 30.0;
-/// What is enough to go down to: enough for so much more than there is.
-const SLACK: f64 = 1.1;
-/// A class with a smaller share of the requests than this does not decide how tight promises are.
-const SHARE: u64 = 20;
-/// Before any answer was seen.
-const OUTPUT_TOKENS: f64 = 256.0;
 
 /// See [`super`].
 #[derive(Clone, Debug)]
 pub struct Scaler {
-    me: RouterId,
-    now: Time,
-    born: Time,
-    scaling: Scaling,
-    policy: Arc<SloPolicy>,
-    window: Window,
-    fleet: Fleet,
-    others: BTreeMap<RouterId, (Time, Arc<Voice>)>,
-    habits: Habits,
-    steady: [Steady; 3],
-    turns: [Turns; 3],
-    flips: Turns,
-    wanted: Wanted,
+    pub(super) me: RouterId,
+    pub(super) now: Time,
+    pub(super) born: Time,
+    pub(super) scaling: Scaling,
+    pub(super) policy: Arc<SloPolicy>,
+    pub(super) window: Window,
+    pub(super) fleet: Fleet,
+    pub(super) others: BTreeMap<RouterId, (Time, Arc<Voice>)>,
+    pub(super) habits: Habits,
+    pub(super) steady: [Steady; 3],
+    pub(super) turns: [Turns; 3],
+    pub(super) flips: Turns,
+    pub(super) wanted: Wanted,
     /// What it costs is remembered when the last worker has left.
-    prefill: Option<(Prices, Capacity)>,
-    decode: Option<(Prices, Capacity)>,
+    pub(super) prefill: Option<(Prices, Capacity)>,
+    pub(super) decode: Option<(Prices, Capacity)>,
     /// Anything was asked.
-    asked_at: Time,
+    pub(super) asked_at: Time,
     /// A worker was missing.
-    short_at: Option<Time>,
-    look_at: Time,
-    number: u64,
-    said: Option<Decision>,
+    pub(super) short_at: Option<Time>,
+    pub(super) look_at: Time,
+    pub(super) number: u64,
+    pub(super) said: Option<Decision>,
     /// When it decided last, somebody waited.
-    saw_waiting: bool,
-    outputs: VecDeque<Output>,
+    pub(super) saw_waiting: bool,
+    pub(super) outputs: VecDeque<Output>,
 }
 
 /// What each leg needs, of one look.
 #[derive(Clone, Copy, Debug, Default)]
-struct Needs {
-    legs: [Need; 3],
-    reasons: [ScalingReason; 3],
+pub(super) struct Needs {
+    pub(super) legs: [Need; 3],
+    pub(super) reasons: [ScalingReason; 3],
 }
 
-fn index(role: Role) -> usize {
+pub(super) fn index(role: Role) -> usize {
     match role {
         Role::Prefill => 0,
         Role::Decode => 1,
@@ -193,11 +184,7 @@ impl Scaler {
         if self.scaling != scaling {
             self.turns = Default::default();
             self.flips = Turns::default();
-            let legs = fit::within_bounds(self.wanted.legs, &scaling);
-            let legs = fit::within_devices(legs, &scaling);
-            let workers = fit::workers(self.wanted.workers, legs, &scaling);
-            self.wanted.workers = workers;
-            self.wanted.legs = fit::served(legs, workers, &scaling);
+            self.wanted = bounded(&self.wanted, &scaling);
         }
         (self.scaling, self.policy) = (scaling, policy);
         self.look_at = self.now;
@@ -255,16 +242,20 @@ impl Scaler {
             self.asked_at = self.now;
         }
         self.note_missing();
-        let leader = self.others.first_key_value();
-        let leader = leader.filter(|(router, _)| **router < self.me);
-        let leader = leader.map(|(_, (_, voice))| Arc::clone(voice));
+        // Who has just begun has nothing to say yet, and goes by whoever has.
         let listening = self.now < self.born + LISTEN;
+        let leader = self.others.first_key_value();
+        let leader = leader.filter(|(router, _)| listening || **router < self.me);
+        let leader = leader.map(|(_, (_, voice))| Arc::clone(voice));
         let decision = match &leader {
             Some(voice) => self.follow(&voice.wanted, &demand),
             None if listening => self.follow(&self.present(), &demand),
             None => self.decide(&demand),
         };
         self.saw_waiting = decision.own && demand.waiting > 0;
+        if listening {
+            return;
+        }
         self.number += 1;
         self.outputs.push_back(Output::PassOn(Voice {
             router: self.me,
@@ -272,9 +263,6 @@ impl Scaler {
             demand: own,
             wanted: self.wanted,
         }));
-        if leader.is_none() && listening {
-            return;
-        }
         if leader.is_none() && self.scaling.mode == ScalingMode::Act {
             self.flip();
         }
@@ -291,17 +279,15 @@ impl Scaler {
             *workers.of_mut(member.home) += 1;
             *legs.of_mut(member.role) += 1;
         }
-        let legs = fit::within_devices(fit::within_bounds(legs, &self.scaling), &self.scaling);
-        let workers = fit::workers(workers, legs, &self.scaling);
         Wanted {
             workers,
-            legs: fit::served(legs, workers, &self.scaling),
+            legs,
             ..Wanted::default()
         }
     }
 
     /// Workers that are wanted and not there.
-    fn missing(&self) -> u32 {
+    pub(super) fn missing(&self) -> u32 {
         let of = |role: Role| {
             let there = self.fleet.members.iter();
             let there = there.filter(|member| member.home == role && !member.leaves);
@@ -322,9 +308,10 @@ impl Scaler {
     fn follow(&mut self, wanted: &Wanted, demand: &Demand) -> Decision {
         let (needs, decision) = self.needs(demand);
         self.remember(&needs);
-        self.wanted = *wanted;
+        // The other one may go by an earlier or a later policy.
+        self.wanted = bounded(wanted, &self.scaling);
         Decision {
-            wanted: *wanted,
+            wanted: self.wanted,
             own: false,
             ..decision
         }
@@ -483,160 +470,158 @@ impl Scaler {
         }
         self.outputs.push_back(Output::Flip { worker, role });
     }
+}
 
-    // === what is needed ===
-
-    fn traffic(&self, demand: &Demand) -> Traffic {
-        let slow = &demand.slow;
-        let age = self.now.since(self.born).as_secs_f64().max(1.0);
-        let span = |most: Duration| most.as_secs_f64().min(age);
-        let arrivals = slow.arrivals.max(1) as f64;
-        let quick = demand.quick.arrivals as f64;
-        // No more than chance leaves of a short time's count.
-        let sure = (1.0 - (2.0 / quick.max(2.0)).sqrt()) * quick / span(Demand::QUICK);
-        let steady = slow.arrivals as f64 / span(Demand::SLOW);
-        let mut rate = steady.max(sure) * self.habits.growth();
-        if self.missing() == 0 {
-            rate += f64::from(demand.waiting) / CATCH_UP;
-        }
-        let prompt = slow.prompt_tokens as f64 / arrivals;
-        let cached = slow.cached_tokens as f64 / slow.placed.max(1) as f64;
-        let cached = cached.min(prompt);
-        let share = cached / prompt.max(1.0);
-        Traffic {
-            rate,
-            prompt,
-            fresh: (prompt - cached).max(1.0),
-            pairs: slow.pairs as f64 / arrivals * (1.0 - share * share),
-            output: self.habits.output(OUTPUT_TOKENS),
-        }
+/// The same within these bounds; what is within them is left as it is.
+fn bounded(wanted: &Wanted, scaling: &Scaling) -> Wanted {
+    let fits = |role| wanted.workers.of(role) <= scaling.pool(role).max;
+    let devices = fit::devices(&wanted.workers, scaling);
+    let fits = POOLS.into_iter().all(fits) && devices <= u64::from(scaling.devices_max);
+    let above = |role| wanted.workers.of(role) >= scaling.pool(role).min;
+    if fits && POOLS.into_iter().all(above) {
+        return *wanted;
     }
-
-    /// The tightest promises of the classes that have a share worth it.
-    fn aims(&self, demand: &Demand) -> Aims {
-        let all: u64 = demand.classes.iter().map(|kept| kept.arrivals).sum();
-        let mut aims = Aims::default();
-        for (class, kept) in self.policy.classes.iter().zip(&demand.classes) {
-            if kept.arrivals == 0 || kept.arrivals * SHARE < all {
-                continue;
-            }
-            let tighter =
-                |one: Option<Duration>, other: Option<Duration>| one.into_iter().chain(other).min();
-            aims.ttft = tighter(aims.ttft, class.ttft.or(class.e2e));
-            aims.tpot = tighter(aims.tpot, class.tpot);
-            aims.goal_permille = aims.goal_permille.max(class.attainment_permille);
-        }
-        aims
+    let legs = fit::within_bounds(wanted.legs, scaling);
+    let legs = fit::within_devices(legs, scaling);
+    let workers = fit::workers(wanted.workers, legs, scaling);
+    Wanted {
+        workers,
+        legs: fit::served(legs, workers, scaling),
+        ..*wanted
     }
+}
 
-    fn needs(&mut self, demand: &Demand) -> (Needs, Decision) {
-        let classes = self.policy.classes.iter();
-        let goals: Vec<u32> = classes.map(|class| class.attainment_permille).collect();
-        self.habits.learn(self.now, demand, &goals);
-        let traffic = self.traffic(demand);
-        let aims = self.aims(demand);
-        let fuller = Traffic {
-            rate: traffic.rate * SLACK,
-            ..traffic
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::PoolScaling;
+
+    fn scaling(devices_max: u32) -> Scaling {
+        let pool = |role| PoolScaling {
+            max: 8,
+            ..PoolScaling::none(role)
         };
-        let (up, loads) = self.legs(&traffic, &aims);
-        let (down, _) = self.legs(&fuller, &aims);
-        let mut needs = Needs::default();
-        let idle = self.now.since(self.asked_at) >= self.scaling.idle_after;
-        for role in POOLS {
-            let i = index(role);
-            let least = if idle { 0 } else { self.least(role, down) };
-            let up = if idle { 0 } else { up.of(role).max(least) };
-            let down = if idle { 0 } else { down.of(role).max(up) };
-            needs.legs[i] = Need { up, down };
-            needs.reasons[i] = self.reason(role, demand, idle);
-        }
-        self.hold_memory(&mut needs);
-        let decision = Decision {
-            wanted: self.wanted,
-            own: true,
-            rate: round(traffic.rate),
-            prefill_load: round(loads.0),
-            decode_load: round(loads.1),
-            waiting: demand.waiting,
-            starting: self.missing(),
-        };
-        (needs, decision)
-    }
-
-    fn reason(&self, role: Role, demand: &Demand, idle: bool) -> ScalingReason {
-        match role {
-            _ if idle => ScalingReason::Idle,
-            _ if demand.waiting > 0 && self.fleet.members.is_empty() => ScalingReason::First,
-            Role::Prefill | Role::Decode if self.habits.factor(role) > 1.0 => ScalingReason::Missed,
-            Role::Decode => ScalingReason::Streams,
-            Role::Prefill | Role::Both => ScalingReason::Prompts,
+        Scaling {
+            prefill: pool(Role::Prefill),
+            decode: pool(Role::Decode),
+            ..Scaling::new(devices_max)
         }
     }
 
-    /// One of each leg as long as anybody asks; where one that does both is enough, that one.
-    fn least(&self, role: Role, needed: PoolCounts) -> u32 {
-        let split = self.scaling.prefill.max > 0 && self.scaling.decode.max > 0;
-        let whole = !split || (self.scaling.both.max > 0 && needed.prefill + needed.decode == 0);
-        u32::from(whole == (role == Role::Both))
+    fn at(second: u64) -> Time {
+        Time::from_nanos(second * 1_000_000_000)
     }
 
-    /// Workers of each leg for such traffic, and what prompts and streams take of them.
-    fn legs(&self, traffic: &Traffic, aims: &Aims) -> (PoolCounts, (f64, f64)) {
-        let known = self.prefill.as_ref().or(self.decode.as_ref());
-        let Some(prefill) = known else {
-            return (PoolCounts::default(), (0.0, 0.0));
-        };
-        let decode = self.decode.as_ref().unwrap_or(prefill);
-        let factor = |role| self.habits.factor(role);
-        let work = need::prompt_work(traffic, &prefill.0, &prefill.1) * factor(Role::Prefill);
-        let servers = need::prefill(traffic, aims, prefill, factor(Role::Prefill));
-        let streams = need::decode(traffic, aims, decode, factor(Role::Decode));
-        let all = need::both(work, streams);
-        let scaling = &self.scaling;
-        let split = scaling.prefill.max > 0 && scaling.decode.max > 0;
-        let whole = scaling.both.max > 0 && (!split || (all <= 1.0 && servers <= 1));
-        let mut legs = PoolCounts::default();
-        if whole {
-            legs.both = need::whole(all).max(if split { 0 } else { servers });
-        } else {
-            (legs.prefill, legs.decode) = (servers, need::whole(streams));
-            // What the others may not have is left to those that do both.
-            let over = |role: Role| legs.of(role).saturating_sub(scaling.pool(role).max);
-            legs.both = match fit::can_flip(scaling) {
-                true => 0,
-                false => over(Role::Prefill) + over(Role::Decode),
+    fn scaler(me: u64) -> Scaler {
+        Scaler::new(RouterId(me), at(0), scaling(10), Arc::default())
+    }
+
+    fn fleet(prefill: u64, decode: u64, waiting: u32) -> Fleet {
+        let member = |number: u64| {
+            let role = if number < prefill {
+                Role::Prefill
+            } else {
+                Role::Decode
             };
-        }
-        (legs, (work, streams))
-    }
-
-    /// What streams hold now needs room whatever comes.
-    fn hold_memory(&self, needs: &mut Needs) {
-        let Some((_, capacity)) = &self.decode else {
-            return;
+            Member {
+                worker: WorkerId(number),
+                role,
+                home: role,
+                leaves: false,
+                busy_tokens: 0,
+            }
         };
-        let held = need::whole(need::memory(self.fleet.context_tokens, capacity));
-        let split = self.scaling.prefill.max > 0 && self.scaling.decode.max > 0;
-        let role = if split { Role::Decode } else { Role::Both };
-        let need = &mut needs.legs[index(role)];
-        let there = if split { needs_both(&self.fleet) } else { 0 };
-        let held = held.saturating_sub(there);
-        if held > need.up {
-            needs.reasons[index(role)] = ScalingReason::Memory;
+        Fleet {
+            members: (0..prefill + decode).map(member).collect(),
+            waiting,
+            ..Fleet::default()
         }
-        need.up = need.up.max(held);
-        need.down = need.down.max(held);
     }
-}
 
-/// Workers of the mixed pool, which hold streams too.
-fn needs_both(fleet: &Fleet) -> u32 {
-    let both = fleet.members.iter().filter(|m| m.role == Role::Both);
-    both.count() as u32
-}
+    /// Looks once a second; what was wanted last, if anything was said.
+    fn run(scaler: &mut Scaler, (from, until): (u64, u64), fleet: &Fleet) -> Option<Wanted> {
+        let mut wanted = None;
+        for second in from..until {
+            scaler.handle(at(second), Input::Stands(fleet.clone()));
+            scaler.check();
+            while let Some(output) = scaler.poll() {
+                if let Output::Want(decision) = output {
+                    wanted = Some(decision.wanted);
+                }
+            }
+        }
+        wanted
+    }
 
-/// To hundredths, so that an answer is not another one for a breath.
-fn round(number: f64) -> f64 {
-    (number * 100.0).round() / 100.0
+    fn voice(router: u64, number: u64, prefill: u32, decode: u32) -> Input {
+        let counts = PoolCounts {
+            prefill,
+            decode,
+            both: 0,
+        };
+        Input::Heard(Arc::new(Voice {
+            router: RouterId(router),
+            number,
+            wanted: Wanted {
+                workers: counts,
+                legs: counts,
+                ..Wanted::default()
+            },
+            ..Voice::default()
+        }))
+    }
+
+    #[test]
+    fn a_router_that_began_again_wanted_nobody_while_workers_served() {
+        let mut scaler = scaler(1);
+        assert_eq!(
+            run(&mut scaler, (0, 5), &fleet(3, 4, 0)),
+            None,
+            "it listens"
+        );
+        let wanted = run(&mut scaler, (5, 60), &fleet(3, 4, 0)).expect("it says something");
+        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (3, 4));
+    }
+
+    #[test]
+    fn a_router_that_began_took_back_what_another_had_wanted() {
+        let mut scaler = scaler(1);
+        // Two of the workers that router 5 wants have not started yet, and router 1 has the smaller name.
+        for second in 0..6 {
+            scaler.handle(at(second), voice(5, second + 1, 4, 5));
+            run(&mut scaler, (second, second + 1), &fleet(3, 4, 0));
+        }
+        run(&mut scaler, (6, 30), &fleet(3, 4, 0));
+        assert!(scaler.said.expect("it leads now").own);
+        let wanted = scaler.wanted;
+        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (4, 5));
+    }
+
+    #[test]
+    fn whoever_has_the_smaller_name_is_followed_until_it_is_silent_and_no_further_than_bounds() {
+        let mut scaler = scaler(9);
+        run(&mut scaler, (0, 6), &fleet(1, 1, 0));
+        scaler.handle(at(6), voice(2, 1, 5, 5));
+        let wanted = run(&mut scaler, (6, 8), &fleet(1, 1, 0)).expect("another answer");
+        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (5, 5));
+        scaler.handle(at(8), voice(2, 2, 8, 8));
+        run(&mut scaler, (8, 9), &fleet(1, 1, 0));
+        let total = scaler.wanted.workers.total();
+        assert_eq!(total, 10, "it wants sixteen, of ten devices");
+        run(&mut scaler, (9, 40), &fleet(1, 1, 0));
+        assert!(
+            scaler.said.expect("it said something").own,
+            "the other one is silent"
+        );
+    }
+
+    #[test]
+    fn who_waited_at_an_empty_fleet_was_nobodys_demand() {
+        let mut scaler = scaler(1);
+        let wanted = run(&mut scaler, (0, 10), &fleet(0, 0, 1)).expect("somebody waits");
+        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (1, 1));
+        assert_eq!(wanted.reasons.prefill, ScalingReason::First);
+        let wanted = run(&mut scaler, (10, 1500), &fleet(1, 1, 0)).expect("idle in the end");
+        assert_eq!(wanted.workers.total(), 0, "{wanted:?}");
+    }
 }

@@ -90,8 +90,8 @@ pub(crate) enum Copy {
 }
 
 #[derive(Debug)]
-struct Router {
-    brain: cleave_router::Brain,
+pub(crate) struct Router {
+    pub(crate) brain: cleave_router::Brain,
     id: RouterId,
     wake: Option<Time>,
 }
@@ -100,21 +100,21 @@ pub(crate) struct World<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) now: Time,
     pub(crate) agenda: Agenda<Event>,
-    routers: Vec<Router>,
+    pub(crate) routers: Vec<Router>,
     pub(crate) workers: Vec<Worker>,
     /// Each one's hardware.
     pub(crate) devices: Vec<Device>,
     /// Whoever starts and stops them.
     pub(crate) works: Option<Works>,
     /// Places of workers in the scenario.
-    places: BTreeMap<WorkerId, usize>,
-    wire: Wire,
-    clients: Clients<'a>,
+    pub(crate) places: BTreeMap<WorkerId, usize>,
+    pub(crate) wire: Wire,
+    pub(crate) clients: Clients<'a>,
     asked: usize,
     events: u64,
     observer: Option<&'a mut dyn Observer>,
     decisions: Option<Vec<Note>>,
-    ends_at: Option<Time>,
+    pub(crate) ends_at: Option<Time>,
 }
 
 impl<'a> World<'a> {
@@ -203,18 +203,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whoever starts workers never rests; the world ends a while after its last answer.
-    fn is_over(&mut self) -> bool {
-        let Some(starter) = self.scenario.starter.as_ref() else {
-            return false;
-        };
-        if !self.clients.all_ended() {
-            return false;
-        }
-        let ends = *self.ends_at.get_or_insert(self.now + starter.tail);
-        self.now >= ends
-    }
-
     /// Everybody joins, before anything else happens.
     fn meet(&mut self) {
         for router in 0..self.routers.len() {
@@ -224,7 +212,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn meet_one(&mut self, router: usize, place: usize) {
+    pub(crate) fn meet_one(&mut self, router: usize, place: usize) {
         let device = &self.devices[place];
         let joined = cleave_router::Input::WorkerJoined {
             worker: device.me(),
@@ -233,46 +221,6 @@ impl<'a> World<'a> {
         self.router_hears(router, joined);
         let router = self.routers[router].id;
         self.worker_hears(place, Input::RouterJoined { router });
-    }
-
-    /// One more worker, which does not run yet.
-    pub(crate) fn enrol(&mut self, device: Device) -> usize {
-        let place = self.workers.len();
-        let mut worker = Worker::new(&device, self.scenario.seed);
-        worker.life = Life::Starting;
-        self.places.insert(device.me().worker, place);
-        self.workers.push(worker);
-        self.devices.push(device);
-        self.wire.enrol();
-        place
-    }
-
-    fn joins(&mut self, place: usize) {
-        if self.workers[place].life != Life::Starting {
-            return;
-        }
-        self.workers[place].life = Life::Up;
-        for router in 0..self.routers.len() {
-            self.meet_one(router, place);
-        }
-    }
-
-    pub(crate) fn check_routers(&self) {
-        for router in &self.routers {
-            router.brain.check();
-        }
-    }
-
-    /// A worker's connections end, and with them what was under way on them.
-    pub(crate) fn gone(&mut self, place: usize) {
-        self.workers[place].life = Life::Gone;
-        let peer = self.devices[place].me();
-        for router in 0..self.routers.len() {
-            self.router_hears(router, cleave_router::Input::WorkerLost { worker: peer });
-        }
-        for other in 0..self.workers.len() {
-            self.worker_hears(other, Input::LinkLost { peer });
-        }
     }
 
     fn happen(&mut self, event: Event) {
@@ -357,7 +305,7 @@ impl<'a> World<'a> {
 
     // === routers ===
 
-    fn router_hears(&mut self, router: usize, input: cleave_router::Input) {
+    pub(crate) fn router_hears(&mut self, router: usize, input: cleave_router::Input) {
         if let Some(observer) = &mut self.observer {
             observer.begins(&input);
         }

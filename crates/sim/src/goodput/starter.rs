@@ -5,7 +5,8 @@
 //! Invariant: a worker takes its devices from the moment it is started until it has left.
 
 use super::run::{Event, Life, World};
-use super::{Fleet, Profile};
+use super::worker::Worker;
+use super::{Device, Fleet, Profile};
 use crate::dice::{Dice, mix};
 use cleave_domain::{PoolCounts, Role, Time};
 use cleave_planner::scaling::Decision;
@@ -156,6 +157,58 @@ impl Starter {
 }
 
 impl World<'_> {
+    /// Whoever starts workers never rests; the world ends a while after its last answer.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let Some(starter) = self.scenario.starter.as_ref() else {
+            return false;
+        };
+        if !self.clients.all_ended() {
+            return false;
+        }
+        let ends = *self.ends_at.get_or_insert(self.now + starter.tail);
+        self.now >= ends
+    }
+
+    /// One more worker, which does not run yet.
+    pub(crate) fn enrol(&mut self, device: Device) -> usize {
+        let place = self.workers.len();
+        let mut worker = Worker::new(&device, self.scenario.seed);
+        worker.life = Life::Starting;
+        self.places.insert(device.me().worker, place);
+        self.workers.push(worker);
+        self.devices.push(device);
+        self.wire.enrol();
+        place
+    }
+
+    pub(crate) fn joins(&mut self, place: usize) {
+        if self.workers[place].life != Life::Starting {
+            return;
+        }
+        self.workers[place].life = Life::Up;
+        for router in 0..self.routers.len() {
+            self.meet_one(router, place);
+        }
+    }
+
+    pub(crate) fn check_routers(&self) {
+        for router in &self.routers {
+            router.brain.check();
+        }
+    }
+
+    /// A worker's connections end, and with them what was under way on them.
+    pub(crate) fn gone(&mut self, place: usize) {
+        self.workers[place].life = Life::Gone;
+        let peer = self.devices[place].me();
+        for router in 0..self.routers.len() {
+            self.router_hears(router, cleave_router::Input::WorkerLost { worker: peer });
+        }
+        for other in 0..self.workers.len() {
+            self.worker_hears(other, Input::LinkLost { peer });
+        }
+    }
+
     /// A router says how many there are to be.
     pub(crate) fn wants(&mut self, router: usize, decision: Decision) {
         let by_router = self.starter().is_some_and(|s| s.who == Who::Router);
@@ -261,7 +314,7 @@ impl World<'_> {
 
     /// Devices since the last time.
     pub(crate) fn count_devices(&mut self) {
-        let takes = |(place, worker): (usize, &super::worker::Worker)| match worker.life {
+        let takes = |(place, worker): (usize, &Worker)| match worker.life {
             Life::Gone => 0,
             Life::Starting | Life::Up | Life::Leaving => self.devices[place].devices_count,
         };
