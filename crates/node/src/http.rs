@@ -4,6 +4,7 @@ use crate::NodeError;
 use crate::door::RouterDoor;
 use crate::grpc::{ModelDesk, fleet_service};
 use crate::health::Pulse;
+use crate::scaling::{Answers, scaler_service};
 use crate::telemetry::Telemetry;
 use axum::Router;
 use axum::extract::State;
@@ -24,10 +25,18 @@ use tracing::{debug, error};
 const FLUSH_MAX: Duration = Duration::from_secs(2);
 
 /// Everything a router serves: workers find it under the address that clients use.
-pub(crate) fn router_routes(app: &App, door: RouterDoor, desk: ModelDesk) -> Router {
+pub(crate) fn router_routes(
+    app: &App,
+    (door, desk): (RouterDoor, ModelDesk),
+    answers: Answers,
+) -> Router {
     let fleet = fleet_service(door, desk);
     app.router()
         .route_service("/cleave.fleet.v1.Fleet/{*method}", fleet)
+        .route_service(
+            "/externalscaler.ExternalScaler/{*method}",
+            scaler_service(answers),
+        )
 }
 
 /// What a worker process says of itself.

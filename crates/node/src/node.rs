@@ -8,6 +8,7 @@ use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
 use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
+use crate::scaling::{Secured, external_metrics_routes};
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
 use crate::worker::{Parts, WorkerBody};
@@ -41,6 +42,8 @@ pub struct RunningRouter {
     body: RouterBody,
     server: Server,
     picker: Option<Picker>,
+    /// Kubernetes' external metrics, if asked for.
+    metrics: Option<Secured>,
 }
 
 impl RouterNode {
@@ -58,18 +61,39 @@ impl RouterNode {
         let body = RouterBody::start(&self.options, &telemetry)?;
         let app = App::new(body.frontend(), self.options.api.clone());
         let desk = ModelDesk::new(app.clone());
-        let routes = router_routes(&app, body.door.clone(), desk);
+        let metrics = external_metrics(&self.options, &body).await?;
+        let routes = router_routes(&app, (body.door.clone(), desk), body.answers.clone());
         let server = Server::start(listener, routes)?;
         Ok(RunningRouter {
             address: server.address,
             body,
             server,
             picker,
+            metrics,
         })
     }
 }
 
+/// The external metrics API, if it is asked for.
+async fn external_metrics(
+    options: &RouterOptions,
+    body: &RouterBody,
+) -> Result<Option<Secured>, NodeError> {
+    let Some(address) = &options.external_metrics_listen else {
+        return Ok(None);
+    };
+    let routes = external_metrics_routes(body.answers.clone());
+    let secured = Secured::start(address, routes).await?;
+    info!(address = %secured.address, "external metrics, by HTTPS");
+    Ok(Some(secured))
+}
+
 impl RunningRouter {
+    /// Where the external metrics API listens, if anywhere.
+    pub fn external_metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|metrics| metrics.address)
+    }
+
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -103,6 +127,7 @@ impl RunningRouter {
             mut body,
             server,
             picker,
+            metrics: _metrics,
         } = self;
         let ends = Instant::now() + deadline;
         if let Some(picker) = &picker {
@@ -340,7 +365,8 @@ impl Serve {
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let routes = router_routes(&app, body.door.clone(), desk);
+        let metrics = external_metrics(&self.router, &body).await?;
+        let routes = router_routes(&app, (body.door.clone(), desk), body.answers.clone());
         let server = Server::start(listener, routes)?;
         info!(address = %server.address, workers = workers.len(), "serving");
         let router = RunningRouter {
@@ -348,6 +374,7 @@ impl Serve {
             body,
             server,
             picker: None,
+            metrics,
         };
         Ok(Running {
             router,

@@ -302,6 +302,7 @@ fn description(words: &[&str]) -> WorkerDescription {
     let revision = words.iter().find_map(|w| w.strip_prefix("rev="));
     WorkerDescription {
         role: role(words[0]),
+        home: role(words[0]),
         model: "m".to_owned(),
         fingerprint: Fingerprint(revision.unwrap_or("a").to_owned()),
         capacity: Capacity {
@@ -633,6 +634,7 @@ fn order_words(order: &Order) -> String {
         ),
         Order::Drain => "<- drain".to_owned(),
         Order::Serve { role } => format!("<- serve {role}"),
+        Order::PassOn(_) => "<- pass on".to_owned(),
         Order::Cancel { handoff } => format!("<- cancel {handoff}"),
     }
 }

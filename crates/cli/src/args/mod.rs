@@ -3,6 +3,7 @@
 //! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
 //! or holds a default that another place holds too.
 
+mod autoscale;
 mod balancing;
 mod bench;
 mod engine;
@@ -15,6 +16,7 @@ mod sim;
 mod telemetry;
 mod top;
 
+pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use balancing::{PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
@@ -63,6 +65,8 @@ pub(crate) enum Command {
     Worker(WorkerArgs),
     /// Watch a fleet in the terminal; `/ui` of the router shows the same in a browser.
     Top(TopArgs),
+    /// Start and stop workers as a router's policy wants them.
+    Autoscale(AutoscaleArgs),
     /// Continue one prompt and exit; no server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
@@ -127,6 +131,7 @@ mod tests {
             max_moves,
             reader_wait,
             reader_backlog,
+            external_metrics_listen,
             policy,
             router_mode,
             placement,
@@ -138,6 +143,7 @@ mod tests {
         assert_eq!(router.process.traces.trace_sample, None);
         assert_eq!(streams.keep_alive(), limits.api.keep_alive);
         assert_eq!(router.picker.options(), None);
+        assert_eq!(external_metrics_listen, None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
         let placement = cleave_node::Placement::from(placement);
         assert_eq!(placement, limits.limits.placement);

@@ -10,6 +10,7 @@ mod policy;
 mod process;
 mod promises;
 mod router;
+mod scaling;
 mod worker;
 
 pub use page::metrics_page;
@@ -17,6 +18,7 @@ pub(crate) use picker::PickerSeries;
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
 pub(crate) use router::{RouterMeters, reason as failure_name, refused as refusal_name};
+pub(crate) use scaling::ScalingSeries;
 pub use worker::Ceilings;
 pub(crate) use worker::WorkerMeters;
 
@@ -39,6 +41,7 @@ pub(crate) struct Telemetry {
     pub(crate) promises: PromiseSeries,
     pub(crate) policy: PolicySeries,
     pub(crate) picker: PickerSeries,
+    pub(crate) scaling: ScalingSeries,
     process: ProcessSeries,
     pub(crate) trace_series: TraceSeries,
     /// Where spans go.
@@ -53,6 +56,7 @@ impl Default for Telemetry {
         let promises = PromiseSeries::register(&mut book);
         let policy = PolicySeries::register(&mut book);
         let picker = PickerSeries::register(&mut book);
+        let scaling = ScalingSeries::register(&mut book);
         let process = ProcessSeries::register(&mut book);
         let trace_series = TraceSeries::register(&mut book);
         Self {
@@ -62,6 +66,7 @@ impl Default for Telemetry {
             promises,
             policy,
             picker,
+            scaling,
             process,
             trace_series,
             traces: Traces::default(),

@@ -12,6 +12,7 @@ mod report;
 mod request;
 #[cfg(test)]
 pub(crate) mod sample;
+mod scaling;
 #[cfg(test)]
 mod tests;
 
@@ -34,7 +35,7 @@ pub(crate) mod proto {
 }
 
 /// Grows when a message changes its meaning; both ends must agree.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// What a message from outside lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

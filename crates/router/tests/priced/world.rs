@@ -366,6 +366,7 @@ impl World {
             world.workers.insert(me.worker, worker);
             let description = WorkerDescription {
                 role: *role,
+                home: *role,
                 model: "m".to_owned(),
                 fingerprint: Fingerprint("a".to_owned()),
                 capacity: capacity(),
