@@ -7,7 +7,7 @@
 #
 # Both run as user 65532 with a read-only root: the cache (XDG_CACHE_HOME) is the only folder that is written to.
 
-FROM docker.io/library/rust:1.95-bookworm AS source
+FROM rust:1.95-bookworm AS source
 RUN apt-get update && apt-get install -y --no-install-recommends musl-tools python3-venv && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY Cargo.toml Cargo.lock clippy.toml ./
@@ -34,7 +34,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     CLEAVE_NVCC=/nvcc/bin/nvcc CLEAVE_KERNELS=required cargo build --release --locked -p cleave-cli \
     && cp target/release/cleave /cleave
 
-FROM docker.io/library/debian:bookworm-slim AS cuda
+FROM debian:bookworm-slim AS cuda
 RUN install -d -o 65532 -g 65532 /var/cache/cleave
 COPY --from=build-cuda /cleave /usr/local/bin/cleave
 # What the container toolkit mounts: the driver's libraries.

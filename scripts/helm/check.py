@@ -50,7 +50,9 @@ VARIANTS: dict[str, dict] = {
     "as it is": {},
     "mixed pool": {"both": {"enabled": True, "replicas": 2}},
     "mixed pool alone": {"both": {"enabled": True}, "prefill": {"enabled": False}, "decode": {"enabled": False}},
-    "groups": {"workers": {"leaderWorkerSet": {"enabled": True, "size": 4, "exclusiveTopology": "topology.kubernetes.io/rack"}}},
+    "groups": {
+        "workers": {"leaderWorkerSet": {"enabled": True, "size": 4, "exclusiveTopology": "topology.kubernetes.io/rack"}}
+    },
     "gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}},
     "inference pool": {
         "inferencePool": {"enabled": True},
@@ -87,7 +89,15 @@ class Found:
 
     def __init__(self) -> None:
         self.flaws: dict[str, str] = {}
-        kinds = ("renderings", "objects", "custom resources", "command lines", "policies", "bad values", "broken objects")
+        kinds = (
+            "renderings",
+            "objects",
+            "custom resources",
+            "command lines",
+            "policies",
+            "bad values",
+            "broken objects",
+        )
         self.counts = dict.fromkeys(kinds, 0)
 
     def add(self, flaw: str, where: str) -> None:
@@ -307,7 +317,9 @@ def main() -> int:
         print(f"FLAW ({where}): {flaw}")
     counts = ", ".join(f"{count} {what}" for what, count in found.counts.items())
     print(f"{len(found.flaws)} flaws in {counts}, {len(invariants.RULES)} rules")
-    print(f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules; awaited: {coming} flags, series and keys")
+    print(
+        f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules; awaited: {coming} flags, series and keys"
+    )
     if not has_promtool:
         print("SKIPPED: no rule was checked, no alert raised: there is no promtool (Debian's package prometheus)")
     return 1 if found.flaws else 0

@@ -101,7 +101,9 @@ def groups_are_counted_as_groups(world: World) -> Iterator[str]:
 
 def bounds_agree(world: World) -> Iterator[str]:
     """The router answers within the bounds that the autoscaler has."""
-    policies = [yaml.safe_load(one["data"]["policy.yaml"]) for one in world.of("ConfigMap") if "policy.yaml" in one["data"]]
+    policies = [
+        yaml.safe_load(one["data"]["policy.yaml"]) for one in world.of("ConfigMap") if "policy.yaml" in one["data"]
+    ]
     for policy, scaler in ((policy, scaler) for policy in policies for scaler in world.of(*SCALERS)):
         to, spec = scaler["spec"]["scaleTargetRef"], scaler["spec"]
         target = world.named(to["kind"], to["name"])
@@ -319,7 +321,11 @@ def everything_is_scraped(world: World) -> Iterator[str]:
     for monitor in world.of("ServiceMonitor"):
         labels = monitor["spec"]["selector"]["matchLabels"]
         services = [one for one in world.of("Service") if within(labels, one["metadata"]["labels"])]
-        scraped = [name for one in services for name in (d["metadata"]["name"] for d, _ in world.selected(one["spec"]["selector"]))]
+        scraped = [
+            name
+            for one in services
+            for name in (d["metadata"]["name"] for d, _ in world.selected(one["spec"]["selector"]))
+        ]
         if sorted(scraped) != sorted(one["metadata"]["name"] for one in world.of(*WORKLOADS)):
             yield f"scraped are {scraped}"
         for service in services:

@@ -51,6 +51,7 @@ API_SERVICE = {
     },
 }
 
+
 def strict(node: object, is_root: bool = False) -> object:
     """An OpenAPI v3 schema as a JSON schema that forbids what it does not name."""
     if isinstance(node, list):

@@ -96,7 +96,11 @@ def watch(folder: Path, target: str) -> tuple[subprocess.Popen, str]:
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     log = folder / "prometheus.log"
     with log.open("w") as out:
-        command = ["prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]
+        command = [
+            "prometheus",
+            f"--config.file={folder / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+        ]
         command += ["--web.listen-address=127.0.0.1:0", "--log.level=info"]
         prometheus = subprocess.Popen(command, stdout=out, stderr=out)
     listening = r'Listening on" address=(127\.0\.0\.1:[1-9]\d*)'
@@ -136,7 +140,9 @@ def troubled(prometheus: str) -> list[str]:
     groups = (ask(prometheus, "/api/v1/rules") or {})["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     found = [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule.get("lastError")]
-    return found + [f"{rule['name']} is {rule['state']}" for rule in rules if rule.get("alerts") and rule["name"] not in EXCUSED]
+    return found + [
+        f"{rule['name']} is {rule['state']}" for rule in rules if rule.get("alerts") and rule["name"] not in EXCUSED
+    ]
 
 
 def linted(target: str) -> list[str]:
@@ -165,7 +171,10 @@ def main() -> int:
             processes.append(server)
             prometheus, url = watch(folder, target)
             processes.append(prometheus)
-            wait_for("a scrape", lambda: (ask(url, "/api/v1/query", query="cleave_flights") or {}).get("data", {}).get("result"))
+            wait_for(
+                "a scrape",
+                lambda: (ask(url, "/api/v1/query", query="cleave_flights") or {}).get("data", {}).get("result"),
+            )
             load(args.cleave, target, args.seconds, ["--goal=1"])
             flaws = troubled(url)
             # Nobody has a first token in a microsecond: refused, with a reason.
@@ -178,7 +187,9 @@ def main() -> int:
                 process.wait(60)
     for flaw in flaws:
         print(f"FLAW: {flaw}")
-    print(f"{len(flaws)} flaws in {len(metrics.panels())} expressions of the dashboard and {len(metrics.rules())} rules, of a loaded server")
+    print(
+        f"{len(flaws)} flaws in {len(metrics.panels())} expressions of the dashboard and {len(metrics.rules())} rules, of a loaded server"
+    )
     return 1 if flaws else 0
 
 

@@ -14,6 +14,8 @@ mod error;
 mod field;
 mod flights;
 mod frontend;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod gate;
 mod generate;
 mod metrics;
