@@ -16,7 +16,7 @@ use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -33,6 +33,8 @@ const ANSWER_BYTES_MAX: usize = 16 << 10;
 pub(crate) struct Endpoints {
     known: Mutex<Known>,
     series: PickerSeries,
+    /// Whether all were asked once.
+    asked: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +67,7 @@ impl Endpoints {
         Self {
             known: Mutex::default(),
             series,
+            asked: watch::Sender::new(false),
         }
     }
 
@@ -99,13 +102,22 @@ impl Endpoints {
         choice
     }
 
+    /// Returns once all routers were asked.
+    pub(crate) async fn asked(&self) {
+        let mut asked = self.asked.subscribe();
+        // The other end is this value's own.
+        let _ = asked.wait_for(|asked| *asked).await;
+    }
+
     /// Keeps asking the routers of these names, until dropped.
-    pub(crate) async fn watch(self: Arc<Self>, names: Vec<String>) {
-        let (tell, found) = watch::channel(BTreeSet::new());
+    pub(crate) async fn watch(&self, names: Vec<String>) {
+        let (tell, mut found) = watch::channel(BTreeSet::new());
         let asker: Asker = Client::builder(TokioExecutor::new()).build_http();
         let ask = async {
             let mut ticks = interval(ASK_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            // The names' first look-up.
+            let _ = found.changed().await;
             loop {
                 ticks.tick().await;
                 let addresses = found.borrow().clone();
@@ -114,6 +126,7 @@ impl Endpoints {
                     .retain(|one, _| addresses.contains(one));
                 join_all(addresses.iter().map(|one| self.ask(&asker, *one))).await;
                 self.tell();
+                self.asked.send_replace(true);
             }
         };
         tokio::select! {

@@ -72,7 +72,8 @@ pub(crate) struct Picker {
 }
 
 impl Picker {
-    /// Binds the port and begins to ask the routers how they are.
+    /// Binds the port and begins to ask the routers how they are; until each was asked once it is alive, and
+    /// not ready.
     pub(crate) async fn start(
         options: PickerOptions,
         telemetry: &Telemetry,
@@ -80,11 +81,8 @@ impl Picker {
         let listener = bind(&options.listen).await?;
         let endpoints = Arc::new(Endpoints::new(telemetry.picker.clone()));
         let (health, health_service) = tonic_health::server::health_reporter();
-        for service in [LIVENESS, READINESS, SERVICE] {
-            health
-                .set_service_status(service, ServingStatus::Serving)
-                .await;
-        }
+        say(&health, &[LIVENESS], ServingStatus::Serving).await;
+        say(&health, &[READINESS, SERVICE], ServingStatus::NotServing).await;
         let (tell_open, open) = watch::channel(0);
         let service = ExternalProcessorServer::new(Desk {
             endpoints: Arc::clone(&endpoints),
@@ -95,7 +93,14 @@ impl Picker {
             .route_service(&format!("/{SERVICE}/{{*method}}"), service)
             .route_service("/grpc.health.v1.Health/{*method}", health_service);
         let server = Server::start(listener, routes)?;
-        let watch = tokio::spawn(endpoints.watch(options.endpoints));
+        let told = health.clone();
+        let watch = tokio::spawn(async move {
+            let serve = async {
+                endpoints.asked().await;
+                say(&told, &[READINESS, SERVICE], ServingStatus::Serving).await;
+            };
+            tokio::join!(endpoints.watch(options.endpoints), serve);
+        });
         Ok(Self {
             address: server.address,
             server,
@@ -107,11 +112,8 @@ impl Picker {
 
     /// Asks proxies to go elsewhere; who comes all the same is served.
     pub(crate) async fn leave(&self) {
-        for service in [READINESS, SERVICE] {
-            self.health
-                .set_service_status(service, ServingStatus::NotServing)
-                .await;
-        }
+        let status = ServingStatus::NotServing;
+        say(&self.health, &[READINESS, SERVICE], status).await;
     }
 
     /// Returns once no request is spoken about: a proxy ends those whose picker is gone.
@@ -124,6 +126,12 @@ impl Picker {
     pub(crate) async fn stop(self) {
         self.watch.abort();
         self.server.stop().await;
+    }
+}
+
+async fn say(health: &HealthReporter, services: &[&str], status: ServingStatus) {
+    for service in services {
+        health.set_service_status(*service, status).await;
     }
 }
 
