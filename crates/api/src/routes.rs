@@ -43,8 +43,8 @@ impl App {
     /// All routes. It has a fallback: a router merged with it must have none.
     pub fn router(&self) -> Router {
         Router::new()
-            .route(Kind::Chat.route(), post(chat))
-            .route(Kind::Completion.route(), post(completions))
+            .route("/v1/chat/completions", post(chat))
+            .route("/v1/completions", post(completions))
             .route("/v1/models", get(models))
             .route("/v1/models/{*id}", get(model))
             .route("/tokenize", post(tokenize))
