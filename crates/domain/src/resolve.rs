@@ -226,6 +226,7 @@ mod tests {
                 targets: true,
                 tenant: true,
             },
+            scaling: None,
         }
     }
 
@@ -361,6 +362,7 @@ mod tests {
                     })
                     .collect(),
                 trust: Trust { targets, tenant },
+                scaling: None,
             },
         )
     }

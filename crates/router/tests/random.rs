@@ -218,7 +218,7 @@ impl Driver {
             }
             Output::Count { handoff } => self.count(handoff),
             Output::Tell { worker, order } => self.order(worker, order),
-            Output::Drained | Output::Readiness(_) | Output::Note(_) => {}
+            Output::Drained | Output::Readiness(_) | Output::Note(_) | Output::Want(_) => {}
         }
     }
 

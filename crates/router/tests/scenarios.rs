@@ -99,6 +99,7 @@ fn limits(script: &str) -> Limits {
     let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
     let number = |key, default| number(&words, key).unwrap_or(default);
     Limits {
+        me: cleave_domain::RouterId(0),
         flights_max: number("flights", 100),
         queue_max: number("queue", 10),
         queue_wait_max: Duration::from_millis(number("wait", 1000).into()),
@@ -494,6 +495,7 @@ fn output_words(output: &Output) -> Option<String> {
         Output::Fence { handoff } => format!("fence {handoff}"),
         Output::Count { handoff } => format!("count for {handoff}"),
         Output::Readiness(readiness) => format!("{readiness:?}"),
+        Output::Want(decision) => format!("want {:?}", decision.wanted.workers),
         Output::Note(Note::Fleet { .. }) => return None,
         Output::Note(note) => format!("note {}", note_words(note)),
     })

@@ -72,6 +72,7 @@ fn policy() -> SloPolicy {
             targets: true,
             tenant: true,
         },
+        scaling: None,
     }
 }
 

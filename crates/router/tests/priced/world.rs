@@ -456,7 +456,7 @@ impl World {
                     outcome.placed = Some(reason);
                 }
             }
-            Output::Note(_) | Output::Readiness(_) | Output::Drained => {}
+            Output::Note(_) | Output::Readiness(_) | Output::Drained | Output::Want(_) => {}
             Output::Fence { handoff } | Output::Count { handoff } => {
                 panic!("{handoff} breaks in a world without faults")
             }
