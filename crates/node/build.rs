@@ -1,4 +1,5 @@
-//! Compiles the protocols: between routers and workers, of a gateway's endpoint picker; without a system protoc.
+//! Compiles the protocols: between routers and workers, of a gateway's endpoint picker, and of autoscalers; without
+//! a system protoc.
 
 use std::error::Error;
 
@@ -7,6 +8,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = [
         "cleave/fleet/v1/fleet.proto",
         "envoy/service/ext_proc/v3/external_processor.proto",
+        "externalscaler/externalscaler.proto",
     ];
     for file in files {
         println!("cargo:rerun-if-changed={root}/{file}");

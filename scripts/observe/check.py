@@ -66,7 +66,8 @@ def ask(url: str, path: str, **query: str) -> dict | None:
         with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        return json.load(error)
+        # Until it has read its data it answers in words.
+        return json.load(error) if "json" in error.headers.get("content-type", "") else None
     except OSError:
         return None
 

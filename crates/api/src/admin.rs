@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use cleave_domain::{Load, Role, WorkerRef};
+use cleave_domain::{Load, Role, ScalingMode, Wanted, WorkerRef};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +38,43 @@ pub trait Operator: Send + Sync + 'static {
     /// See [`CommandError`].
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError>;
 
+    /// How many workers there are to be; none where the policy does not say that the fleet changes.
+    fn scaling(&self) -> Option<ScalingView> {
+        None
+    }
+
     /// The worker that is meant when none is named; by default one must be named.
     fn sole(&self) -> Option<String> {
         None
     }
+}
+
+/// How many workers there are to be, and why.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingView {
+    /// Whether anything comes of it.
+    pub mode: ScalingMode,
+    /// None before the fleet is known.
+    pub answer: Option<ScalingAnswer>,
+}
+
+/// See [`ScalingView::answer`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingAnswer {
+    /// How many.
+    pub wanted: Wanted,
+    /// Whether this router decided it; otherwise it repeats another one's word.
+    pub own: bool,
+    /// Requests in a second, of all routers.
+    pub rate: f64,
+    /// Prefill workers that would do, before anything was rounded or held.
+    pub prefill_load: f64,
+    /// Decode workers that would do.
+    pub decode_load: f64,
+    /// Requests that wait, of all routers.
+    pub waiting: u32,
+    /// Workers that are wanted and not there yet.
+    pub starting: u32,
 }
 
 /// What a worker can be told.
@@ -139,6 +172,7 @@ where
         .route("/admin/workers", get(workers))
         .route("/admin/drain", post(drain))
         .route("/admin/role", post(role))
+        .route("/admin/scaling", get(scaling))
         .route_layer(from_fn_with_state(key, guard))
         .with_state(operator)
 }
@@ -148,6 +182,42 @@ type Operating = State<Arc<dyn Operator>>;
 async fn workers(State(operator): Operating) -> axum::Json<Value> {
     let data: Vec<Value> = operator.workers().iter().map(card).collect();
     axum::Json(serde_json::json!({"object": "list", "data": data}))
+}
+
+/// `{"object": "scaling", "mode": "off" | "advise" | "act", "pools": {…}}`; without `pools` where nothing is
+/// known yet.
+async fn scaling(State(operator): Operating) -> axum::Json<Value> {
+    let Some(ScalingView { mode, answer }) = operator.scaling() else {
+        return axum::Json(serde_json::json!({"object": "scaling", "mode": "off"}));
+    };
+    let mut object = serde_json::json!({
+        "object": "scaling",
+        "mode": match mode {
+            ScalingMode::Advise => "advise",
+            ScalingMode::Act => "act",
+        },
+    });
+    if let Some(answer) = answer {
+        let pool = |role| {
+            serde_json::json!({
+                "wanted": answer.wanted.workers.of(role),
+                "legs": answer.wanted.legs.of(role),
+                "reason": answer.wanted.reasons.of(role).name(),
+            })
+        };
+        object["pools"] = serde_json::json!({
+            "prefill": pool(Role::Prefill),
+            "decode": pool(Role::Decode),
+            "both": pool(Role::Both),
+        });
+        object["own"] = answer.own.into();
+        object["rate"] = answer.rate.into();
+        object["load"] =
+            serde_json::json!({"prefill": answer.prefill_load, "decode": answer.decode_load});
+        object["waiting"] = answer.waiting.into();
+        object["starting"] = answer.starting.into();
+    }
+    axum::Json(object)
 }
 
 async fn drain(State(operator): Operating, body: Body) -> Result<Response, ApiError> {

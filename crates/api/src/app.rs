@@ -17,8 +17,8 @@ use bytes::Bytes;
 use cleave_domain::Refusal;
 use http_body_util::BodyExt;
 use serde_json::Value;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
@@ -29,6 +29,9 @@ const LONG_BODY_BYTES: usize = 8 * 1024;
 const DISCARD_BYTES_MAX: usize = 64 << 20;
 /// And for so long.
 const DISCARD_MAX: Duration = Duration::from_secs(5);
+/// Requests that wait for the first worker, each with its body, at most: 8 MiB each and no more than the
+/// router's line is long by default.
+const OUTSIDE_MAX: u32 = 1024;
 /// How often a request that waits for a worker looks again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 
@@ -87,6 +90,8 @@ struct Shared {
     long_bodies: Arc<Semaphore>,
     quotas: Quotas,
     is_leaving: AtomicBool,
+    /// Requests that wait for the first worker.
+    outside: Mutex<u32>,
 }
 
 /// The model, and since when.
@@ -109,6 +114,7 @@ impl App {
             long_bodies: Arc::new(Semaphore::new(cores)),
             quotas: Quotas::default(),
             is_leaving: AtomicBool::new(false),
+            outside: Mutex::new(0),
         };
         Self {
             shared: Arc::new(shared),
@@ -171,9 +177,16 @@ impl App {
             return Readiness::Draining;
         }
         match self.served() {
+            // Whoever asks waits, and is what the first worker is started for.
+            None if self.frontend().patience().is_some() => Readiness::Ready,
             None => Readiness::NotReady("no worker has brought a model yet".into()),
             Some(_) => self.frontend().readiness(),
         }
+    }
+
+    fn outside(&self) -> MutexGuard<'_, u32> {
+        let outside = self.shared.outside.lock();
+        outside.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -185,9 +198,16 @@ impl App {
         if let Some(served) = self.served() {
             return Ok(served.model);
         }
+        let patience = self.frontend().patience();
+        let _outside = patience.map(|_| Outside::enter(self)).transpose()?;
+        let patient = patience.map(|patience| Instant::now() + patience);
+        let until = self
+            .shared
+            .grace_ends
+            .max(patient.unwrap_or(self.shared.grace_ends));
         let mut watched = self.shared.model.subscribe();
         let wait = watched.wait_for(Option::is_some);
-        let served = tokio::time::timeout_at(self.shared.grace_ends, wait).await;
+        let served = tokio::time::timeout_at(until, wait).await;
         let served = served.ok().and_then(|served| served.ok()?.clone());
         let none = || ApiError::unavailable("no_worker", "No worker has brought a model yet.");
         served.map(|served| served.model).ok_or_else(none)
@@ -259,6 +279,31 @@ impl App {
         let result = tokio::task::spawn_blocking(work).await;
         let panicked = |_| ApiError::internal("panicked", "The request could not be read.");
         result.map_err(panicked)?
+    }
+}
+
+/// A request that waits for the first worker; the frontend knows how many do.
+struct Outside<'a>(&'a App);
+
+impl<'a> Outside<'a> {
+    /// Each holds its body, so there are not too many.
+    fn enter(app: &'a App) -> Result<Self, ApiError> {
+        let mut outside = app.outside();
+        if *outside >= OUTSIDE_MAX {
+            let retry_after = crate::RETRY_AFTER;
+            return Err(ApiError::from(&Refusal::QueueFull { retry_after }));
+        }
+        *outside += 1;
+        app.frontend().wait_outside(*outside);
+        Ok(Self(app))
+    }
+}
+
+impl Drop for Outside<'_> {
+    fn drop(&mut self) {
+        let mut outside = self.0.outside();
+        *outside -= 1;
+        self.0.frontend().wait_outside(*outside);
     }
 }
 

@@ -8,6 +8,7 @@ use cleave_domain::{Emission, Ending, Request, SloPolicy, Timing, Usage};
 use futures::stream::BoxStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// The serving side, as the HTTP face sees it.
 pub trait Frontend: Operator {
@@ -27,6 +28,18 @@ pub trait Frontend: Operator {
 
     /// Whether a request sent now would find a worker.
     fn readiness(&self) -> Readiness;
+
+    /// How long a request may wait for a worker that somebody is told to start; none where nobody is. A
+    /// frontend whose workers are as they are need not say.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
+    /// So many requests wait for the first worker to bring a model. A frontend without `patience` need not
+    /// listen.
+    fn wait_outside(&self, count: u32) {
+        let _ = count;
+    }
 
     /// Whether what was accepted moves on. A frontend that cannot stall need not say.
     fn progress(&self) -> Progress {

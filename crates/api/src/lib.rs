@@ -31,7 +31,8 @@ mod trace_parent;
 mod ui;
 
 pub use admin::{
-    CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
+    CommandError, LinkView, Operator, ScalingAnswer, ScalingView, WorkerCommand, WorkerState,
+    WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App, PromptLog};
 pub use book::{Book, Shown, plain_metrics};

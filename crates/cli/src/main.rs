@@ -5,6 +5,7 @@
 //! Invariant: everything a user gave is checked before a port is bound.
 
 mod args;
+mod autoscale;
 mod bench;
 mod check;
 mod demo;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
             }
             SimCommand::Goodput(args) => goodput::run_goodput(&args),
         },
+        Command::Autoscale(args) => autoscale::run(&args),
         Command::Metrics => metrics::print(),
         Command::Check(args) => check::check(&args),
         Command::Replay(args) => replay::run(&args),

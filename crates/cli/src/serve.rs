@@ -237,6 +237,7 @@ fn router_options(
         policy: policy.transpose()?,
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
+        external_metrics_listen: limits.external_metrics_listen.map(|at| at.to_string()),
         tape: tape(process, "router"),
         traces: process.traces.options()?,
         http: face.limits(),

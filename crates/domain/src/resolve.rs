@@ -243,6 +243,7 @@ mod tests {
                 tenant: true,
                 ..Trust::default()
             },
+            scaling: None,
         }
     }
 
@@ -401,6 +402,7 @@ mod tests {
                     tenant,
                     ..Trust::default()
                 },
+                scaling: None,
             },
         )
     }

@@ -4,6 +4,7 @@
 //! judges what can be met; `node` reads, the router's brain judges.
 //! Invariant: names of classes are unique, the default class exists, and downgrades end.
 
+use crate::Scaling;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -38,6 +39,9 @@ pub struct SloPolicy {
     pub tenants: Vec<Tenant>,
     /// Which headers are believed.
     pub trust: Trust,
+    /// How the fleet grows and shrinks; none where nobody is told to.
+    #[serde(default)]
+    pub scaling: Option<Scaling>,
 }
 
 /// See [`SloPolicy::trust`]. Whoever can reach the server can send any header.
@@ -191,6 +195,7 @@ impl Default for SloPolicy {
             rules: Vec::new(),
             tenants: Vec::new(),
             trust: Trust::default(),
+            scaling: None,
         }
     }
 }

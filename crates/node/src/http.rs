@@ -3,6 +3,7 @@
 use crate::door::RouterDoor;
 use crate::grpc::{ModelDesk, fleet_service};
 use crate::health::Pulse;
+use crate::scaling::{Answers, scaler_service};
 use crate::server::{Faces, Server, bind, fit};
 use crate::telemetry::Telemetry;
 use crate::{NodeError, RouterOptions};
@@ -21,6 +22,8 @@ use tokio::task::JoinSet;
 
 /// Where workers say what they have to say.
 const FLEET: &str = "/cleave.fleet.v1.Fleet/{*method}";
+/// Where KEDA asks how many workers are wanted.
+const SCALER: &str = "/externalscaler.ExternalScaler/{*method}";
 
 /// A router's ports, bound and with their certificates read, before anything is served.
 #[derive(Debug)]
@@ -64,7 +67,7 @@ impl RouterPorts {
     pub(crate) fn serve(
         self,
         app: &App,
-        fleet: (RouterDoor, ModelDesk),
+        (fleet, answers): ((RouterDoor, ModelDesk), Answers),
         (options, telemetry): (&RouterOptions, &Telemetry),
     ) -> Result<RouterServers, NodeError> {
         let Self {
@@ -84,6 +87,7 @@ impl RouterPorts {
             None => app.router(),
             Some(_) => app.client_router(),
         };
+        let clients = clients.route_service(SCALER, scaler_service(answers));
         let limits = fit(options.http);
         let terms = || (limits, telemetry.servers.clone());
         let operators = admin.map(|listener| {

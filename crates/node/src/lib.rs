@@ -20,6 +20,7 @@ mod options;
 mod picker;
 mod policy;
 mod router;
+mod scaling;
 mod server;
 mod tape;
 mod telemetry;

@@ -8,6 +8,7 @@ use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
 use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
+use crate::scaling::{Secured, external_metrics_routes};
 use crate::server::{Faces, HttpLimits, Server, bind};
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
@@ -43,6 +44,8 @@ pub struct RunningRouter {
     body: RouterBody,
     servers: RouterServers,
     picker: Option<Picker>,
+    /// Kubernetes' external metrics, if asked for.
+    metrics: Option<Secured>,
 }
 
 impl RouterNode {
@@ -68,17 +71,39 @@ impl RouterNode {
         let body = RouterBody::start(&options, &telemetry)?;
         let app = App::new(body.frontend(), options.api.clone());
         let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
+        let metrics = external_metrics(&options, &body).await?;
+        let fleet = (fleet, body.answers.clone());
         let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
         Ok(RunningRouter {
             app,
             body,
             servers,
             picker,
+            metrics,
         })
     }
 }
 
+/// The external metrics API, if it is asked for.
+async fn external_metrics(
+    options: &RouterOptions,
+    body: &RouterBody,
+) -> Result<Option<Secured>, NodeError> {
+    let Some(address) = &options.external_metrics_listen else {
+        return Ok(None);
+    };
+    let routes = external_metrics_routes(body.answers.clone());
+    let secured = Secured::start(address, routes).await?;
+    info!(address = %secured.address, "external metrics, by HTTPS");
+    Ok(Some(secured))
+}
+
 impl RunningRouter {
+    /// Where the external metrics API listens, if anywhere.
+    pub fn external_metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|metrics| metrics.address)
+    }
+
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.servers.front.address
@@ -123,6 +148,7 @@ impl RunningRouter {
             mut body,
             servers,
             picker,
+            metrics: _metrics,
         } = self;
         app.leave();
         let ends = Instant::now() + deadline;
@@ -429,7 +455,8 @@ impl Serve {
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let fleet = (body.door.clone(), desk);
+        let metrics = external_metrics(&self.router, &body).await?;
+        let fleet = ((body.door.clone(), desk), body.answers.clone());
         let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
         info!(address = %servers.front.address, workers = workers.len(), "serving");
         let router = RunningRouter {
@@ -437,6 +464,7 @@ impl Serve {
             body,
             servers,
             picker: None,
+            metrics,
         };
         Ok(Running {
             router,

@@ -138,6 +138,8 @@ pub struct RouterOptions {
     pub policy: Option<PolicyFile>,
     /// The HTTP face's settings.
     pub api: ApiOptions,
+    /// `host:port` for Kubernetes' external metrics API, by HTTPS. Default nowhere.
+    pub external_metrics_listen: Option<String>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
     /// Where traces go. Default nowhere.
@@ -166,6 +168,7 @@ impl Default for RouterOptions {
             limits: cleave_router::Limits::default(),
             policy: None,
             api: ApiOptions::default(),
+            external_metrics_listen: None,
             tape: None,
             traces: TraceOptions::default(),
             silence_max: SILENCE_MAX,

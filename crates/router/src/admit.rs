@@ -79,6 +79,7 @@ impl Brain {
         let mut flight = Flight::new(place, request, sizes, self.now);
         flight.unmet = unmet;
         self.tally.open(flight.payer());
+        self.came(&flight.request);
         self.flights.insert(id, flight);
         match refusal {
             Some(refusal) => self.refuse(id, refusal, Vec::new()),
@@ -112,7 +113,10 @@ impl Brain {
     /// Places a flight that is not in the line, or lets it wait, or ends it.
     fn admit(&mut self, id: FlightId) {
         match self.find(id) {
-            Err(NoPlace::NoWorker) => self.refuse(id, Refusal::NoWorker, Vec::new()),
+            Err(NoPlace::NoWorker) => match self.hope() {
+                Some(start_max) => self.wait_for_workers(id, start_max),
+                None => self.refuse(id, Refusal::NoWorker, Vec::new()),
+            },
             Err(NoPlace::TooLong { tokens_max }) => {
                 self.refuse(id, Refusal::TooLong { tokens_max }, Vec::new());
             }

@@ -110,7 +110,9 @@ async fn the_metrics_page_was_not_openmetrics() {
     set.post("/v1/completions", json!({"prompt": "a"})).await;
     set.post("/v1/completions", json!({"prompt": 5})).await;
     set.get("/etc/passwd").await;
-    let answer = set.get("/metrics").await;
+    let accept = "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5";
+    let new = Request::get("/metrics").header("accept", accept);
+    let answer = set.send(new.body(Body::empty()).unwrap()).await;
     assert_eq!(
         answer.header("content-type"),
         "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -136,12 +138,14 @@ async fn the_metrics_page_was_not_openmetrics() {
     }
     assert!(answer.body.ends_with("# EOF\n"));
     assert_eq!(answer.body.matches("# EOF").count(), 1);
-    let old = Request::get("/metrics").header("accept", "text/plain;version=0.0.4");
-    let old = set.send(old.body(Body::empty()).unwrap()).await;
+    // Who asks for nothing reads what everybody can.
+    let old = set.get("/metrics").await;
     assert_eq!(
         old.header("content-type"),
         "text/plain; version=0.0.4; charset=utf-8"
     );
+    let typed = "# TYPE cleave_http_requests_total counter\n";
+    assert!(old.body.contains(typed) && !old.body.contains("# EOF"));
 }
 
 #[tokio::test]

@@ -74,6 +74,7 @@ fn policy() -> SloPolicy {
             tenant: true,
             ..Trust::default()
         },
+        scaling: None,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
 //! or holds a default that another place holds too.
 
+mod autoscale;
 mod balancing;
 mod bench;
 mod engine;
@@ -18,6 +19,7 @@ mod telemetry;
 mod top;
 mod transport;
 
+pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use balancing::{PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
@@ -68,6 +70,8 @@ pub(crate) enum Command {
     Worker(WorkerArgs),
     /// Watch a fleet in the terminal; `/ui` of the router shows the same in a browser.
     Top(TopArgs),
+    /// Start and stop workers as a router's policy wants them.
+    Autoscale(AutoscaleArgs),
     /// Continue one prompt and exit; no server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
@@ -134,6 +138,7 @@ mod tests {
             max_moves,
             reader_wait,
             reader_backlog,
+            external_metrics_listen,
             policy,
             router_mode,
             placement,
@@ -145,6 +150,7 @@ mod tests {
         assert_eq!(router.process.traces.trace_sample, None);
         assert_eq!(streams.keep_alive(), limits.api.keep_alive);
         assert_eq!(router.picker.options(), None);
+        assert_eq!(external_metrics_listen, None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
         let placement = cleave_node::Placement::from(placement);
         assert_eq!(placement, limits.limits.placement);

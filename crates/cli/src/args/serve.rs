@@ -139,6 +139,10 @@ pub(crate) struct RouterLimitArgs {
     /// One class without targets if absent.
     #[arg(long, value_name = "FILE", env = "CLEAVE_POLICY")]
     pub(crate) policy: Option<PathBuf>,
+    /// Where Kubernetes' external metrics API answers, by HTTPS with a certificate made at the start: what a
+    /// plain HPA asks how many workers are wanted.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) external_metrics_listen: Option<SocketAddr>,
     /// What requests are routed by: `slo` predicts times and refuses what cannot be met, `load` goes by
     /// cached prefixes and load, `round-robin` by turns.
     #[arg(long, value_enum, default_value_t = ROUTER.limits.mode.into())]

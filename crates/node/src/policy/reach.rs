@@ -6,7 +6,7 @@
 use super::class::Placed;
 use super::rule::{PlacedRule, PlacedTenant};
 use super::tree::{Flaws, Node};
-use cleave_domain::{SloPolicy, Trust, Unmet};
+use cleave_domain::{Scaling, SloPolicy, Trust, Unmet};
 use serde_saphyr::Location;
 use std::collections::BTreeSet;
 
@@ -18,6 +18,7 @@ pub(super) struct Draft<'a> {
     pub(super) rules: Vec<PlacedRule>,
     pub(super) tenants: Vec<PlacedTenant>,
     pub(super) trust: Trust,
+    pub(super) scaling: Option<Scaling>,
 }
 
 impl Draft<'_> {
@@ -38,6 +39,7 @@ impl Draft<'_> {
             rules: self.rules.into_iter().map(|one| one.rule).collect(),
             tenants: self.tenants.into_iter().map(|one| one.tenant).collect(),
             trust: self.trust,
+            scaling: self.scaling,
         })
     }
 

@@ -39,6 +39,10 @@ fn the_example_says_what_its_comments_say() {
     assert_eq!(policy.tenants[1].quota, quota);
     assert_eq!(policy.tenants[0].quota, Quota::default());
     assert_eq!(policy.rules.len(), 3);
+    let scaling = policy.scaling.expect("the example has some");
+    assert_eq!((scaling.devices_max, scaling.prefill.max), (8, 6));
+    assert_eq!(scaling.decode.down_after, Duration::from_secs(600));
+    assert_eq!(scaling.mode, cleave_domain::ScalingMode::Advise);
 }
 
 #[test]
@@ -130,6 +134,18 @@ const WRONG: &[(&str, &str)] = &[
     (
         "numbers that are none",
         "classes:\n- name: a\n  attainment: .nan\n- name: b\n  attainment: .inf\ndefault_class: a\n",
+    ),
+    (
+        "scaling",
+        "classes:\n- name: a\nscaling:\n  mode: maybe\n  devices_max: 0\n  turns_max: 1\n  flip: yes\n  idle_after: 5\n  pool: {}\n  pools:\n    prefill: {min: 3, max: 2, up_after: 0s}\n    decode: {}\n    mixed: {max: 1}\n",
+    ),
+    (
+        "a fleet that could serve nobody",
+        "classes:\n- name: a\nscaling: {devices_max: 4, pools: {prefill: {max: 4}}}\n",
+    ),
+    (
+        "a fleet that there are no devices for",
+        "classes:\n- name: a\nscaling: {devices_max: 4, pools: {prefill: {max: 4}, decode: {max: 2, devices: 4}}}\n",
     ),
     (
         "trust",

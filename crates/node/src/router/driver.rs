@@ -8,12 +8,15 @@ use super::lookout::{BlockSize, Lookout};
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
+use crate::scaling::Standing;
 use crate::tape::Recorder;
-use crate::telemetry::{PromiseMeters, RouterMeters};
+use crate::telemetry::{PromiseMeters, RouterMeters, ScalingSeries};
 use cleave_api::WorkerState;
 use cleave_domain::{
-    FlightId, HandoffId, Order, Report, Request, SloPolicy, TapeLine, TokenId, WorkerId, WorkerRef,
+    FlightId, HandoffId, Order, Report, Request, Role, ScalingMode, SloPolicy, TapeLine, TokenId,
+    WorkerId, WorkerRef,
 };
+use cleave_planner::scaling::Decision;
 use cleave_router::{
     Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Readiness,
 };
@@ -55,6 +58,8 @@ pub(crate) enum RouterEvent {
     Commanded { worker: WorkerId, command: Command },
     /// Other promises hold from now on.
     PolicyChanged { policy: Arc<SloPolicy> },
+    /// So many requests wait for a worker's tokenizer.
+    WaitOutside { count: u32 },
     /// A worker measured a link to another one.
     Measured {
         worker: WorkerRef,
@@ -77,6 +82,9 @@ pub(crate) struct Hands {
     pub(crate) recorder: Recorder,
     pub(crate) readiness: watch::Sender<cleave_api::Readiness>,
     pub(crate) drained: watch::Sender<bool>,
+    /// How many workers there are to be, as it was said last.
+    pub(crate) scaling: watch::Sender<Standing>,
+    pub(crate) scaling_series: ScalingSeries,
 }
 
 /// Where facts come from: connections wait when the driver is behind, clients cannot.
@@ -208,8 +216,10 @@ impl Driver {
                     self.hands.roster.measured(worker, link);
                 }
             }
+            RouterEvent::WaitOutside { count } => self.hear(Input::Waiting { outside: count }),
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
+                self.rescale(&policy);
                 self.hear(Input::PolicyChanged { policy });
             }
             RouterEvent::Drain => self.hear(Input::Draining),
@@ -374,8 +384,53 @@ impl Driver {
             Output::Readiness(readiness) => {
                 self.hands.readiness.send_replace(words(readiness));
             }
+            Output::Want(decision) => self.want(decision),
             Output::Note(note) => self.note(&note),
         }
+    }
+
+    /// The policy says something else of the fleet's size.
+    fn rescale(&mut self, policy: &SloPolicy) {
+        let scaling = policy.scaling.as_ref();
+        if scaling.is_none() {
+            self.hands.scaling_series.hide();
+        }
+        self.hands
+            .scaling
+            .send_modify(|standing| *standing = Standing::of(scaling, standing));
+    }
+
+    /// So many workers are wanted from now on.
+    fn want(&mut self, decision: Decision) {
+        let before = self.hands.scaling.borrow().clone();
+        let mode = match before {
+            Standing::Off => return,
+            Standing::Listening(mode) | Standing::Said(mode, _) => mode,
+        };
+        let known = matches!(&before, Standing::Said(_, said) if said.wanted == decision.wanted);
+        if !known {
+            let wanted = &decision.wanted;
+            let reason = |role| wanted.reasons.of(role).name();
+            info!(
+                prefill = wanted.workers.prefill,
+                decode = wanted.workers.decode,
+                both = wanted.workers.both,
+                prefill_legs = wanted.legs.prefill,
+                decode_legs = wanted.legs.decode,
+                why_prefill = reason(Role::Prefill),
+                why_decode = reason(Role::Decode),
+                why_both = reason(Role::Both),
+                rate = decision.rate,
+                waiting = decision.waiting,
+                advice = mode == ScalingMode::Advise,
+                "workers wanted"
+            );
+        }
+        self.hands.scaling_series.show(&decision);
+        self.hands.lookout.wants(&decision.wanted);
+        self.hands
+            .scaling
+            .send_replace(Standing::Said(mode, decision));
     }
 
     /// A flight that was ended from outside is asked about no more.
@@ -430,6 +485,7 @@ impl Driver {
             | Order::Renew { .. }
             | Order::Cancel { .. }
             | Order::Drain
+            | Order::PassOn(_)
             | Order::Serve { .. } => None,
         };
         if let Some(handoff) = sends
@@ -546,9 +602,11 @@ fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
         Order::Reserve(reserve) => reserve.sender,
         Order::Prefill(prefill) => prefill.target.worker,
         Order::Migrate(migrate) => migrate.target.worker,
-        Order::Renew { .. } | Order::Cancel { .. } | Order::Drain | Order::Serve { .. } => {
-            return None;
-        }
+        Order::Renew { .. }
+        | Order::Cancel { .. }
+        | Order::Drain
+        | Order::Serve { .. }
+        | Order::PassOn(_) => return None,
     };
     (peer != worker).then_some(peer)
 }

@@ -133,10 +133,10 @@ impl Flights {
 
     /// The brain noted something of it.
     pub(crate) fn noted(&self, flight: FlightId, note: &Note) {
-        if let Some(mut open) = self.open.get_mut(&flight) {
-            if let Some(story) = &mut open.story {
-                story.hear(note);
-            }
+        if let Some(mut open) = self.open.get_mut(&flight)
+            && let Some(story) = &mut open.story
+        {
+            story.hear(note);
         }
     }
 
@@ -194,10 +194,14 @@ impl Flights {
     /// Ends a flight, after the last token. Gives the ending that its client sees.
     pub(crate) fn end(&self, flight: FlightId, end: End) -> Option<Ending> {
         let (_, mut open) = self.open.remove(&flight)?;
-        let (story, timing) = (open.story.take(), end.timing);
+        let End {
+            ending,
+            output_tokens,
+            timing,
+        } = end;
+        let (ending, usage) = open.sum_up(flight, (ending, output_tokens));
         // Before its client hears of it, so that the request's span outlasts the flight's.
-        let (ending, usage) = open.sum_up(flight, &end);
-        if let Some(story) = story {
+        if let Some(story) = open.story.take() {
             let told = Told {
                 ending: &ending,
                 usage,
@@ -268,13 +272,11 @@ impl Flight {
     }
 
     /// The ending that its client is to hear.
-    fn sum_up(&self, flight: FlightId, end: &End) -> (Ending, Usage) {
-        let End {
-            ending,
-            output_tokens,
-            timing: _,
-        } = end;
-        let (ending, output_tokens) = (ending.clone(), *output_tokens);
+    fn sum_up(
+        &self,
+        flight: FlightId,
+        (ending, output_tokens): (Ending, Option<u32>),
+    ) -> (Ending, Usage) {
         let passed = self.tokens.count();
         let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
         let ending = match ending {

@@ -11,15 +11,18 @@ use super::flights::Flights;
 use super::lookout::{ClassSight, Lookout, Sight};
 use super::roster::Roster;
 use crate::health::Pulse;
+use crate::scaling::{Answers, Standing, shown};
 use crate::telemetry::Telemetry;
 use crate::trace::Mark;
 use crate::views::Novelty;
 use cleave_api::{
     Board, Caller, ClassRow, CommandError, Enough, FlightEvent, FlightStream, Frontend, Handoffs,
-    Operator, Progress, RETRY_AFTER, Readiness, RequestSpan, Streams, TraceParent, WorkerCommand,
-    WorkerView,
+    Operator, Progress, RETRY_AFTER, Readiness, RequestSpan, ScalingAnswer, ScalingView, Streams,
+    TraceParent, WorkerCommand, WorkerView,
 };
-use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, SloPolicy, Timing, Usage};
+use cleave_domain::{
+    Ending, FlightId, Refusal, Request, RouterId, ScalingMode, SloPolicy, Timing, Usage,
+};
 use cleave_router::{CancelReason, Command};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
@@ -28,6 +31,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 /// Opens flights and hands them to the router's driver.
@@ -47,6 +51,8 @@ pub(crate) struct RouterFrontend {
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
     /// What requests are promised from now on.
     pub(crate) policy: watch::Receiver<Arc<SloPolicy>>,
+    /// How many workers there are to be.
+    pub(crate) answers: Answers,
     pub(crate) readiness: watch::Receiver<Readiness>,
     pub(crate) telemetry: Telemetry,
     /// The engines of this process, if it has any: when one hangs, so does the service.
@@ -109,6 +115,18 @@ impl Frontend for RouterFrontend {
         self.readiness.borrow().clone()
     }
 
+    fn patience(&self) -> Option<Duration> {
+        let policy = self.policy.borrow();
+        let scaling = policy.scaling.as_ref()?;
+        let comes = scaling.mode == ScalingMode::Act && scaling.serves();
+        comes.then_some(scaling.start_max)
+    }
+
+    fn wait_outside(&self, count: u32) {
+        // A stopped driver wants nobody any more.
+        let _ = self.driver.send(RouterEvent::WaitOutside { count });
+    }
+
     fn progress(&self) -> Progress {
         let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
         match pulses.iter().find_map(|pulse| pulse.check().err()) {
@@ -129,8 +147,10 @@ impl Frontend for RouterFrontend {
             handoffs,
             history,
             events,
+            decisions,
         } = self.lookout.sight();
         let (workers, links) = self.roster.rows();
+        let scaling = shown(&self.answers.standing(), &workers, decisions);
         let (goodput, devices) = self.telemetry.promises.goodput();
         Some(Board {
             uptime,
@@ -142,7 +162,7 @@ impl Frontend for RouterFrontend {
             handoffs: Handoffs { links, ..handoffs },
             history,
             events,
-            scaling: None,
+            scaling,
         })
     }
 
@@ -203,6 +223,26 @@ fn class_rows(
 impl Operator for RouterFrontend {
     fn workers(&self) -> Vec<WorkerView> {
         self.roster.views()
+    }
+
+    fn scaling(&self) -> Option<ScalingView> {
+        let (mode, decision) = match self.answers.standing() {
+            Standing::Off => return None,
+            Standing::Listening(mode) => (mode, None),
+            Standing::Said(mode, decision) => (mode, Some(decision)),
+        };
+        Some(ScalingView {
+            mode,
+            answer: decision.map(|decision| ScalingAnswer {
+                wanted: decision.wanted,
+                own: decision.own,
+                rate: decision.rate,
+                prefill_load: decision.prefill_load,
+                decode_load: decision.decode_load,
+                waiting: decision.waiting,
+                starting: decision.starting,
+            }),
+        })
     }
 
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
@@ -319,6 +359,7 @@ mod tests {
             streams_max: 1,
             driver,
             policy: watch::channel(Arc::default()).1,
+            answers: Answers::new(watch::channel(Standing::Off).1),
             readiness: watch::channel(Readiness::Ready).1,
             telemetry,
             pulses: Mutex::default(),

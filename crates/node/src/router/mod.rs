@@ -18,6 +18,7 @@ pub(crate) use lookout::Judgement;
 use crate::door::RouterDoor;
 use crate::health::Pulse;
 use crate::policy::{Reload, Watch};
+use crate::scaling::{Answers, Standing};
 use crate::tape::Recorder;
 use crate::telemetry::{PolicySeries, PromiseMeters, RouterMeters, Telemetry};
 use crate::trace::Traces;
@@ -48,6 +49,8 @@ pub(crate) struct RouterBody {
     readiness: watch::Receiver<Readiness>,
     drained: watch::Receiver<bool>,
     pub(crate) pulse: Arc<Pulse>,
+    /// How many workers there are to be.
+    pub(crate) answers: Answers,
     traces: Traces,
     task: JoinHandle<()>,
     /// Follows the policy's file.
@@ -98,6 +101,7 @@ impl RouterBody {
         // Drawn anew at each start, so that a late word about an old life harms nothing.
         let router = RouterId(rand::random_range(0..1 << 24));
         let mut limits = options.limits.clone();
+        limits.me = router;
         if let Some(file) = &options.policy {
             limits.policy = Arc::clone(file.policy());
         }
@@ -113,6 +117,9 @@ impl RouterBody {
         let starting = Readiness::NotReady("starting".into());
         let (tell_readiness, readiness) = watch::channel(starting);
         let (tell_drained, drained) = watch::channel(false);
+        let begins = Standing::of(limits.policy.scaling.as_ref(), &Standing::Off);
+        let (tell_scaling, scaling) = watch::channel(begins);
+        let answers = Answers::new(scaling);
         let hands = Hands {
             flights: Arc::clone(&flights),
             roster: Arc::clone(&roster),
@@ -122,6 +129,8 @@ impl RouterBody {
             recorder: Recorder::create(options.tape.as_deref())?,
             readiness: tell_readiness,
             drained: tell_drained,
+            scaling: tell_scaling,
+            scaling_series: telemetry.scaling.clone(),
         };
         let ears = Ears { workers, clients };
         let body = Driver::new(limits, ears, hands);
@@ -144,6 +153,7 @@ impl RouterBody {
             streams_max,
             driver: driver.clone(),
             policy,
+            answers: answers.clone(),
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),
             pulses: Mutex::new(vec![Arc::clone(&pulse)]),
@@ -171,6 +181,7 @@ impl RouterBody {
             readiness,
             drained,
             pulse,
+            answers,
             traces,
             task,
             watch,

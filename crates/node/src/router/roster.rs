@@ -114,7 +114,8 @@ impl Roster {
             | Report::Finished { .. }
             | Report::LegFailed { .. }
             | Report::Released { .. }
-            | Report::Prefix { .. } => {}
+            | Report::Prefix { .. }
+            | Report::PassedOn(_) => {}
         }
     }
 

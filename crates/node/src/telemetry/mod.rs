@@ -10,6 +10,7 @@ mod policy;
 mod process;
 mod promises;
 mod router;
+mod scaling;
 mod server;
 mod worker;
 
@@ -18,6 +19,7 @@ pub(crate) use picker::PickerSeries;
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
 pub(crate) use router::{RouterMeters, reason as failure_name, refused as refusal_name};
+pub(crate) use scaling::ScalingSeries;
 pub(crate) use server::ServerSeries;
 pub use worker::Ceilings;
 pub(crate) use worker::WorkerMeters;
@@ -41,6 +43,7 @@ pub(crate) struct Telemetry {
     pub(crate) promises: PromiseSeries,
     pub(crate) policy: PolicySeries,
     pub(crate) picker: PickerSeries,
+    pub(crate) scaling: ScalingSeries,
     pub(crate) servers: ServerSeries,
     process: ProcessSeries,
     pub(crate) trace_series: TraceSeries,
@@ -56,6 +59,7 @@ impl Default for Telemetry {
         let promises = PromiseSeries::register(&mut book);
         let policy = PolicySeries::register(&mut book);
         let picker = PickerSeries::register(&mut book);
+        let scaling = ScalingSeries::register(&mut book);
         let servers = ServerSeries::register(&mut book);
         let process = ProcessSeries::register(&mut book);
         let trace_series = TraceSeries::register(&mut book);
@@ -66,6 +70,7 @@ impl Default for Telemetry {
             promises,
             policy,
             picker,
+            scaling,
             servers,
             process,
             trace_series,

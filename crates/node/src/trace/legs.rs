@@ -166,7 +166,8 @@ impl Legs {
             | Report::Prices(_)
             | Report::Draining
             | Report::Serves { .. }
-            | Report::Prefix { .. } => {}
+            | Report::Prefix { .. }
+            | Report::PassedOn(_) => {}
         }
     }
 

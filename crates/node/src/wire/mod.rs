@@ -12,6 +12,7 @@ mod report;
 mod request;
 #[cfg(test)]
 pub(crate) mod sample;
+mod scaling;
 #[cfg(test)]
 mod tests;
 

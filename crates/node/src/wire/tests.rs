@@ -359,6 +359,7 @@ fn introduction() -> impl Strategy<Value = Introduction> {
     let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(
         |(role, (model, fingerprint, device), capacity, queue_max)| WorkerDescription {
             role,
+            home: Role::Both,
             model,
             fingerprint: Fingerprint(fingerprint),
             capacity,

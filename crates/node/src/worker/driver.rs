@@ -347,7 +347,8 @@ impl Driver {
                     Order::Prefill(_)
                     | Order::Migrate(_)
                     | Order::Renew { .. }
-                    | Order::Cancel { .. } => {}
+                    | Order::Cancel { .. }
+                    | Order::PassOn(_) => {}
                 }
                 self.hear(Input::Ordered { router, order });
             }

@@ -121,6 +121,7 @@ impl WorkerBody {
             name: options.name.clone(),
             description: WorkerDescription {
                 role: options.role,
+                home: options.role,
                 model: files.name.clone(),
                 fingerprint: description.fingerprint.clone(),
                 capacity: description.capacity,

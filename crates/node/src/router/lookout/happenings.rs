@@ -19,8 +19,7 @@ pub(super) struct Happenings(VecDeque<Happening>);
 
 impl Happenings {
     pub(super) fn add(&mut self, (kind, reason): (&'static str, &str), about: &str) {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let at_ms = since.map_or(0, |since| since.as_millis() as u64);
+        let at_ms = at_ms();
         let same = |known: &Happening| {
             known.kind == kind && known.reason == reason && known.about == about
         };
@@ -47,6 +46,12 @@ impl Happenings {
     pub(super) fn all(&self) -> Vec<Happening> {
         self.0.iter().cloned().collect()
     }
+}
+
+/// Now, in milliseconds since 1970.
+pub(super) fn at_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 #[cfg(test)]

@@ -12,10 +12,11 @@ mod minute;
 
 pub(crate) use minute::Judgement;
 
-use cleave_api::{FlightsNow, Handoffs, Happening, Quantiles, Second, Verdicts};
-use cleave_domain::{FlightId, HandoffId, Report, Stage, WorkerRef};
+use crate::scaling::Decisions;
+use cleave_api::{FlightsNow, Handoffs, Happening, Quantiles, ScalingStep, Second, Verdicts};
+use cleave_domain::{FlightId, HandoffId, Report, Stage, Wanted, WorkerRef};
 use cleave_router::Note;
-use happenings::Happenings;
+use happenings::{Happenings, at_ms};
 use minute::{ClassMinute, Minute};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,6 +39,7 @@ struct Seen {
     landed_total: u64,
     joined_total: u64,
     happenings: Happenings,
+    decisions: Decisions,
 }
 
 /// How far a flight has come.
@@ -82,6 +84,7 @@ pub(crate) struct Sight {
     pub(crate) handoffs: Handoffs,
     pub(crate) history: Vec<Second>,
     pub(crate) events: Vec<Happening>,
+    pub(crate) decisions: Vec<ScalingStep>,
 }
 
 /// What came of a class's requests.
@@ -227,6 +230,11 @@ impl Lookout {
         self.lock().happenings.add((kind, reason), name);
     }
 
+    /// So many workers are wanted from now on.
+    pub(crate) fn wants(&self, wanted: &Wanted) {
+        self.lock().decisions.hear(wanted, at_ms());
+    }
+
     /// All that is to be seen.
     pub(crate) fn sight(&self) -> Sight {
         let now = self.now();
@@ -251,6 +259,7 @@ impl Lookout {
             },
             history: seen.minute.history(now),
             events: seen.happenings.all(),
+            decisions: seen.decisions.all(),
         }
     }
 
