@@ -83,6 +83,23 @@ fn a_run_on_our_own_server_is_whole_and_says_where_the_time_went() {
     std::fs::remove_dir_all(out).unwrap();
 }
 
+/// For the chart's test and for scripts: what went wrong is the exit status.
+#[test]
+fn a_run_that_missed_its_goal_was_a_success() {
+    let (_server, url) = serve();
+    let run = |slo: &str| {
+        let load = ["--rate", "20", "--limit", "2", "--workload"];
+        let lengths = "short-short:input=8,output=4,cv=0";
+        let ask = [lengths, "--prompt", "text", "--goal", "1", "--slo", slo];
+        harness::run(&[&["bench", "run", "--url", &url][..], &load, &ask].concat())
+    };
+    let (status, said, errors) = run("e2e=100s");
+    assert!(status.success(), "{said}{errors}");
+    let (status, said, errors) = run("e2e=1us");
+    assert!(!status.success(), "{said}");
+    assert!(errors.contains("0 of 2 requests"), "{errors}");
+}
+
 #[test]
 fn a_sweep_prints_a_line_for_each_rate() {
     let (_server, url) = serve();

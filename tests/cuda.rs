@@ -240,6 +240,22 @@ fn legs_of_a_gpu_divide_its_multiprocessors() {
     );
 }
 
+/// The bundled checkpoint's weights are 10.3 MiB, and each leg needs two beside them.
+#[test]
+fn legs_of_a_gpu_have_its_weights_once() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let mut arguments = vec!["serve", "--port", "0", "--prefill", "1", "--decode", "1"];
+    arguments.extend(["--placement", "split", "--calibrate", "0"]);
+    arguments.extend(["--device", "cuda", "--kv-cache", "1MiB"]);
+    arguments.extend(["--max-num-seqs", "2", "--max-num-batched-tokens", "32"]);
+    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+        return;
+    };
+    command.env("CLEAVE_STANDIN_MEMORY_MIB", "20");
+    let mut server = harness::Process::spawn(command);
+    server.address();
+}
+
 /// A router and workers of their own processes, all on the stand-in.
 struct Fleet {
     router: harness::Process,
@@ -269,15 +285,22 @@ impl Fleet {
 
     /// Starts a worker with these faults planned, and waits until it has joined; gives its number.
     fn worker(&mut self, leg: &str, faults: &str) -> usize {
+        self.worker_on("cuda:0", leg, faults)
+    }
+
+    /// As [`Fleet::worker`], on this one of two devices.
+    fn worker_on(&mut self, device: &str, leg: &str, faults: &str) -> usize {
         let folder = harness::root().join("testdata/llama3");
         let model = folder.to_str().expect("a readable path").to_owned();
         let name = format!("{leg}-{}", self.workers.len());
         let mut arguments = vec!["worker", "--leg", leg, "--router", &self.address];
-        arguments.extend(["--device", "cuda", "--model", &model, "--kv-cache", "4MiB"]);
+        arguments.extend(["--device", device, "--model", &model, "--kv-cache", "4MiB"]);
         arguments.extend(["--calibrate", "0", "--name", &name]);
         arguments.extend(["--metrics-listen", "127.0.0.1:0"]);
         let mut command = on_stand_in(&arguments, self.cache.path()).expect("it is emulated");
-        command.env("CLEAVE_STANDIN_FAULTS", faults);
+        command
+            .env("CLEAVE_STANDIN_DEVICES", "2")
+            .env("CLEAVE_STANDIN_FAULTS", faults);
         self.workers.push(harness::Process::spawn(command));
         let wanted = self.workers.len() as f64;
         harness::wait_for("worker", || {
@@ -349,11 +372,21 @@ fn alone(first: u32, cache: &Path) -> String {
 /// The sender's device copies into the receiver's pool, which verifies the bytes where they are.
 #[test]
 fn a_stream_handed_over_between_processes_of_a_gpu_is_the_one_of_a_single_worker() {
+    handed_over_directly(["cuda:0", "cuda:0"]);
+}
+
+/// The same from one GPU of the host to another.
+#[test]
+fn a_stream_handed_over_between_gpus_of_a_host_is_the_one_of_a_single_worker() {
+    handed_over_directly(["cuda:0", "cuda:1"]);
+}
+
+fn handed_over_directly([prefill, decode]: [&str; 2]) {
     let Some(mut fleet) = Fleet::new(&[]) else {
         return;
     };
-    let prefill = fleet.worker("prefill", "");
-    let decode = fleet.worker("decode", "");
+    let prefill = fleet.worker_on(prefill, "prefill", "");
+    let decode = fleet.worker_on(decode, "decode", "");
     for first in [3, 40] {
         let text = fleet.client.complete(&prompt(first));
         assert_eq!(text, alone(first, fleet.cache.path()), "from {first}");

@@ -13,6 +13,8 @@ mod error;
 mod field;
 mod flights;
 mod frontend;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod gate;
 mod generate;
 mod metrics;

@@ -14,6 +14,8 @@ mod client;
 mod confidence;
 mod connection;
 mod dice;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod job;
 mod lengths;
 mod number;

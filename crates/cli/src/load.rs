@@ -29,6 +29,7 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<()> {
         rate,
         speed,
         duration,
+        goal,
         measure,
     } = args;
     let parts = (&server, &workload, &measure);
@@ -51,6 +52,21 @@ pub(crate) fn run(args: RunArgs) -> anyhow::Result<()> {
     })?;
     watch::print_run(&report)?;
     say_where(&report, measure.out.as_deref());
+    demand(&report, goal)
+}
+
+/// # Errors
+/// If fewer of a run's requests were within their targets than `goal` asks for.
+fn demand(report: &Report, goal: Option<f64>) -> anyhow::Result<()> {
+    for run in &report.runs {
+        let (all, errors) = (&run.all, &run.errors);
+        anyhow::ensure!(
+            goal.is_none_or(|goal| all.attainment >= goal),
+            "{} of {} requests were within their targets, fewer than --goal asks for; errors: {errors:?}",
+            all.met,
+            all.offered,
+        );
+    }
     Ok(())
 }
 

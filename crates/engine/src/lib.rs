@@ -11,6 +11,8 @@ pub mod checkpoint;
 pub mod conformance;
 pub mod e4m3;
 mod forward;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod mock;
 mod model;
 pub mod ops;

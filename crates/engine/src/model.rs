@@ -392,7 +392,7 @@ fn slot_of(slots: &mut [Option<Slot>], slot: SlotIndex) -> &mut Slot {
 }
 
 fn not_finite(slot: SlotIndex) -> EngineError {
-    EngineError::Device(format!("the logits of {slot} are not finite"))
+    EngineError::NotFinite(slot)
 }
 
 /// The rows of a segment whose logits are wanted, in order, and why.

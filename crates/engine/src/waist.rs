@@ -1,7 +1,7 @@
 //! The upper waist: what a worker needs of a model, on whatever device.
 
 use crate::blocks::DeviceBlocks;
-use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, StepPlan, StepResult};
+use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, SlotIndex, StepPlan, StepResult};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
-    /// `Device` or `Lost` if the device failed; what the plan was to write is then unknown.
+    /// `Device`, `NotFinite` or `Lost` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
     /// Steps ahead of results, if the device can: the same steps, begun before the last one is over.
@@ -107,7 +107,7 @@ pub trait Overlap {
     /// Waits for the oldest step that was begun and not collected, and gives its result.
     ///
     /// # Errors
-    /// `Device` or `Lost` if the step failed, or the one before it on whose tokens it stood.
+    /// `Device`, `NotFinite` or `Lost` if the step failed, or the one before it on whose tokens it stood.
     ///
     /// # Panics
     /// If none is under way.
@@ -131,6 +131,9 @@ pub enum EngineError {
     /// The device failed.
     #[error("device failed: {0}")]
     Device(String),
+    /// The device computed something that is no number; it may be the model that does, with this input.
+    #[error("the logits of {0} are not finite")]
+    NotFinite(SlotIndex),
     /// The device failed for good: nothing works on it any more in this process.
     #[error("device lost: {0}")]
     Lost(String),

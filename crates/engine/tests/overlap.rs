@@ -259,7 +259,7 @@ fn a_slot_taken_over_while_its_last_sequence_draws_has_only_its_own_tokens() {
 }
 
 fn is_not_finite(result: &Result<StepResult, EngineError>) -> bool {
-    matches!(result, Err(EngineError::Device(problem)) if problem.contains("not finite"))
+    matches!(result, Err(EngineError::NotFinite(_)))
 }
 
 #[test]

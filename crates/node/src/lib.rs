@@ -9,6 +9,8 @@
 mod calibrate;
 mod clock;
 mod door;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod grpc;
 mod health;
 mod http;

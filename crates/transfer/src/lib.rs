@@ -14,6 +14,8 @@ mod buffer;
 mod checksum;
 mod config;
 mod credit;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 #[cfg_attr(not(target_os = "linux"), path = "no_host.rs")]
 mod host;
 #[cfg(all(test, target_os = "linux"))]

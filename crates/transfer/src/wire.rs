@@ -593,6 +593,8 @@ impl Fields<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
 
     fn worker() -> impl Strategy<Value = WorkerRef> {
         (any::<u64>(), any::<u64>()).prop_map(|(worker, incarnation)| WorkerRef {
@@ -752,6 +754,20 @@ mod tests {
             };
             prop_assert!(shorter_list || Message::decode(bytes[0], &body[..keep]).is_err());
         }
+    }
+
+    #[test]
+    fn a_damaged_stream_is_refused_or_what_it_says() {
+        let mut runner = TestRunner::deterministic();
+        let samples: Vec<Vec<u8>> = (0..200)
+            .map(|_| {
+                let message = message().new_tree(&mut runner).unwrap().current();
+                let mut bytes = BytesMut::new();
+                message.encode(&mut bytes);
+                bytes.to_vec()
+            })
+            .collect();
+        cleave_fuzz::hold("frames", &samples, 20_000, crate::fuzzing::frames);
     }
 
     #[test]

@@ -21,7 +21,8 @@ if [ ! -d "$folder/source" ]; then
 fi
 
 # CMake looks for one folder with everything of CUDA in it.
-home=$(cd "$(dirname "$nvcc")/.." && pwd -P)
+# nvcc may be a link, and so may its folder.
+home=$(cd -P "$(dirname "$(readlink -f "$nvcc")")/.." && pwd)
 cublas=$("$folder/venv/bin/python" -c 'import nvidia; print(list(nvidia.__path__)[0])')/cu13
 cuda=$folder/cuda
 mkdir -p "$cuda/include" "$cuda/lib64"

@@ -157,6 +157,9 @@ pub(crate) struct RunArgs {
     /// Arrivals end after this long, such as 60s.
     #[arg(long, value_name = "TIME", value_parser = parse_span)]
     pub(crate) duration: Option<Duration>,
+    /// Exit with status 1 unless this share of the requests was within its targets; 1 for all of them.
+    #[arg(long, value_name = "SHARE", value_parser = parse_demand)]
+    pub(crate) goal: Option<f64>,
     #[command(flatten)]
     pub(crate) measure: MeasureArgs,
 }
@@ -235,6 +238,13 @@ fn parse_goal(text: &str) -> Result<f64, String> {
     let goal: Option<f64> = text.parse().ok();
     let within = goal.filter(|goal| *goal > 0.0 && *goal < 1.0);
     within.ok_or_else(|| "expected a share between 0 and 1, such as 0.9".to_owned())
+}
+
+/// A share that may be all: a search needs room on both sides of its goal, a check does not.
+fn parse_demand(text: &str) -> Result<f64, String> {
+    let goal: Option<f64> = text.parse().ok();
+    let within = goal.filter(|goal| *goal > 0.0 && *goal <= 1.0);
+    within.ok_or_else(|| "expected a share above 0 and at most 1, such as 0.9".to_owned())
 }
 
 /// See [`ServerArgs::endpoint`].

@@ -123,7 +123,7 @@ fn check(path: &Path, bytes: &[u8]) -> Result<SloPolicy, PolicyError> {
 }
 
 /// The policy that a text says, or everything that is wrong with it.
-fn parse(text: &str) -> Result<SloPolicy, Vec<Flaw>> {
+pub(crate) fn parse(text: &str) -> Result<SloPolicy, Vec<Flaw>> {
     let mut flaws = Flaws::default();
     let policy = read_policy(text, &mut flaws);
     match (policy, flaws.into_sorted()) {

@@ -221,3 +221,12 @@ fn a_swapped_link_is_noticed_and_a_bad_file_is_told_once() {
     std::os::unix::fs::symlink("..data/policy.yaml", &path).unwrap();
     assert_eq!([name(), name()], ["five", "nothing"]);
 }
+
+#[test]
+fn a_damaged_policy_is_refused_with_a_reason_and_a_place() {
+    let samples = [
+        EXAMPLE.as_bytes().to_vec(),
+        b"classes:\n- {name: one, ttft: 1s, tpot: 50ms}\n- {name: two, unmet: queue}\ndefault: one\n".to_vec(),
+    ];
+    cleave_fuzz::hold("policy", &samples, 4_000, crate::fuzzing::policy);
+}

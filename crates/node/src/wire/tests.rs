@@ -13,6 +13,8 @@ use cleave_domain::{
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 use prost::Message;
 use std::sync::Arc;
 use std::time::Duration;
@@ -455,6 +457,26 @@ proptest! {
             let _ = Order::try_from(order);
         }
     }
+}
+
+#[test]
+fn a_damaged_message_is_refused_or_what_it_says() {
+    let mut runner = TestRunner::deterministic();
+    let mut samples = Vec::new();
+    let mut keep = |kind: u8, message: Vec<u8>| samples.push([vec![kind], message].concat());
+    for _ in 0..40 {
+        keep(0, drawn::<_, proto::Hello>(introduction(), &mut runner));
+        keep(1, drawn::<_, proto::Report>(report(), &mut runner));
+        keep(2, drawn::<_, proto::Order>(order(), &mut runner));
+        let tokens = (handoff(), emission());
+        keep(3, drawn::<_, proto::Tokens>(tokens, &mut runner));
+    }
+    cleave_fuzz::hold("grpc", &samples, 20_000, crate::fuzzing::grpc);
+}
+
+fn drawn<S: Strategy, M: Message + From<S::Value>>(from: S, runner: &mut TestRunner) -> Vec<u8> {
+    let value = from.new_tree(runner).unwrap().current();
+    M::from(value).encode_to_vec()
 }
 
 #[test]

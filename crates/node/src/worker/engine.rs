@@ -47,6 +47,10 @@ const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// And while it has another one: only clients wait for what is over.
 const LOOK_LATER: Duration = Duration::from_micros(200);
 
+/// Steps in a row that a device may fail. One may be due to what was asked for; a device that does nothing else
+/// is no device, and its streams are better off with another worker.
+const DEVICE_FAILURES_MAX: u32 = 8;
+
 /// Bytes on their way into the pool.
 #[derive(Debug)]
 pub(crate) struct Import {
@@ -214,6 +218,8 @@ pub(super) struct Bench {
     pub(super) limits: EngineLimits,
     pulse: Arc<Pulse>,
     health: Health,
+    /// Steps that the device failed since it last did one.
+    device_failures: u32,
     pub(super) cellar: Cellar,
 }
 
@@ -294,6 +300,7 @@ impl Bench {
             pace: Pace::new(limits.time.clone()),
             pulse,
             health: Health::Sound,
+            device_failures: 0,
             cellar: Cellar::new(limits.swap_bytes_max),
             limits,
         }
@@ -365,8 +372,11 @@ impl Bench {
         result: Result<Result<StepResult, EngineError>, String>,
     ) -> Option<Input> {
         let reason = match result {
-            Ok(Ok(result)) => return self.pace.stepped(plan, (result, began)),
-            Ok(Err(error)) => self.failed(&error),
+            Ok(Ok(result)) => {
+                self.device_failures = 0;
+                return self.pace.stepped(plan, (result, began));
+            }
+            Ok(Err(error)) => self.step_failed(&error),
             Err(panic) => panic,
         };
         self.pace.failed();
@@ -443,6 +453,21 @@ impl Bench {
         let reason = error.to_string();
         if matches!(error, EngineError::Lost(_)) {
             self.broke(&reason);
+        }
+        reason
+    }
+
+    /// As [`Bench::failed`]; so many failures of the device in a row are its loss.
+    fn step_failed(&mut self, error: &EngineError) -> String {
+        let reason = self.failed(error);
+        if matches!(error, EngineError::Device(_)) {
+            self.device_failures += 1;
+        }
+        if self.device_failures >= DEVICE_FAILURES_MAX {
+            let count = self.device_failures;
+            self.broke(&format!(
+                "{count} steps in a row failed, the last: {reason}"
+            ));
         }
         reason
     }

@@ -109,7 +109,7 @@ mod tests {
     use crate::worker::engine::{EngineHost, EngineLimits, Work};
     use crate::worker::pace::StepTime;
     use crate::worker::swap::{Swap, Way};
-    use cleave_domain::{BlockIndex, FlightId, HandoffId, StepId, StepResult};
+    use cleave_domain::{BlockIndex, FlightId, HandoffId, SlotIndex, StepId, StepResult};
     use cleave_engine::EngineDescription;
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
@@ -122,6 +122,7 @@ mod tests {
         /// It ends, and its result is given again in place of the next one's.
         Repeats,
         Breaks,
+        ComputesNoNumber,
         Panics,
     }
 
@@ -200,6 +201,7 @@ mod tests {
                     })
                 }
                 Fate::Breaks => Err(EngineError::Device("on fire".into())),
+                Fate::ComputesNoNumber => Err(EngineError::NotFinite(SlotIndex(0))),
                 Fate::Panics => panic!("a kernel that is not there"),
             }
         }
@@ -334,6 +336,33 @@ mod tests {
         assert_eq!(stage.answer().await, "lost");
         stage.fates.send(Fate::Panics).unwrap();
         assert_eq!(stage.answer().await, format!("failed s3: {panic}"));
+    }
+
+    #[tokio::test]
+    async fn a_device_that_failed_every_step_kept_its_streams() {
+        let mut stage = Stage::new(0);
+        let fates = [
+            vec![Fate::Breaks; 7],
+            // What a model computes is not the device's failure, and what it did once it can do.
+            vec![Fate::ComputesNoNumber; 9],
+            vec![Fate::Ends],
+            vec![Fate::Breaks; 7],
+        ];
+        let mut number = 0;
+        for fate in fates.concat() {
+            number += 1;
+            stage.begin(number);
+            stage.fates.send(fate).unwrap();
+            let answer = stage.answer().await;
+            assert!(answer.contains(&StepId(number).to_string()), "{answer}");
+            assert_eq!(stage.pulse.check(), Ok(()), "{number}");
+        }
+        stage.begin(number + 1);
+        stage.fates.send(Fate::Breaks).unwrap();
+        let failed = format!("failed {}: device failed: on fire", StepId(number + 1));
+        assert_eq!(stage.answer().await, failed);
+        assert_eq!(stage.answer().await, "lost");
+        assert!(stage.pulse.check().is_err());
     }
 
     /// The brain would have waited for the other one for ever.

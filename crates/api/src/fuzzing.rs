@@ -1,0 +1,233 @@
+//! What a client sends, for tests and libFuzzer.
+
+use crate::admin::{CommandError, Operator, WorkerCommand, WorkerView};
+use crate::app::{ApiOptions, App};
+use crate::frontend::{FlightEvent, FlightStream, Frontend, Readiness};
+use crate::model::{ModelFiles, ModelText, Special};
+use crate::text::{Start, TextStream};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{Request as HttpRequest, StatusCode, header};
+use cleave_domain::{
+    Emission, Ending, FinishReason, PrefillTiming, PromptFacts, Request, Sampled, Scores, Timing,
+    TokenId, Usage,
+};
+use futures::StreamExt;
+use http_body_util::BodyExt;
+use serde_json::Value;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+
+/// Which route a body goes to.
+const ROUTES: [&str; 7] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+    "/admin/drain",
+    "/admin/role",
+    "/v1/models",
+];
+
+/// Says the first tokens of the prompt again.
+struct Echo;
+
+impl Operator for Echo {
+    fn workers(&self) -> Vec<WorkerView> {
+        Vec::new()
+    }
+
+    fn command(&self, _: &str, _: WorkerCommand) -> Result<WorkerView, CommandError> {
+        Err(CommandError::Unknown)
+    }
+}
+
+impl Frontend for Echo {
+    fn submit(&self, request: Request) -> FlightStream {
+        let count = (request.stop.max_tokens as usize).min(4);
+        let scored = |token: TokenId, top: Option<u32>| Sampled {
+            token,
+            scores: top.map(|top| Scores {
+                normalizer: 1.0,
+                chosen: 0.5,
+                top: (0..top).map(|rank| (rank, 0.5)).collect(),
+            }),
+        };
+        let prompt_scores = request.sampling.prompt_logprobs.map(|top| {
+            let rest = request.prompt.iter().skip(1);
+            rest.map(|token| scored(*token, Some(top))).collect()
+        });
+        let mut facts = Some(PromptFacts {
+            cached_tokens: 0,
+            scores: prompt_scores.unwrap_or_default(),
+            timing: PrefillTiming::default(),
+        });
+        let tokens = request.prompt.iter().cycle().take(count);
+        let tokens = tokens.enumerate().map(|(index, token)| {
+            FlightEvent::Token(Emission {
+                index: index as u32,
+                sampled: scored(*token, request.sampling.logprobs),
+                prompt: facts.take(),
+            })
+        });
+        let ended = FlightEvent::Ended {
+            ending: Ending::Done {
+                reason: FinishReason::Length,
+            },
+            usage: Usage::default(),
+            timing: Timing::default(),
+        };
+        let events: Vec<FlightEvent> = tokens.chain([ended]).collect();
+        futures::stream::iter(events).boxed()
+    }
+
+    fn readiness(&self) -> Readiness {
+        Readiness::Ready
+    }
+
+    fn metrics(&self) -> String {
+        String::new()
+    }
+}
+
+fn model(name: &str) -> ModelText {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata"));
+    let files = ModelFiles::read(&root.join(name)).expect("a checkpoint of the tests");
+    ModelText::new(files).expect("a tokenizer")
+}
+
+/// A body for the route that its first byte chooses. Gives the answer's status.
+///
+/// # Panics
+/// If the answer is a server's error, or is none of the API's.
+pub fn http(bytes: &[u8]) -> StatusCode {
+    static SERVER: LazyLock<(Runtime, Router)> = LazyLock::new(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime");
+        let app = App::new(Arc::new(Echo), ApiOptions::default());
+        app.serve_model(model("qwen3"));
+        (runtime, app.router())
+    });
+    let (route, body) = bytes.split_first().unwrap_or((&0, &[]));
+    let route = ROUTES[usize::from(*route) % ROUTES.len()];
+    let request = HttpRequest::post(route)
+        .header(header::CONTENT_TYPE, "application/json")
+        // `/admin` answers this machine.
+        .extension(ConnectInfo(SocketAddr::from((Ipv4Addr::LOCALHOST, 1))))
+        .body(Body::from(body.to_vec()))
+        .expect("a request");
+    let (runtime, router) = &*SERVER;
+    let answer = router.clone().oneshot(request);
+    runtime.block_on(async {
+        let answer = answer.await.expect("routes do not fail");
+        let (head, body) = answer.into_parts();
+        let body = body.collect().await.expect("a body does not break off");
+        let body = body.to_bytes();
+        assert!(!head.status.is_server_error(), "{}", body.escape_ascii());
+        let kind = head.headers.get(header::CONTENT_TYPE);
+        if kind.is_some_and(|kind| kind == "application/json") {
+            let answer: Value = serde_json::from_slice(&body).expect("an answer is JSON");
+            let told = answer["error"]["message"].as_str();
+            assert_eq!(head.status.is_success(), told.is_none(), "{answer}");
+        }
+        head.status
+    })
+}
+
+/// A text, for tokenizers of three kinds.
+///
+/// # Panics
+/// If a token does not exist, text is lost, or a stream of tokens reads differently from all of them at once.
+pub fn text(bytes: &[u8]) {
+    static MODELS: LazyLock<[(Arc<ModelText>, bool); 3]> = LazyLock::new(|| {
+        // Whether every text comes back: the second puts a space in front, and has no token for some characters.
+        [("llama3", true), ("llama2", false), ("qwen3", false)]
+            .map(|(name, is_exact)| (Arc::new(model(name)), is_exact))
+    });
+    let text = String::from_utf8_lossy(bytes);
+    for (model, is_exact) in &*MODELS {
+        let tokens = model.encode(&text, Special::Skipped);
+        let tokens = tokens.expect("a text has tokens");
+        let count = model.vocabulary_count();
+        assert!(tokens.iter().all(|token| *token < count), "{tokens:?}");
+        let whole = model.decode(&tokens, Special::Kept);
+        if *is_exact {
+            assert_eq!(whole, text);
+        }
+        let mut stream = TextStream::new(Arc::clone(model), Special::Kept, Start::Fresh);
+        let mut parts: String = tokens.iter().map(|token| stream.push(*token)).collect();
+        parts.push_str(&stream.finish());
+        assert_eq!(parts, whole);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(route: u8, body: &str) -> Vec<u8> {
+        [&[route], body.as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_damaged_body_is_answered_and_costs_nobody_else() {
+        let chat = r#"{"model":"qwen3","messages":[{"role":"system","content":"Be brief."},{"role":"user",
+            "content":[{"type":"text","text":"What is a slice?"}]},{"role":"assistant","tool_calls":[{"id":"1",
+            "type":"function","function":{"name":"look","arguments":"{\"at\": 3}"}}]},{"role":"tool",
+            "tool_call_id":"1","content":"a view"}],"tools":[{"type":"function","function":{"name":"look",
+            "parameters":{"type":"object"}}}],"max_completion_tokens":3,"logprobs":true,"top_logprobs":2,
+            "temperature":0.7,"stop":["\n"],"n":2,"stream":false}"#;
+        let samples = [
+            sample(0, chat),
+            sample(
+                0,
+                r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"include_usage":true}}"#,
+            ),
+            sample(
+                1,
+                r#"{"prompt":"A vector is","max_tokens":4,"seed":5,"top_p":0.9,"logit_bias":{"5":-3.5},"echo":true,"logprobs":1}"#,
+            ),
+            sample(
+                1,
+                r#"{"prompt":[[1,2,3],[4,5]],"max_tokens":2,"presence_penalty":0.5,"min_p":0.1,"suffix":null}"#,
+            ),
+            sample(2, r#"{"prompt":"a b c","add_special_tokens":true}"#),
+            sample(
+                2,
+                r#"{"messages":[{"role":"user","content":"x"}],"add_generation_prompt":false}"#,
+            ),
+            sample(3, r#"{"tokens":[1,2,3,4]}"#),
+            sample(4, r#"{"worker":"d0"}"#),
+            sample(5, r#"{"worker":"d0","role":"both"}"#),
+        ];
+        for (index, sample) in samples.iter().enumerate() {
+            // There is no worker that could be told anything.
+            let taken = if sample[0] < 4 { 200 } else { 404 };
+            assert_eq!(http(sample).as_u16(), taken, "sample {index}");
+        }
+        cleave_fuzz::hold("http", &samples, 3_000, |bytes| {
+            http(bytes);
+        });
+    }
+
+    #[test]
+    fn any_text_is_tokens_and_comes_back() {
+        let samples = [
+            "What is a slice? It's 12,345.67 \u{a0} \t\n\n  done"
+                .as_bytes()
+                .to_vec(),
+            "Größe, 语言模型, 🦀👩‍👩‍👧, \u{1F1E9}\u{1F1EA} é e\u{301}"
+                .as_bytes()
+                .to_vec(),
+            "<|im_start|><s></s><0x0A>▁<|eot_id|>".as_bytes().to_vec(),
+            b"\xff\xfe\x00\x01\xc3".to_vec(),
+        ];
+        cleave_fuzz::hold("text", &samples, 3_000, text);
+    }
+}

@@ -1,0 +1,218 @@
+//! Bytes that are almost right: what a parser of outside bytes is held against in every test run.
+//!
+//! Owns: seeds, and how one is damaged. Never: guides itself by what the parser did; that is libFuzzer's work, which
+//! `scripts/fuzz.sh` gives the same functions and the same seeds for as long as one likes.
+//! Invariant: the same seeds give the same bytes, whatever the machine.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+
+/// The folder of this variable gets every sample as a file, in a folder of its target's name, for libFuzzer.
+pub const CORPUS: &str = "CLEAVE_FUZZ_CORPUS";
+
+/// No input is longer than this.
+const BYTES_MAX: usize = 1 << 16;
+
+/// Numbers that parsers have been caught by, as text.
+const NUMBERS: [&str; 12] = [
+    "0",
+    "-1",
+    "-0",
+    "1e999",
+    "0.1",
+    "255",
+    "65536",
+    "2147483648",
+    "4294967296",
+    "9223372036854775808",
+    "18446744073709551616",
+    "NaN",
+];
+
+/// Shows `check` every sample, every seed that is kept in `tests/fuzz/seeds/<target>`, and `count` damaged ones of them.
+///
+/// # Panics
+/// As `check` does, after the bytes have been written to standard error in a form that can be pasted into a test. If
+/// there is neither a sample nor a seed.
+pub fn hold(target: &str, samples: &[Vec<u8>], count: usize, check: impl Fn(&[u8])) {
+    let mut seeds = kept(&root().join("tests/fuzz/seeds").join(target));
+    seeds.extend_from_slice(samples);
+    assert!(
+        !seeds.is_empty(),
+        "`{target}` has neither samples nor seeds"
+    );
+    if let Some(corpus) = std::env::var_os(CORPUS) {
+        write(&Path::new(&corpus).join(target), &seeds);
+    }
+    let mut dice = Dice::of(target);
+    let whole = seeds.iter().cloned();
+    let damaged = (0..count).map(|_| dice.damaged(&seeds));
+    for bytes in whole.chain(damaged) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| check(&bytes)));
+        if let Err(panic) = outcome {
+            eprintln!("`{target}` on b\"{}\"", bytes.escape_ascii());
+            resume_unwind(panic);
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The files of a folder, by name; none if there is no such folder.
+fn kept(folder: &Path) -> Vec<Vec<u8>> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("a readable folder").path())
+        .collect();
+    paths.sort();
+    paths
+        .iter()
+        .map(|path| fs::read(path).expect("a readable seed"))
+        .collect()
+}
+
+fn write(folder: &Path, seeds: &[Vec<u8>]) {
+    fs::create_dir_all(folder).expect("a folder for the corpus");
+    for (index, seed) in seeds.iter().enumerate() {
+        fs::write(folder.join(format!("sample-{index}")), seed).expect("a writable corpus");
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn of(target: &str) -> Self {
+        let fold = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        Self(target.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Below `count`, which is not 0.
+    fn below(&mut self, count: usize) -> usize {
+        (self.draw() % count as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+
+    /// One of them with one to four wounds.
+    fn damaged(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = self.pick(seeds).clone();
+        for _ in 0..=self.below(4) {
+            self.wound(&mut bytes, seeds);
+        }
+        bytes.truncate(BYTES_MAX);
+        bytes
+    }
+
+    fn wound(&mut self, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
+        if bytes.is_empty() {
+            bytes.push(self.draw() as u8);
+            return;
+        }
+        let at = self.below(bytes.len());
+        let some = 1 + self.below(16);
+        let end = (at + some).min(bytes.len());
+        match self.below(9) {
+            0 => bytes[at] ^= 1 << self.below(8),
+            1 => {
+                bytes[at] =
+                    *self.pick(&[0, 1, 0x7f, 0x80, 0xff, b'"', b'{', b'[', b'\\', b'\n', b':'])
+            }
+            2 => bytes.truncate(at),
+            3 => drop(bytes.drain(at..end)),
+            4 => {
+                let again = bytes[at..end].to_vec();
+                bytes.splice(at..at, again);
+            }
+            5 => {
+                let other = self.pick(seeds);
+                let from = self.below(other.len().max(1)).min(other.len());
+                let rest = other[from..].to_vec();
+                bytes.splice(at.., rest);
+            }
+            6 => {
+                let number = self.draw() >> self.below(64);
+                let length = *self.pick(&[2, 4, 8]);
+                bytes.splice(at..end, number.to_le_bytes()[..length].iter().copied());
+            }
+            7 => self.number(bytes, at),
+            _ => {
+                let depth = 1 + self.below(300);
+                let open = *self.pick(b"[{(- ");
+                bytes.splice(at..at, std::iter::repeat_n(open, depth));
+            }
+        }
+    }
+
+    /// The run of digits from `at` on becomes another number; where there is none, one is put there.
+    fn number(&mut self, bytes: &mut Vec<u8>, at: usize) {
+        let from = bytes[at..].iter().position(u8::is_ascii_digit);
+        let from = from.map_or(at, |offset| at + offset);
+        let digits = bytes[from..]
+            .iter()
+            .take_while(|byte| byte.is_ascii_digit());
+        let end = from + digits.count();
+        let number = self.pick(&NUMBERS);
+        bytes.splice(from..end, number.bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn shown(target: &str) -> Vec<Vec<u8>> {
+        let shown = RefCell::new(Vec::<Vec<u8>>::new());
+        let sample = br#"{"count": 17}"#.to_vec();
+        hold(target, &[sample], 500, |bytes| {
+            shown.borrow_mut().push(bytes.to_vec());
+        });
+        shown.into_inner()
+    }
+
+    #[test]
+    fn the_same_target_is_shown_the_same_bytes_every_time() {
+        let first = shown("numbers");
+        assert_eq!(first.len(), 501);
+        assert_eq!(first, shown("numbers"));
+        assert_ne!(first, shown("others"));
+    }
+
+    #[test]
+    fn damage_is_small_and_not_always_the_same() {
+        let mut bytes = shown("numbers");
+        let sample = bytes[0].clone();
+        let close = |bytes: &&Vec<u8>| bytes.starts_with(&sample[..4]);
+        assert!(bytes.iter().filter(close).count() > 100);
+        bytes.sort();
+        bytes.dedup();
+        assert!(bytes.len() > 400, "{}", bytes.len());
+    }
+
+    #[test]
+    fn what_a_parser_fell_over_is_the_panic_of_the_test() {
+        let fell = catch_unwind(|| {
+            hold("numbers", &[b"17".to_vec()], 500, |bytes| {
+                assert!(bytes.len() < 5, "too long");
+            });
+        });
+        let panic = fell.expect_err("some are longer");
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"too long"));
+    }
+}

@@ -1,0 +1,52 @@
+{{/* What a schema cannot say of values. Each message names the path. */}}
+{{- define "cleave.check" -}}
+{{- $root := . -}}
+{{- if not (or (and .Values.prefill.enabled .Values.decode.enabled) .Values.both.enabled) -}}
+{{- fail "prefill.enabled, decode.enabled, both.enabled: a request needs both legs: enable prefill and decode, or both" -}}
+{{- end -}}
+{{- if and (include "cleave.scalesBy" (list . "keda")) (include "cleave.scalesBy" (list . "hpa")) -}}
+{{- fail "autoscaling.type: pools scale by keda and by hpa, but a cluster has one external metrics API: choose one" -}}
+{{- end -}}
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled .clients (not .autoscaler) (include "cleave.scalesBy" (list $root "keda")) -}}
+{{- fail "networkPolicy.autoscaler: clients are named, so KEDA's operator must be too: it asks the same port" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.parentRefs: name the gateway that the route belongs to" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled .Values.tls.secretName -}}
+{{- fail "inferencePool.enabled: gateway and picker speak plain HTTP to the pool's endpoints: leave tls.secretName empty, and let the gateway end TLS" -}}
+{{- end -}}
+{{- range $name := (fromJson (include "cleave.pools" .)).pools -}}
+{{- include "cleave.checkPool" (list $root $name (fromJson (include "cleave.pool" (list $root $name)))) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "cleave.checkPool" -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $pool := index . 2 -}}
+{{- $scaling := $pool.autoscaling -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
+{{- fail (printf "%s.autoscaling.minReplicas: %d is more than maxReplicas, %d" $name (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- end -}}
+{{- if and (eq $scaling.type "hpa") (eq (int $scaling.minReplicas) 0) (semverCompare "<1.37.0-0" $root.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "%s.autoscaling.minReplicas: an HPA goes to 0 from Kubernetes 1.37 on, this is %s: use 1, or type keda" $name $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if ne (empty $pool.rdma.resource) (empty $pool.rdma.count) -}}
+{{- fail (printf "%s.rdma: give resource and count, or neither" $name) -}}
+{{- end -}}
+{{- $update := $pool.strategy.rollingUpdate -}}
+{{- if and (eq (toString $update.maxSurge) "0") (eq (toString $update.maxUnavailable) "0") -}}
+{{- fail (printf "%s.strategy.rollingUpdate: maxSurge and maxUnavailable are both 0, so nothing could ever be replaced" $name) -}}
+{{- end -}}
+{{- $model := $pool.model -}}
+{{- if and (eq $model.source "pvc") (not $model.pvc.claimName) -}}
+{{- fail (printf "model.pvc.claimName: pool %s has its model on a claim, but which?" $name) -}}
+{{- end -}}
+{{- if and (eq $model.source "hostPath") (not $model.hostPath.path) -}}
+{{- fail (printf "model.hostPath.path: pool %s has its model in a folder of the node, but which?" $name) -}}
+{{- end -}}
+{{- if and (eq $model.source "init") (not $model.init.image) -}}
+{{- fail (printf "model.init.image: pool %s has its model fetched by an init container, but of which image?" $name) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,185 @@
+{{/* Names. */}}
+{{- define "cleave.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "cleave.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "cleave.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "cleave.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What routers are called by workers and autoscalers: every router's address, ready or not. */}}
+{{- define "cleave.routerAddress" -}}
+{{- printf "%s-router.%s.svc:%d" (include "cleave.fullname" .) .Release.Namespace (int .Values.network.ports.http) -}}
+{{- end -}}
+
+{{/* Labels: (root, component). */}}
+{{- define "cleave.selectorLabels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "cleave.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "cleave.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "cleave.selectorLabels" . }}
+app.kubernetes.io/part-of: cleave
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The pods of this release that have workers in them. */}}
+{{- define "cleave.workerSelector" -}}
+matchLabels:
+  app.kubernetes.io/name: {{ include "cleave.name" . }}
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+  - key: app.kubernetes.io/component
+    operator: In
+    values: [prefill, decode, both]
+{{- end -}}
+
+{{/* (map, map that counts) as JSON. Maps are merged, lists and everything else replaced; unlike sprig's merge, false, 0
+     and "" count too. */}}
+{{- define "cleave.merge" -}}
+{{- $merged := deepCopy (index . 0) -}}
+{{- range $key, $value := index . 1 -}}
+{{- $old := get $merged $key -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $old) -}}
+{{- $_ := set $merged $key (fromJson (include "cleave.merge" (list $old $value))) -}}
+{{- else if kindIs "invalid" $value -}}
+{{- $_ := unset $merged $key -}}
+{{- else -}}
+{{- $_ := set $merged $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $merged -}}
+{{- end -}}
+
+{{/* (root, pool's name): what counts for the pool, as JSON. */}}
+{{- define "cleave.pool" -}}
+{{- $root := index . 0 -}}
+{{- $pool := fromJson (include "cleave.merge" (list $root.Values.workers (get $root.Values (index . 1)))) -}}
+{{- $_ := set $pool "model" (fromJson (include "cleave.merge" (list $root.Values.model $pool.model))) -}}
+{{- toJson $pool -}}
+{{- end -}}
+
+{{/* (root, image of a pool or an empty map). */}}
+{{- define "cleave.image" -}}
+{{- $root := index . 0 -}}{{- $own := index . 1 -}}
+{{- $repository := default $root.Values.image.repository $own.repository -}}
+{{- $tag := default (default $root.Chart.AppVersion $root.Values.image.tag) $own.tag -}}
+{{- printf "%s:%s" $repository $tag -}}
+{{- end -}}
+
+{{/* (root, port): where a process listens. */}}
+{{- define "cleave.listen" -}}
+{{- $any := ternary "[::]" "0.0.0.0" (eq (index . 0).Values.network.ipFamily "IPv6") -}}
+{{- printf "%s:%d" $any (int (index . 1)) -}}
+{{- end -}}
+
+{{- define "cleave.serviceAccount" -}}
+{{- $root := index . 0 -}}
+{{- if $root.Values.serviceAccount.create -}}
+{{- printf "%s-%s" (include "cleave.fullname" $root) (index . 1) -}}
+{{- else -}}
+{{- $root.Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of a container: nothing that a process without rights could use. An argument of "IPC_LOCK" lets RDMA pin memory. */}}
+{{- define "cleave.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+  {{- with . }}
+  add: [{{ . }}]
+  {{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Environment of every process. */}}
+{{- define "cleave.env" -}}
+- name: RUST_LOG
+  value: {{ .Values.logLevel | quote }}
+- name: XDG_CACHE_HOME
+  value: /var/cache/cleave
+{{- with .Values.telemetry.otlpEndpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* (constraints, selector labels): spread of pods, with the selector where there is none. */}}
+{{- define "cleave.spread" -}}
+{{- $labels := fromYaml (index . 1) -}}
+{{- range index . 0 }}
+- {{- toYaml (merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $labels))) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Pools that are there, as a JSON object with the key `pools`. */}}
+{{- define "cleave.pools" -}}
+{{- $root := . -}}{{- $pools := list -}}
+{{- range list "prefill" "decode" "both" -}}
+{{- if (get $root.Values .).enabled -}}{{- $pools = append $pools . -}}{{- end -}}
+{{- end -}}
+{{- toJson (dict "pools" $pools) -}}
+{{- end -}}
+
+{{/* "true" where some pool scales this way. */}}
+{{- define "cleave.scalesBy" -}}
+{{- $root := index . 0 -}}{{- $type := index . 1 -}}{{- $found := "" -}}
+{{- range (fromJson (include "cleave.pools" $root)).pools -}}
+{{- if eq (fromJson (include "cleave.pool" (list $root .))).autoscaling.type $type -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
+{{/* "true" where some pool may have no worker. */}}
+{{- define "cleave.scalesToZero" -}}
+{{- $root := . -}}{{- $found := "" -}}
+{{- range (fromJson (include "cleave.pools" $root)).pools -}}
+{{- $scaling := (fromJson (include "cleave.pool" (list $root .))).autoscaling -}}
+{{- if and (ne $scaling.type "none") (eq (int $scaling.minReplicas) 0) -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
+{{/* (root, pool's name, pool): the object that is scaled. */}}
+{{- define "cleave.scaleTarget" -}}
+{{- $set := (index . 2).leaderWorkerSet.enabled -}}
+apiVersion: {{ ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" $set }}
+kind: {{ ternary "LeaderWorkerSet" "Deployment" $set }}
+name: {{ include "cleave.fullname" (index . 0) }}-{{ index . 1 }}
+{{- end -}}
+
+{{/* How a Deployment replaces pods. */}}
+{{- define "cleave.strategy" -}}
+{{- if eq .type "Recreate" -}}
+type: Recreate
+{{- else -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* OTLP's port, to be let out; empty without an endpoint. */}}
+{{- define "cleave.otlpPort" -}}
+{{- with .Values.telemetry.otlpEndpoint -}}
+{{- $port := regexFind ":[0-9]+$" (get (urlParse .) "host") -}}
+{{- $port | trimPrefix ":" | default "4317" -}}
+{{- end -}}
+{{- end -}}

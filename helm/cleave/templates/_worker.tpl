@@ -1,0 +1,204 @@
+{{/* (root, pool's name, pool): metadata and spec of a worker's pod. */}}
+{{- define "cleave.workerPod" -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $pool := index . 2 -}}
+{{- $ports := $root.Values.network.ports -}}
+{{- $model := $pool.model -}}
+{{- $selector := include "cleave.selectorLabels" (list $root $name) -}}
+metadata:
+  labels:
+    {{- include "cleave.labels" (list $root $name) | nindent 4 }}
+    llm-d.ai/role: {{ $name }}
+    {{- with $pool.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $pool.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "cleave.serviceAccount" (list $root "worker") }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  # SIGTERM drains: sequences move to workers of the same fingerprint while they generate, or end here.
+  terminationGracePeriodSeconds: {{ add (int $pool.drainSeconds) 15 }}
+  securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
+  {{- if $pool.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- with $pool.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $pool.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $root.Values.imagePullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.affinity }}
+  affinity: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.topologySpreadConstraints }}
+  topologySpreadConstraints: {{- include "cleave.spread" (list . $selector) | trim | nindent 4 }}
+  {{- end }}
+  {{- if eq $model.source "init" }}
+  initContainers:
+    - name: model
+      image: {{ $model.init.image | quote }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- with $model.init.command }}
+      command: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $model.init.args }}
+      args: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      env:
+        # Whatever the image's tools keep, they keep it where they may write.
+        - name: HOME
+          value: /model
+        {{- with $model.init.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      securityContext: {{- include "cleave.containerSecurity" "" | nindent 8 }}
+      resources: {{- toYaml $model.init.resources | nindent 8 }}
+      volumeMounts:
+        - name: model
+          mountPath: /model
+  {{- end }}
+  containers:
+    - name: worker
+      image: {{ include "cleave.image" (list $root $pool.image) | quote }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      args:
+        - worker
+        - --leg={{ $name }}
+        - --router={{ include "cleave.routerAddress" $root }}
+        - --name=$(POD_NAME)
+        - --device={{ ternary "cpu" "cuda" (eq (toString $pool.gpus) "0") }}
+        {{- if ne $model.source "demo" }}
+        - --model=/model{{ with $model.path }}/{{ trimPrefix "/" . }}{{ end }}
+        {{- end }}
+        {{- with $model.servedName }}
+        - --served-model-name={{ . }}
+        {{- end }}
+        - --data-listen={{ include "cleave.listen" (list $root $ports.data) }}
+        - --data-advertise={{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq $root.Values.network.ipFamily "IPv6") }}:{{ int $ports.data }}
+        - --metrics-listen={{ include "cleave.listen" (list $root $ports.admin) }}
+        - --drain-timeout={{ int $pool.drainSeconds }}
+        {{- if $root.Values.tls.peerSecretName }}
+        - --peer-tls=/etc/cleave/peer-tls
+        {{- end }}
+        {{- range $pool.extraArgs }}
+        - {{ . | quote }}
+        {{- end }}
+      env:
+        - name: POD_NAME
+          valueFrom:
+            fieldRef:
+              fieldPath: metadata.name
+        - name: POD_IP
+          valueFrom:
+            fieldRef:
+              fieldPath: status.podIP
+        {{- include "cleave.env" $root | nindent 8 }}
+        {{- with $pool.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        - name: admin
+          containerPort: {{ int $ports.admin }}
+        - name: data
+          containerPort: {{ int $ports.data }}
+      # Until the model is loaded and the engine measured, nothing listens.
+      startupProbe:
+        httpGet:
+          path: /health
+          port: admin
+        periodSeconds: 2
+        timeoutSeconds: 2
+        failureThreshold: {{ div (add (int $pool.startupSeconds) 1) 2 }}
+      # Forward progress: 503 when a step takes longer than --step-max.
+      livenessProbe:
+        httpGet:
+          path: /health
+          port: admin
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 3
+      # Progress, and a router that is connected.
+      readinessProbe:
+        httpGet:
+          path: /ready
+          port: admin
+        periodSeconds: 5
+        timeoutSeconds: 2
+        failureThreshold: 2
+      securityContext: {{- include "cleave.containerSecurity" (ternary "" "IPC_LOCK" (empty $pool.rdma.resource)) | nindent 8 }}
+      resources: {{- include "cleave.workerResources" $pool | nindent 8 }}
+      volumeMounts:
+        - name: shm
+          mountPath: /dev/shm
+        - name: cache
+          mountPath: /var/cache/cleave
+        {{- if ne $model.source "demo" }}
+        - name: model
+          mountPath: /model
+          readOnly: true
+        {{- end }}
+        {{- if $root.Values.tls.peerSecretName }}
+        - name: peer-tls
+          mountPath: /etc/cleave/peer-tls
+          readOnly: true
+        {{- end }}
+  volumes:
+    - name: shm
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{ $pool.sharedMemory.sizeLimit }}
+    # The bundled model is unpacked there, and kernels that were compiled at run time are kept.
+    - name: cache
+      emptyDir:
+        sizeLimit: 1Gi
+    {{- if eq $model.source "pvc" }}
+    - name: model
+      persistentVolumeClaim:
+        claimName: {{ $model.pvc.claimName }}
+        readOnly: true
+    {{- else if eq $model.source "hostPath" }}
+    - name: model
+      hostPath:
+        path: {{ $model.hostPath.path }}
+        type: Directory
+    {{- else if eq $model.source "init" }}
+    - name: model
+      emptyDir:
+        sizeLimit: {{ $model.init.sizeLimit }}
+    {{- end }}
+    {{- with $root.Values.tls.peerSecretName }}
+    - name: peer-tls
+      secret:
+        secretName: {{ . }}
+    {{- end }}
+{{- end -}}
+
+{{/* A pool's resources with its GPUs and RDMA devices, whose counts are strings: server-side apply refuses numbers. */}}
+{{- define "cleave.workerResources" -}}
+{{- $devices := dict -}}
+{{- if ne (toString .gpus) "0" -}}{{- $_ := set $devices .gpuResource (toString .gpus) -}}{{- end -}}
+{{- with .rdma -}}{{- if .resource -}}{{- $_ := set $devices .resource (toString .count) -}}{{- end -}}{{- end -}}
+{{- $limits := merge $devices (default dict .resources.limits) -}}
+{{- with .resources.requests -}}
+requests: {{- toYaml . | nindent 2 }}
+{{ end -}}
+{{- with $limits -}}
+limits:
+  {{- range $resource, $count := . }}
+  {{ $resource }}: {{ $count | toString | quote }}
+  {{- end }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,6 @@
+//! See `cleave_api::fuzzing::http`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    cleave_api::fuzzing::http(bytes);
+});

@@ -1,0 +1,6 @@
+//! See `cleave_bench::fuzzing::trace`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    cleave_bench::fuzzing::trace(bytes);
+});
