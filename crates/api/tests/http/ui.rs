@@ -248,7 +248,6 @@ async fn strangers_saw_the_fleet_where_no_key_was_set() {
                 ("sec-fetch-site", "same-site"),
                 ("sec-fetch-mode", "cors"),
             ],
-            &[("host", "localhost"), ("origin", "http://localhost:3000")],
             // Handed on by a proxy here.
             &[("host", "localhost"), ("x-forwarded-for", "203.0.113.7")],
         ] {
@@ -263,6 +262,15 @@ async fn strangers_saw_the_fleet_where_no_key_was_set() {
         send(set.router.clone(), request)
             .await
             .is_error(403, "forbidden", None);
+    }
+    // Browsers say where a page's own scripts are asked for; of its facts nobody may.
+    let own = [
+        ("host", "localhost:8000"),
+        ("origin", "http://localhost:8000"),
+    ];
+    assert_eq!(get(&set, "/ui/page.js", &own).await.status, 200);
+    for path in ["/ui/events", "/admin/workers"] {
+        get(&set, path, &own).await.is_error(403, "forbidden", None);
     }
     // Its user follows a link.
     let followed = [
