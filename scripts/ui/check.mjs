@@ -2,7 +2,7 @@
 // [--many N] [--files FOLDER]`. Starts a router and eight mock workers under load, and holds what each panel says
 // against /metrics; then one process with N mock workers. Exits with 0 when every check held. Needs the npm
 // packages playwright-core and axe-core in --modules, and a Chromium; check.sh gets both. --files serves the
-// page's files from a folder instead of the binary, to look at changes without a build.
+// page's files from a folder instead of the binary, to look at changes without a build (and without the headers).
 import { spawn } from "node:child_process";
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";

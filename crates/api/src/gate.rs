@@ -19,7 +19,12 @@ use axum::response::{IntoResponse, Response};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// Headers of a request that is handed on for somebody else, or is a web page's.
+/// Headers of a request that is handed on for somebody else.
+const HANDED_ON: [HeaderName; 2] = [
+    header::FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+];
+/// The same, or a web page's.
 const FOREIGN: [HeaderName; 3] = [
     header::FORWARDED,
     HeaderName::from_static("x-forwarded-for"),
@@ -62,7 +67,7 @@ pub(crate) async fn guard(
 ) -> Response {
     let admitted = match key {
         Some(key) => shows(request.headers(), key),
-        None => is_of_here(&request),
+        None => is_of_here(&request, &FOREIGN),
     };
     let admitted = admitted.and_then(|()| match *request.method() {
         Method::POST => says_json(request.headers()),
@@ -74,13 +79,14 @@ pub(crate) async fn guard(
     }
 }
 
-/// Lets a browser have what asks for the key: where there is one, everybody may be asked for it.
+/// Lets a browser have what asks for the key: where there is one, everybody may be asked for it. A page
+/// that fetches its own scripts says where it is from.
 pub(crate) async fn guard_page(
     State(key): State<Option<AdminKey>>,
     request: Request,
     next: Next,
 ) -> Response {
-    match key.map_or_else(|| is_of_here(&request), |_| Ok(())) {
+    match key.map_or_else(|| is_of_here(&request, &HANDED_ON), |_| Ok(())) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     }
@@ -102,11 +108,11 @@ fn shows(headers: &HeaderMap, key: AdminKey) -> Result<(), ApiError> {
     }
 }
 
-fn is_of_here(request: &Request) -> Result<(), ApiError> {
+fn is_of_here(request: &Request, foreign: &[HeaderName]) -> Result<(), ApiError> {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     let near = peer.is_some_and(|ConnectInfo(peer)| peer.ip().to_canonical().is_loopback());
     let headers = request.headers();
-    let foreign = FOREIGN.into_iter().find(|name| headers.contains_key(name));
+    let foreign = foreign.iter().find(|name| headers.contains_key(*name));
     let reason = match (near, foreign, stranger(request)) {
         (true, None, None) => return Ok(()),
         (true, Some(name), _) => format!("this request has the header `{name}`"),

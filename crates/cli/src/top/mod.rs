@@ -250,7 +250,7 @@ mod tests {
         fleet.hear(("delta".to_owned(), delta)).unwrap();
         let text = text(&fleet, "u").unwrap();
         assert!(text.contains("draining"), "{text}");
-        let table = text.lines().filter(|line| line.contains(" decode-"));
+        let table = text.lines().filter(|line| line.contains("decode-"));
         assert_eq!(table.count(), 1 + 1, "one row, and the event\n{text}");
         let workers = &fleet.json()["workers"];
         assert_eq!(workers.as_array().map(Vec::len), Some(2));
