@@ -49,6 +49,23 @@ fn ask(client: &Client) -> String {
         .complete(&json!({"prompt": "A fleet is", "max_tokens": 20, "ignore_eos": true, "seed": 7}))
 }
 
+/// Operators see the third decode worker wanted and there.
+fn assert_shown(address: &str) {
+    let url = format!("http://{address}");
+    let (status, text, errors) = harness::run(&["top", "--url", &url, "--once", "--json"]);
+    assert!(status.success(), "{errors}");
+    let board: Value = serde_json::from_str(&text).expect("one line of JSON");
+    let scaling = &board["scaling"];
+    let pools = scaling["pools"].as_array().expect("pools");
+    let decode = pools.iter().find(|pool| pool["pool"] == "decode");
+    let decode = decode.expect("the decode pool");
+    let numbers = [&scaling["advisory"], &decode["workers"], &decode["wanted"]];
+    assert_eq!(numbers, [&json!(false), &json!(3), &json!(3)], "{scaling}");
+    let steps = scaling["recent"].as_array().expect("changes of mind");
+    let grown = |step: &Value| step["pool"] == "decode" && step["to"] == 3;
+    assert!(steps.iter().any(grown), "{scaling}");
+}
+
 /// Texts of a stream's events, and why it ended.
 fn read(events: harness::Events, began: &AtomicUsize) -> (String, String) {
     let (mut text, mut reason) = (String::new(), String::new());
@@ -99,6 +116,7 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
     wait_for("third decode worker", || {
         (workers(&client).1 == 3).then_some(())
     });
+    assert_shown(&address);
     let body = json!({
         "prompt": "A stream is", "max_tokens": TOKENS, "ignore_eos": true, "seed": 7, "stream": true,
         "temperature": 1.0,
