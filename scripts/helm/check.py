@@ -29,11 +29,6 @@ from broken import BROKEN
 VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
 FILES = sorted((engine.ROOT / "helm/values").glob("*.yaml"))
 POOLS = ("prefill", "decode", "both")
-# Flags that other parts of Cleave are about to bring. One that has come is an error, so that the list ends.
-AWAITED_FLAGS = {
-    "router": {"--admin-listen", "--shutdown-delay", "--ssl-certfile", "--ssl-keyfile", "--peer-tls"},
-    "worker": {"--peer-tls"},
-}
 
 
 def scaled(kind: str) -> dict:
@@ -172,15 +167,13 @@ def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where:
 
 
 def taken_for_granted(args: list[str]) -> list[str]:
-    """A command line as a container's process gets it, without the flags that are about to come."""
-    coming = AWAITED_FLAGS.get(args[0], set())
+    """A command line as a container's process gets it."""
     here = {"$(POD_NAME)": "prod-cleave-0", "[$(POD_IP)]": "[::1]", "$(POD_IP)": "127.0.0.1"}
     kept = []
     for arg in args:
         for variable, value in here.items():
             arg = arg.replace(variable, value)
-        if arg.split("=")[0] not in coming:
-            kept.append(arg)
+        kept.append(arg)
     # The last one counts; what is not there ends the process before it does anything.
     return [*kept, "--model=/nowhere"] if args[0] == "worker" and "--model=" not in " ".join(args) else kept
 
@@ -272,15 +265,6 @@ def values_and_schema(found: Found) -> None:
     walk(values, schema, "")
 
 
-def awaited(found: Found, known: dict[str, set[str]]) -> int:
-    """Adds flags that are about to come; those that have come are flaws."""
-    for command, coming in AWAITED_FLAGS.items():
-        for flag in sorted(coming & known[command]):
-            found.add(f"`cleave {command}` has {flag}: take it from AWAITED_FLAGS", "check.py")
-        known[command] |= coming
-    return sum(map(len, AWAITED_FLAGS.values()))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cleave", required=True, help="the binary whose flags count")
@@ -288,7 +272,6 @@ def main() -> int:
     arguments = parser.parse_args()
     cleave = str(Path(arguments.cleave).resolve())
     found, known = Found(), flags(cleave)
-    coming = awaited(found, known)
     for version in VERSIONS:
         for message in engine.lint(version):
             found.add(f"lint: {message}", version)
@@ -309,7 +292,7 @@ def main() -> int:
     counts = ", ".join(f"{count} {what}" for what, count in found.counts.items())
     print(f"{len(found.flaws)} flaws in {counts}, {len(invariants.RULES)} rules")
     print(
-        f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules; awaited: {coming} flags"
+        f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules"
     )
     if not has_promtool:
         print("SKIPPED: no rule was checked, no alert raised: there is no promtool (Debian's package prometheus)")

@@ -77,8 +77,8 @@ impl App {
 /// What clients ask for.
 fn served() -> Router<App> {
     Router::new()
-        .route(Kind::Chat.route(), post(chat))
-        .route(Kind::Completion.route(), post(completions))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(tokenize))

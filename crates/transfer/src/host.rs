@@ -23,6 +23,7 @@ use crate::socket::{Reader, SocketError, write};
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::io::Interest;
@@ -88,14 +89,17 @@ pub(crate) fn is_here(address: &HostAddress) -> bool {
     host_id().is_ok_and(|host_id| host_id == address.host_id)
 }
 
-/// Read once: it stays as long as the process can live.
+/// The host in this boot, and the network namespace: sockets without a file are each namespace's own, so pods of one
+/// node do not meet. Read once: it stays as long as the process can live.
 fn host_id() -> io::Result<String> {
     static HOST_ID: OnceLock<String> = OnceLock::new();
     if let Some(id) = HOST_ID.get() {
         return Ok(id.clone());
     }
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(HOST_ID.get_or_init(|| id.trim().to_owned()).clone())
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = std::fs::metadata("/proc/self/ns/net")?.ino();
+    let id = format!("{}-{namespace}", boot.trim());
+    Ok(HOST_ID.get_or_init(|| id).clone())
 }
 
 /// Under another user, memory is not shared.

@@ -5,6 +5,7 @@
 
 use super::flights::{End, Flights};
 use super::lookout::{BlockSize, Lookout};
+use super::orders;
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
@@ -475,30 +476,16 @@ impl Driver {
     }
 
     fn tell(&mut self, worker: WorkerRef, order: Order) {
-        if let Some(peer) = peer_of(&order, worker) {
+        if let Some(peer) = orders::peer_of(&order, worker) {
             self.introduce(worker, peer);
         }
-        let sends = match &order {
-            Order::Prefill(prefill) => Some(prefill.handoff),
-            Order::Migrate(migrate) => Some(migrate.handoff),
-            Order::Reserve(_)
-            | Order::Renew { .. }
-            | Order::Cancel { .. }
-            | Order::Drain
-            | Order::PassOn(_)
-            | Order::Serve { .. } => None,
-        };
+        let sends = orders::sends(&order);
         if let Some(handoff) = sends
             && let Some(pass) = self.passes.get(handoff)
         {
             self.say(worker, Downward::Pass { handoff, pass });
         }
-        let mark = match &order {
-            Order::Reserve(order) => self.hands.flights.mark_of(order.handoff),
-            Order::Prefill(order) => self.hands.flights.mark_of(order.handoff),
-            Order::Migrate(order) => self.hands.flights.mark_of(order.handoff),
-            _ => None,
-        };
+        let mark = orders::begins(&order).and_then(|handoff| self.hands.flights.mark_of(handoff));
         self.say(worker, Downward::Order { order, mark });
     }
 
@@ -594,19 +581,4 @@ fn words(readiness: Readiness) -> cleave_api::Readiness {
         ),
     };
     cleave_api::Readiness::NotReady(reason)
-}
-
-/// The other worker that this one will have to reach.
-fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
-    let peer = match order {
-        Order::Reserve(reserve) => reserve.sender,
-        Order::Prefill(prefill) => prefill.target.worker,
-        Order::Migrate(migrate) => migrate.target.worker,
-        Order::Renew { .. }
-        | Order::Cancel { .. }
-        | Order::Drain
-        | Order::Serve { .. }
-        | Order::PassOn(_) => return None,
-    };
-    (peer != worker).then_some(peer)
 }

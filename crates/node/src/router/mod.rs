@@ -8,6 +8,7 @@ mod driver;
 mod flights;
 mod frontend;
 mod lookout;
+mod orders;
 mod roster;
 
 pub(crate) use added::Added;

@@ -639,7 +639,7 @@ async fn health_of(worker: &RunningWorker) -> String {
 }
 
 async fn http(address: &str, path: &str) -> String {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     exchange(address, request).await
 }
 
