@@ -9,15 +9,14 @@ use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::{Account, Hold};
 use crate::nixl::Landing;
 use crate::outgoing::Wish;
-use crate::pass::{Pass, PassError, Passes};
+use crate::pass::{Admitted, Passes};
 use crate::payload::{Payload, Place};
 use crate::shared_memory::{Mirror, SlotView};
 use crate::socket::{Reader, Received, SocketError, write};
 use crate::tcp::{self, TcpEnd, TcpReader, TcpWriter};
 use crate::wire::{FrameHead, Hello, Message, SLOTS_PER_GRANT_MAX};
-use cleave_domain::{HandoffId, WorkerRef};
+use cleave_domain::WorkerRef;
 use cleave_kv::{Condition, Packet};
-use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +28,6 @@ use tokio::time::timeout;
 
 /// Pongs that wait to be written; a peer that asks faster than it reads is cut off.
 const PONGS_MAX: usize = 16;
-/// Hand-offs that either end of a stream remembers to have been shown a pass for. A sender forgets no
-/// later than its receiver, and shows them again.
-pub(crate) const HANDOFFS_MAX: usize = 1 << 12;
 /// Heads that are read before what they speak of is there: more than a ring has slots, usually.
 const AHEAD_MAX: usize = 256;
 /// Streams of one link, at most.
@@ -344,7 +340,7 @@ async fn hear<R: AsyncRead + Unpin>(
     if let Places::Ring(_, Arrivals::Announced(announced)) = &hearing.places {
         return hear_announced(reader, (hearing, announced), pongs).await;
     }
-    let mut admitted = BTreeSet::new();
+    let mut admitted = Admitted::new(hearing.passes.clone());
     loop {
         let heard = match hear_one(reader, (hearing, &mut admitted)).await {
             Ok(heard) => heard,
@@ -364,7 +360,7 @@ async fn hear_announced<R: AsyncRead + Unpin>(
 ) -> SocketError {
     let (ahead, mut queue) = mpsc::channel(AHEAD_MAX);
     let mut read = pin!(async move {
-        let mut admitted = BTreeSet::new();
+        let mut admitted = Admitted::new(hearing.passes.clone());
         loop {
             let heard = match hear_one(reader, (hearing, &mut admitted)).await {
                 Ok(heard) => heard,
@@ -400,7 +396,7 @@ async fn hear_announced<R: AsyncRead + Unpin>(
 
 async fn hear_one<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
-    (hearing, admitted): (&Hearing, &mut BTreeSet<HandoffId>),
+    (hearing, admitted): (&Hearing, &mut Admitted),
 ) -> Result<Heard, SocketError> {
     let heard = hear_message(reader, (hearing, admitted)).await;
     if let Err(SocketError::Pass(..)) = heard {
@@ -413,29 +409,24 @@ async fn hear_one<R: AsyncRead + Unpin>(
 
 async fn hear_message<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
-    (hearing, admitted): (&Hearing, &mut BTreeSet<HandoffId>),
+    (hearing, admitted): (&Hearing, &mut Admitted),
 ) -> Result<Heard, SocketError> {
-    let may_write =
-        |handoff: HandoffId| match hearing.passes.is_none() || admitted.contains(&handoff) {
-            true => Ok(()),
-            false => Err(SocketError::Pass(handoff, PassError::Forged)),
-        };
     let message = match reader.next().await? {
         Received::Message(message) => message,
         Received::Probe => return Ok(What::Nothing.into()),
         Received::Frame(head) => {
-            may_write(head.handoff)?;
+            admitted.may_write(head.handoff)?;
             let arrival = hearing.frame(reader, head).await?;
             return Ok(What::Arrival(arrival).into());
         }
     };
     let packet = match message {
         Message::Pass(handoff, pass) => {
-            hearing.admit(admitted, (handoff, pass))?;
+            admitted.show(hearing.peer, (handoff, pass))?;
             return Ok(What::Nothing.into());
         }
         Message::Seal(seal) => {
-            may_write(seal.handoff)?;
+            admitted.may_write(seal.handoff)?;
             Packet::Seal(seal)
         }
         Message::Landed(handoff) => Packet::Landed { handoff },
@@ -443,11 +434,11 @@ async fn hear_message<R: AsyncRead + Unpin>(
         Message::Stop(handoff) => Packet::Stop { handoff },
         Message::Stopped(handoff) => Packet::Stopped { handoff },
         Message::SlotFrame(head, slot) => {
-            may_write(head.handoff)?;
+            admitted.may_write(head.handoff)?;
             return hearing.slot_frame(head, slot);
         }
         Message::PoolFrame(head) => {
-            may_write(head.handoff)?;
+            admitted.may_write(head.handoff)?;
             return Ok(What::Arrival(hearing.pool_frame(head)?).into());
         }
         Message::SlotProbe(slot) => return hearing.probe(slot),
@@ -473,24 +464,6 @@ impl Announced {
 }
 
 impl Hearing {
-    /// A stream shows a pass: what follows on it of this hand-off may be written.
-    fn admit(
-        &self,
-        admitted: &mut BTreeSet<HandoffId>,
-        (handoff, pass): (HandoffId, Pass),
-    ) -> Result<(), SocketError> {
-        let Some(passes) = &self.passes else {
-            return Ok(());
-        };
-        let checked = passes.check(handoff, self.peer, pass);
-        checked.map_err(|error| SocketError::Pass(handoff, error))?;
-        if admitted.len() >= HANDOFFS_MAX {
-            admitted.clear();
-        }
-        admitted.insert(handoff);
-        Ok(())
-    }
-
     /// Says what arrived, answers pings, looks at probes.
     async fn act(&self, what: What, pongs: &mpsc::Sender<u64>) -> Result<(), SocketError> {
         let Arrival {

@@ -8,8 +8,9 @@
 //! router carries the pass to the sender, beside the order. The machine's own checks (sender, block,
 //! generation, once) stay as they are: they keep mistakes apart, and this keeps out who only says who he is.
 
+use crate::socket::SocketError;
 use cleave_domain::{HandoffId, WorkerRef};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -159,6 +160,53 @@ impl Purse {
     /// The one for this.
     pub fn get(&self, handoff: HandoffId) -> Option<Pass> {
         self.passes.get(&handoff).copied()
+    }
+}
+
+/// Hand-offs that either end of a stream remembers to have been shown a pass for. A sender forgets no
+/// later than its receiver, and shows them again.
+pub(crate) const HANDOFFS_MAX: usize = 1 << 12;
+
+/// The hand-offs that one stream was shown a pass for.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    /// None where nobody needs one.
+    passes: Option<Passes>,
+    handoffs: BTreeSet<HandoffId>,
+}
+
+impl Admitted {
+    /// None yet.
+    pub(crate) fn new(passes: Option<Passes>) -> Self {
+        Self {
+            passes,
+            handoffs: BTreeSet::new(),
+        }
+    }
+
+    /// The stream's sender shows a pass: what follows on it of this hand-off may be written.
+    pub(crate) fn show(
+        &mut self,
+        sender: WorkerRef,
+        (handoff, pass): (HandoffId, Pass),
+    ) -> Result<(), SocketError> {
+        let Some(passes) = &self.passes else {
+            return Ok(());
+        };
+        let checked = passes.check(handoff, sender, pass);
+        checked.map_err(|error| SocketError::Pass(handoff, error))?;
+        if self.handoffs.len() >= HANDOFFS_MAX {
+            self.handoffs.clear();
+        }
+        self.handoffs.insert(handoff);
+        Ok(())
+    }
+
+    pub(crate) fn may_write(&self, handoff: HandoffId) -> Result<(), SocketError> {
+        match self.passes.is_none() || self.handoffs.contains(&handoff) {
+            true => Ok(()),
+            false => Err(SocketError::Pass(handoff, PassError::Forged)),
+        }
     }
 }
 

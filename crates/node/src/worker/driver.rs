@@ -8,6 +8,7 @@ use super::desk::Desk;
 use super::directory::Directory;
 use super::engine::{EngineHost, Import, Work};
 use super::exports::Exports;
+use super::facts::{handoff_of, price_of, stopped};
 use super::stops::Stops;
 use super::swap::{Swap, Way};
 use crate::clock::{Clock, reached};
@@ -15,15 +16,13 @@ use crate::line::{Downward, LinkState, RouterLine, Upward};
 use crate::tape::Recorder;
 use crate::telemetry::WorkerMeters;
 use crate::trace::{Legs, named};
-use crate::wire::nanos;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockIndex, Emission, HandoffId, LinkPrice, Load, Order, Reserve, Role, RouterId, TapeLine,
-    WorkerRef,
+    BlockIndex, Emission, HandoffId, Load, Order, Reserve, Role, RouterId, TapeLine, WorkerRef,
 };
 use cleave_kv::Packet;
-use cleave_sched::{Brain, Condition, Input, Limits, Note, Output};
-use cleave_transfer::{LinkDown, LinkEvent, LinkSpeed, Links, Passes, Payload, Reach, Route};
+use cleave_sched::{Brain, Input, Limits, Note, Output};
+use cleave_transfer::{LinkDown, LinkEvent, Links, Passes, Payload, Reach, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -93,47 +92,6 @@ pub(crate) enum LinkPrices {
     Measured,
     /// They are given with those of the steps.
     Given,
-}
-
-/// Half the shortest round trip, and what is measured one way.
-fn price_of(speed: LinkSpeed) -> LinkPrice {
-    const PICOS: u64 = 1_000_000_000_000;
-    LinkPrice {
-        latency_nanos: nanos(speed.latency / 2),
-        byte_picos: PICOS / speed.bytes_per_second.max(1),
-    }
-}
-
-/// Which hand-off a note is about, if it is about one.
-fn handoff_of(note: &Note) -> Option<HandoffId> {
-    match note {
-        Note::Sealed { handoff, .. }
-        | Note::Landed { handoff, .. }
-        | Note::Joined { handoff }
-        | Note::HandoffFailed { handoff, .. }
-        | Note::Repeated { handoff }
-        | Note::FrameDiscarded { handoff }
-        | Note::Preempted { handoff, .. }
-        | Note::SwappedOut { handoff, .. }
-        | Note::SwappedIn { handoff, .. }
-        | Note::MovedOut { handoff, .. }
-        | Note::Stayed { handoff, .. } => Some(*handoff),
-        Note::Stepped { .. }
-        | Note::PrefixLooked { .. }
-        | Note::PrefillStarted { .. }
-        | Note::Stuck { .. }
-        | Note::CancelFreed { .. }
-        | Note::Pool { .. } => None,
-    }
-}
-
-/// What a sender that cannot write here would say.
-fn stopped(from: WorkerRef, handoff: HandoffId) -> Input {
-    Input::Arrived {
-        from,
-        packet: Packet::Stopped { handoff },
-        condition: Condition::Intact,
-    }
 }
 
 /// A worker's brain and its body.

@@ -7,6 +7,7 @@ mod directory;
 mod driver;
 mod engine;
 mod exports;
+mod facts;
 mod overlap;
 mod pace;
 mod pools;
