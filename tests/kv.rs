@@ -6,17 +6,22 @@ use std::process::Command;
 
 #[test]
 fn lesson_18_every_transport_is_measured_beside_its_floor() {
-    let output = Command::new(env!("CARGO_BIN_EXE_cleave"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cleave"));
+    command
         .args(["kv", "bench", "--json", "--rounds", "2"])
-        .args(["--block-bytes", "300KiB", "--blocks", "1,9"])
-        .output()
-        .unwrap();
+        .args(["--block-bytes", "300KiB", "--blocks", "1,9"]);
+    let mut expected = vec!["local", "shm", "tcp"];
+    if let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL") {
+        command.arg("--nixl-library").arg(library);
+        expected.insert(2, "nixl");
+    }
+    let output = command.output().unwrap();
     let (said, errors) = (output.stdout, String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{errors}");
     let table: Value = serde_json::from_slice(&said).unwrap();
     let transports = table["transports"].as_array().unwrap();
     let names: Vec<_> = transports.iter().map(|one| &one["transport"]).collect();
-    assert_eq!(names, ["local", "shm", "tcp"]);
+    assert_eq!(names, expected);
     for transport in transports {
         assert!(transport["link_bytes_per_second"].as_u64().unwrap() > 0);
         for (row, blocks) in transport["rows"].as_array().unwrap().iter().zip([1, 9]) {

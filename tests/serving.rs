@@ -391,3 +391,66 @@ fn the_openai_client_is_content() {
     }
     assert!(output.status.success(), "{text}");
 }
+
+#[test]
+fn top_shows_what_was_served_to_whoever_has_the_key() {
+    let mut process = Process::start(&[
+        "serve",
+        "--engine",
+        "mock",
+        "--port",
+        "0",
+        "--prefill",
+        "1",
+        "--decode",
+        "1",
+        "--placement",
+        "split",
+        "--admin-key",
+        "letmein",
+    ]);
+    let address = process.address();
+    let client = Client::new(&address);
+    let body = json!({"prompt": "A vector is", "max_tokens": 7, "ignore_eos": true});
+    let (status, said) = client.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{said}");
+    let url = format!("http://{address}");
+    let words = ["top", "--url", &url, "--once", "--json"];
+    let (status, _, errors) = harness::run(&words);
+    assert!(
+        !status.success() && errors.contains("admin key"),
+        "{errors}"
+    );
+    let words = [&words[..], &["--admin-key", "letmein"]].concat();
+    // The answer may be here before the router has counted it.
+    let board = wait_for("board with the request", || {
+        let (status, text, errors) = harness::run(&words);
+        assert!(status.success(), "{errors}");
+        let board: Value = serde_json::from_str(&text).expect("one line of JSON");
+        (board["classes"][0]["total"]["good"] == 1).then_some(board)
+    });
+    let names: Vec<&Value> = board["workers"]
+        .as_array()
+        .expect("workers")
+        .iter()
+        .map(|row| &row["name"])
+        .collect();
+    assert_eq!(names, ["decode-0", "prefill-0"]);
+    let handoffs = &board["handoffs"];
+    assert_eq!(
+        (&handoffs["landed_total"], &handoffs["joined_total"]),
+        (&json!(1), &json!(0))
+    );
+    let (_, metrics) = client.get("/metrics");
+    let sent = metrics
+        .lines()
+        .filter(|line| line.starts_with("cleave_handoff_bytes_total{"));
+    let sent = sent.filter(|line| line.contains("kind=\"sent\""));
+    let sent: u64 = sent
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok())
+        .sum();
+    assert_eq!(handoffs["bytes_total"], sent);
+    assert_eq!(board["flights"]["decode"], 0, "{}", board["flights"]);
+    let text = board.to_string();
+    assert!(!text.contains("vector"), "a prompt is shown: {text}");
+}

@@ -29,16 +29,6 @@ from broken import BROKEN
 VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
 FILES = sorted((engine.ROOT / "helm/values").glob("*.yaml"))
 POOLS = ("prefill", "decode", "both")
-# Flags and series that other parts of Cleave are about to bring. One that has come is an error, so that the list ends.
-AWAITED_FLAGS = {
-    "router": {
-        *("--admin-listen", "--shutdown-delay", "--ssl-certfile", "--ssl-keyfile", "--peer-tls"),
-        *("--ext-proc-listen", "--picker-endpoints", "--external-metrics-listen"),
-    },
-    "worker": {"--peer-tls"},
-}
-AWAITED_SERIES = {"cleave_workers_wanted"}
-AWAITED_POLICY = {"scaling"}
 
 
 def scaled(kind: str) -> dict:
@@ -170,23 +160,20 @@ def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where:
         if policy not in seen:
             seen.add(policy)
             found.counts["policies"] += 1
-            here = {key: value for key, value in yaml.safe_load(policy).items() if key not in AWAITED_POLICY}
-            for flaw in policy_flaws(yaml.safe_dump(here), cleave):
+            for flaw in policy_flaws(policy, cleave):
                 found.add(flaw, where)
     if document["kind"] == "PrometheusRule" and (said := metrics.promtool(document)):
         found.add(said, where)
 
 
 def taken_for_granted(args: list[str]) -> list[str]:
-    """A command line as a container's process gets it, without the flags that are about to come."""
-    coming = AWAITED_FLAGS.get(args[0], set())
+    """A command line as a container's process gets it."""
     here = {"$(POD_NAME)": "prod-cleave-0", "[$(POD_IP)]": "[::1]", "$(POD_IP)": "127.0.0.1"}
     kept = []
     for arg in args:
         for variable, value in here.items():
             arg = arg.replace(variable, value)
-        if arg.split("=")[0] not in coming:
-            kept.append(arg)
+        kept.append(arg)
     # The last one counts; what is not there ends the process before it does anything.
     return [*kept, "--model=/nowhere"] if args[0] == "worker" and "--model=" not in " ".join(args) else kept
 
@@ -278,18 +265,6 @@ def values_and_schema(found: Found) -> None:
     walk(values, schema, "")
 
 
-def awaited(found: Found, known: dict[str, set[str]], cleave: str) -> int:
-    """Adds flags that are about to come; those that have come are flaws."""
-    for command, coming in AWAITED_FLAGS.items():
-        for flag in sorted(coming & known[command]):
-            found.add(f"`cleave {command}` has {flag}: take it from AWAITED_FLAGS", "check.py")
-        known[command] |= coming
-    for key in AWAITED_POLICY:
-        if not any(f"no key `{key}`" in flaw for flaw in policy_flaws(f"{key}: {{}}\n", cleave)):
-            found.add(f"a policy has `{key}`: take it from AWAITED_POLICY", "check.py")
-    return sum(map(len, AWAITED_FLAGS.values())) + len(AWAITED_SERIES) + len(AWAITED_POLICY)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cleave", required=True, help="the binary whose flags count")
@@ -297,7 +272,6 @@ def main() -> int:
     arguments = parser.parse_args()
     cleave = str(Path(arguments.cleave).resolve())
     found, known = Found(), flags(cleave)
-    coming = awaited(found, known, cleave)
     for version in VERSIONS:
         for message in engine.lint(version):
             found.add(f"lint: {message}", version)
@@ -311,14 +285,14 @@ def main() -> int:
     for step in steps:
         step()
     has_promtool = bool(shutil.which("promtool"))
-    for flaw in metrics.flaws(AWAITED_SERIES) + (metrics.unraised() if has_promtool else []):
+    for flaw in metrics.flaws() + (metrics.unraised() if has_promtool else []):
         found.add(flaw, "helm/cleave/files")
     for flaw, where in found.flaws.items():
         print(f"FLAW ({where}): {flaw}")
     counts = ", ".join(f"{count} {what}" for what, count in found.counts.items())
     print(f"{len(found.flaws)} flaws in {counts}, {len(invariants.RULES)} rules")
     print(
-        f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules; awaited: {coming} flags, series and keys"
+        f"{len(metrics.panels())} expressions of the dashboard, {len(metrics.rules())} of rules"
     )
     if not has_promtool:
         print("SKIPPED: no rule was checked, no alert raised: there is no promtool (Debian's package prometheus)")

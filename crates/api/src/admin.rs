@@ -16,13 +16,16 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use cleave_domain::{Load, Role, WorkerRef};
+use cleave_domain::{Load, Role, ScalingMode, Wanted, WorkerRef};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A command is a few words.
 const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// And is there at once.
+const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Whoever can see and command workers.
 pub trait Operator: Send + Sync + 'static {
@@ -35,10 +38,43 @@ pub trait Operator: Send + Sync + 'static {
     /// See [`CommandError`].
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError>;
 
+    /// How many workers there are to be; none where the policy does not say that the fleet changes.
+    fn scaling(&self) -> Option<ScalingView> {
+        None
+    }
+
     /// The worker that is meant when none is named; by default one must be named.
     fn sole(&self) -> Option<String> {
         None
     }
+}
+
+/// How many workers there are to be, and why.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingView {
+    /// Whether anything comes of it.
+    pub mode: ScalingMode,
+    /// None before the fleet is known.
+    pub answer: Option<ScalingAnswer>,
+}
+
+/// See [`ScalingView::answer`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingAnswer {
+    /// How many.
+    pub wanted: Wanted,
+    /// Whether this router decided it; otherwise it repeats another one's word.
+    pub own: bool,
+    /// Requests in a second, of all routers.
+    pub rate: f64,
+    /// Prefill workers that would do, before anything was rounded or held.
+    pub prefill_load: f64,
+    /// Decode workers that would do.
+    pub decode_load: f64,
+    /// Requests that wait, of all routers.
+    pub waiting: u32,
+    /// Workers that are wanted and not there yet.
+    pub starting: u32,
 }
 
 /// What a worker can be told.
@@ -102,6 +138,17 @@ pub enum WorkerState {
     Stuck,
 }
 
+impl WorkerState {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::Stuck => "stuck",
+        }
+    }
+}
+
 /// A link to another worker, as measured at its start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkView {
@@ -125,6 +172,7 @@ where
         .route("/admin/workers", get(workers))
         .route("/admin/drain", post(drain))
         .route("/admin/role", post(role))
+        .route("/admin/scaling", get(scaling))
         .route_layer(from_fn_with_state(key, guard))
         .with_state(operator)
 }
@@ -134,6 +182,42 @@ type Operating = State<Arc<dyn Operator>>;
 async fn workers(State(operator): Operating) -> axum::Json<Value> {
     let data: Vec<Value> = operator.workers().iter().map(card).collect();
     axum::Json(serde_json::json!({"object": "list", "data": data}))
+}
+
+/// `{"object": "scaling", "mode": "off" | "advise" | "act", "pools": {…}}`; without `pools` where nothing is
+/// known yet.
+async fn scaling(State(operator): Operating) -> axum::Json<Value> {
+    let Some(ScalingView { mode, answer }) = operator.scaling() else {
+        return axum::Json(serde_json::json!({"object": "scaling", "mode": "off"}));
+    };
+    let mut object = serde_json::json!({
+        "object": "scaling",
+        "mode": match mode {
+            ScalingMode::Advise => "advise",
+            ScalingMode::Act => "act",
+        },
+    });
+    if let Some(answer) = answer {
+        let pool = |role| {
+            serde_json::json!({
+                "wanted": answer.wanted.workers.of(role),
+                "legs": answer.wanted.legs.of(role),
+                "reason": answer.wanted.reasons.of(role).name(),
+            })
+        };
+        object["pools"] = serde_json::json!({
+            "prefill": pool(Role::Prefill),
+            "decode": pool(Role::Decode),
+            "both": pool(Role::Both),
+        });
+        object["own"] = answer.own.into();
+        object["rate"] = answer.rate.into();
+        object["load"] =
+            serde_json::json!({"prefill": answer.prefill_load, "decode": answer.decode_load});
+        object["waiting"] = answer.waiting.into();
+        object["starting"] = answer.starting.into();
+    }
+    axum::Json(object)
 }
 
 async fn drain(State(operator): Operating, body: Body) -> Result<Response, ApiError> {
@@ -157,7 +241,8 @@ async fn role(State(operator): Operating, body: Body) -> Result<Response, ApiErr
 
 /// The fields of a command; others than `known` are mistakes.
 async fn read(body: Body, known: &[&str]) -> Result<Map<String, Value>, ApiError> {
-    let bytes = collect(body, BODY_BYTES_MAX).await?;
+    let reading = tokio::time::timeout(BODY_WAIT_MAX, collect(body, BODY_BYTES_MAX)).await;
+    let bytes = reading.unwrap_or_else(|_| Err(ApiError::body_too_slow(BODY_WAIT_MAX)))?;
     let fields = match json(if bytes.is_empty() { b"{}" } else { &bytes })? {
         Value::Object(fields) => fields,
         _ => return Err(ApiError::bad_request("invalid_json", "Send a JSON object.")),
@@ -247,11 +332,7 @@ fn card(view: &WorkerView) -> Value {
         "id": worker.worker.to_string(),
         "incarnation": worker.incarnation.0,
         "role": role.to_string(),
-        "state": match state {
-            WorkerState::Ready => "ready",
-            WorkerState::Draining => "draining",
-            WorkerState::Stuck => "stuck",
-        },
+        "state": state.name(),
         "fingerprint": fingerprint,
         "device": device,
         "load": {

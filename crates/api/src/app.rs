@@ -10,13 +10,15 @@ use crate::frontend::{Frontend, Progress, Readiness};
 use crate::gate::{AdminKey, is_json};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
+use crate::quota::Quotas;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use cleave_domain::Refusal;
 use http_body_util::BodyExt;
 use serde_json::Value;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
@@ -25,6 +27,11 @@ use tokio::time::Instant;
 const LONG_BODY_BYTES: usize = 8 * 1024;
 /// Of a body that is too large, so much is read and dropped for the sake of the answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
+/// And for so long.
+const DISCARD_MAX: Duration = Duration::from_secs(5);
+/// Requests that wait for the first worker, each with its body, at most: 8 MiB each and no more than the
+/// router's line is long by default.
+const OUTSIDE_MAX: u32 = 1024;
 /// How often a request that waits for a worker looks again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 
@@ -35,10 +42,24 @@ pub struct ApiOptions {
     pub startup_grace: Duration,
     /// The largest body taken, in bytes.
     pub body_bytes_max: usize,
+    /// How long the whole body may take to arrive.
+    pub body_wait_max: Duration,
     /// After so long without an event a stream gets a comment; `None` never.
     pub keep_alive: Option<Duration>,
     /// What `/admin` asks for; `None` admits requests of this machine alone.
     pub admin_key: Option<AdminKey>,
+    /// Whether what clients ask is logged.
+    pub prompts: PromptLog,
+}
+
+/// See [`ApiOptions::prompts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptLog {
+    /// Neither log, span nor metric has text or tokens of a prompt or an answer.
+    #[default]
+    Hidden,
+    /// Bodies of completion requests are logged as they came, and what errors quote of them.
+    Shown,
 }
 
 impl Default for ApiOptions {
@@ -46,8 +67,10 @@ impl Default for ApiOptions {
         Self {
             startup_grace: Duration::from_secs(10),
             body_bytes_max: 8 * 1024 * 1024,
+            body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
+            prompts: PromptLog::default(),
         }
     }
 }
@@ -65,6 +88,10 @@ struct Shared {
     grace_ends: Instant,
     metrics: Arc<Metrics>,
     long_bodies: Arc<Semaphore>,
+    quotas: Quotas,
+    is_leaving: AtomicBool,
+    /// Requests that wait for the first worker.
+    outside: Mutex<u32>,
 }
 
 /// The model, and since when.
@@ -85,6 +112,9 @@ impl App {
             model: watch::Sender::new(None),
             metrics: Arc::new(Metrics::new()),
             long_bodies: Arc::new(Semaphore::new(cores)),
+            quotas: Quotas::default(),
+            is_leaving: AtomicBool::new(false),
+            outside: Mutex::new(0),
         };
         Self {
             shared: Arc::new(shared),
@@ -100,12 +130,28 @@ impl App {
         self.shared.model.send_replace(Some(served));
     }
 
+    /// Says that it is not ready any more, and serves on: whoever sends requests here needs a while to
+    /// notice.
+    pub fn leave(&self) {
+        self.shared.is_leaving.store(true, Ordering::Release);
+    }
+
     pub(crate) fn frontend(&self) -> &dyn Frontend {
         &*self.shared.frontend
     }
 
+    /// The same, to be kept.
+    pub(crate) fn frontend_shared(&self) -> Arc<dyn Frontend> {
+        Arc::clone(&self.shared.frontend)
+    }
+
     /// Who sees and commands workers.
     pub(crate) fn operator(&self) -> Arc<dyn Operator> {
+        self.shared.frontend.clone()
+    }
+
+    /// Who shows how the fleet stands.
+    pub(crate) fn shown(&self) -> Arc<dyn Frontend> {
         self.shared.frontend.clone()
     }
 
@@ -117,16 +163,30 @@ impl App {
         &self.shared.metrics
     }
 
+    pub(crate) fn quotas(&self) -> &Quotas {
+        &self.shared.quotas
+    }
+
     pub(crate) fn served(&self) -> Option<Served> {
         self.shared.model.borrow().clone()
     }
 
     /// Ready means: a model is known, and a request sent now would find a worker.
     pub(crate) fn readiness(&self) -> Readiness {
+        if self.shared.is_leaving.load(Ordering::Acquire) {
+            return Readiness::Draining;
+        }
         match self.served() {
+            // Whoever asks waits, and is what the first worker is started for.
+            None if self.frontend().patience().is_some() => Readiness::Ready,
             None => Readiness::NotReady("no worker has brought a model yet".into()),
             Some(_) => self.frontend().readiness(),
         }
+    }
+
+    fn outside(&self) -> MutexGuard<'_, u32> {
+        let outside = self.shared.outside.lock();
+        outside.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -138,9 +198,16 @@ impl App {
         if let Some(served) = self.served() {
             return Ok(served.model);
         }
+        let patience = self.frontend().patience();
+        let _outside = patience.map(|_| Outside::enter(self)).transpose()?;
+        let patient = patience.map(|patience| Instant::now() + patience);
+        let until = self
+            .shared
+            .grace_ends
+            .max(patient.unwrap_or(self.shared.grace_ends));
         let mut watched = self.shared.model.subscribe();
         let wait = watched.wait_for(Option::is_some);
-        let served = tokio::time::timeout_at(self.shared.grace_ends, wait).await;
+        let served = tokio::time::timeout_at(until, wait).await;
         let served = served.ok().and_then(|served| served.ok()?.clone());
         let none = || ApiError::unavailable("no_worker", "No worker has brought a model yet.");
         served.map(|served| served.model).ok_or_else(none)
@@ -174,15 +241,18 @@ impl App {
                 return Err(ApiError::not_json(&kind));
             }
         }
+        let reading = self.read_all(headers, body);
+        let waited = tokio::time::timeout(self.options().body_wait_max, reading).await;
+        waited.unwrap_or_else(|_| Err(ApiError::body_too_slow(self.options().body_wait_max)))
+    }
+
+    async fn read_all(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
         let bytes_max = self.options().body_bytes_max;
         let announced = headers
             .get(header::CONTENT_LENGTH)
             .and_then(|n| n.to_str().ok()?.parse().ok());
         if announced.is_some_and(|bytes: usize| bytes > bytes_max) {
-            // A client that asked before sending has sent nothing yet.
-            if !headers.contains_key(header::EXPECT) {
-                discard(body).await;
-            }
+            turn_away(headers, body).await;
             return Err(ApiError::body_too_large(bytes_max));
         }
         collect(body, bytes_max).await
@@ -212,6 +282,31 @@ impl App {
     }
 }
 
+/// A request that waits for the first worker; the frontend knows how many do.
+struct Outside<'a>(&'a App);
+
+impl<'a> Outside<'a> {
+    /// Each holds its body, so there are not too many.
+    fn enter(app: &'a App) -> Result<Self, ApiError> {
+        let mut outside = app.outside();
+        if *outside >= OUTSIDE_MAX {
+            let retry_after = crate::RETRY_AFTER;
+            return Err(ApiError::from(&Refusal::QueueFull { retry_after }));
+        }
+        *outside += 1;
+        app.frontend().wait_outside(*outside);
+        Ok(Self(app))
+    }
+}
+
+impl Drop for Outside<'_> {
+    fn drop(&mut self) {
+        let mut outside = self.0.outside();
+        *outside -= 1;
+        self.0.frontend().wait_outside(*outside);
+    }
+}
+
 /// The body's bytes, `bytes_max` at most.
 pub(crate) async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
     let mut kept = Vec::new();
@@ -230,9 +325,22 @@ pub(crate) async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, A
     Ok(kept.into())
 }
 
+/// Makes sure that a client who is told no before its body was read hears it.
+pub(crate) async fn turn_away(headers: &HeaderMap, body: Body) {
+    // One that asked before sending has sent nothing yet.
+    if !headers.contains_key(header::EXPECT) {
+        discard(body).await;
+    }
+}
+
 /// Reads on without keeping anything: a client that writes its whole body before it reads would
-/// otherwise find the connection reset and no answer.
-async fn discard(mut body: Body) {
+/// otherwise find the connection reset and no answer. It is not waited for for long.
+async fn discard(body: Body) {
+    // Whether it was read to its end changes nothing.
+    let _ = tokio::time::timeout(DISCARD_MAX, drained(body)).await;
+}
+
+async fn drained(mut body: Body) {
     let mut bytes = 0;
     while let Some(Ok(frame)) = body.frame().await {
         bytes += frame.data_ref().map_or(0, Bytes::len);

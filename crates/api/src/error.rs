@@ -30,6 +30,19 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     retry_after: Option<Duration>,
     refused: bool,
+    /// What llm-d's clients are told of it.
+    dropped: Option<&'static str>,
+}
+
+/// What a tenant's quota limits, and to how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// Requests per minute.
+    Requests(u32),
+    /// Tokens per minute.
+    Tokens(u32),
+    /// Sequences at once.
+    Streams(u32),
 }
 
 impl ApiError {
@@ -41,6 +54,7 @@ impl ApiError {
             code: None,
             retry_after: None,
             refused: false,
+            dropped: None,
         }
     }
 
@@ -71,6 +85,12 @@ impl ApiError {
     pub(crate) fn body_too_large(bytes_max: usize) -> Self {
         let message = format!("The request body is larger than the limit of {bytes_max} bytes.");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).coded("body_too_large")
+    }
+
+    pub(crate) fn body_too_slow(wait_max: Duration) -> Self {
+        let seconds = wait_max.as_secs_f64();
+        let message = format!("The request body was not there within {seconds} s.");
+        Self::new(StatusCode::REQUEST_TIMEOUT, message).coded("body_too_slow")
     }
 
     pub(crate) fn not_json(content_type: &str) -> Self {
@@ -149,7 +169,33 @@ impl ApiError {
         Self {
             retry_after: Some(retry_after),
             refused: true,
+            dropped: Some("rejected-saturated"),
             ..error
+        }
+    }
+
+    /// A tenant has had what it may have, for so long.
+    pub(crate) fn over_limit(limit: Limit, retry_after: Duration) -> Self {
+        let (code, message) = match limit {
+            Limit::Requests(limit) => (
+                "tenant_rate",
+                format!("This key may send {limit} requests per minute."),
+            ),
+            Limit::Tokens(limit) => (
+                "tenant_tokens",
+                format!(
+                    "This key may use {limit} tokens per minute, prompts and answers together."
+                ),
+            ),
+            Limit::Streams(limit) => (
+                "tenant_concurrency",
+                format!("This key may have {limit} sequences at once."),
+            ),
+        };
+        // Whatever room there is: nothing is saturated.
+        Self {
+            dropped: None,
+            ..Self::busy(code, &message, retry_after)
         }
     }
 
@@ -189,6 +235,15 @@ impl ApiError {
     /// Whether the client is at fault.
     pub(crate) fn is_client_fault(&self) -> bool {
         self.status.is_client_error() && !self.refused
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The machine-readable word for it.
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        self.code
     }
 
     pub(crate) fn param(&self) -> Option<&str> {
@@ -290,6 +345,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.object())).into_response();
         let headers = response.headers_mut();
+        if self.status == StatusCode::REQUEST_TIMEOUT {
+            // What still comes of the body is nobody's.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         if self.status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
@@ -301,11 +360,10 @@ impl IntoResponse for ApiError {
                 let millis = span.as_nanos().div_ceil(1_000_000);
                 let millis = u64::try_from(millis).unwrap_or(u64::MAX).max(1);
                 headers.insert(RETRY_AFTER_MS, HeaderValue::from(millis));
-                headers.insert(
-                    DROPPED_REASON,
-                    HeaderValue::from_static("rejected-saturated"),
-                );
             }
+        }
+        if let Some(reason) = self.dropped {
+            headers.insert(DROPPED_REASON, HeaderValue::from_static(reason));
         }
         if let (true, Some(code)) = (self.refused, self.code) {
             headers.insert(REFUSED_REASON, HeaderValue::from_static(code));

@@ -6,9 +6,10 @@
 use crate::ask::Ask;
 use crate::choice::{Choice, Delta};
 use crate::error::ApiError;
-use crate::frontend::{Enough, FlightEvent, FlightStream, Frontend};
+use crate::frontend::{Caller, Enough, FlightEvent, FlightStream, Frontend};
 use crate::metrics::Meter;
 use crate::model::ModelText;
+use crate::quota::Seat;
 use crate::timing::Known;
 use cleave_domain::{Ending, Slo};
 use futures::StreamExt;
@@ -25,6 +26,7 @@ pub(crate) struct Flights {
     prompt_tokens: u64,
     open: usize,
     meter: Meter,
+    seat: Option<Arc<Seat>>,
     submitted: Instant,
     timings: Vec<Known>,
 }
@@ -60,14 +62,20 @@ impl Flights {
         frontend: &dyn Frontend,
         ask: &Ask,
         model: &Arc<ModelText>,
-        (promises, mut meter): (&[Slo], Meter),
+        (promises, mut meter, seat): (&[Slo], Meter, Option<Arc<Seat>>),
     ) -> Self {
         meter.read();
         let submitted = Instant::now();
         let (mut flights, mut aborts) = (Vec::new(), Vec::new());
+        let (request_id, trace) = meter.mark();
         for request in ask.requests(promises) {
             let enough = Enough::default();
-            let (flight, abort) = stream::abortable(frontend.submit_until(request, enough.clone()));
+            let caller = Caller {
+                enough: enough.clone(),
+                request_id: Arc::clone(&request_id),
+                trace,
+            };
+            let (flight, abort) = stream::abortable(frontend.submit_for(request, caller));
             flights.push(flight);
             aborts.push((enough, abort));
         }
@@ -82,7 +90,7 @@ impl Flights {
             .map(|prompt| Choice::new(ask, prompt, model))
             .collect();
         let prompt_tokens = ask.prompt_tokens();
-        meter.submitted(prompt_tokens, choices.len());
+        meter.submitted(model.name(), prompt_tokens, choices.len());
         let timings = vec![Known::default(); choices.len()];
         Self {
             events,
@@ -92,6 +100,7 @@ impl Flights {
             choices_per_prompt,
             prompt_tokens,
             meter,
+            seat,
             submitted,
             timings,
         }
@@ -121,8 +130,8 @@ impl Flights {
                 },
             )) => {
                 self.open -= 1;
-                self.meter
-                    .finished(*index, finish.reason, self.choices[*index].tokens_count());
+                let tokens_count = self.choices[*index].tokens_count();
+                self.meter.finished(finish.reason, tokens_count);
                 if self.open == 0 {
                     self.meter.completed();
                 }
@@ -137,6 +146,9 @@ impl Flights {
     pub(crate) fn fail(&mut self, error: &ApiError) {
         self.events = Events::Many(SelectAll::new());
         self.meter.failed(error);
+        if let Some(seat) = self.seat.as_ref().filter(|_| error.is_refusal()) {
+            seat.turned_away();
+        }
     }
 
     fn take(&mut self, index: usize, event: FlightEvent) -> Result<Delta, ApiError> {
@@ -144,6 +156,9 @@ impl Flights {
         match event {
             FlightEvent::Token(token) => {
                 self.meter.token(index);
+                if let Some(seat) = &self.seat {
+                    seat.drew();
+                }
                 if let Some(facts) = &token.prompt {
                     self.timings[index].first(self.submitted.elapsed(), facts.timing);
                 }

@@ -1,51 +1,59 @@
 //! `/v1/chat/completions` and `/v1/completions`, from the body to the answer.
 
 use crate::answer::{Frame, Kind, Live, stream};
-use crate::app::App;
+use crate::app::{App, PromptLog, turn_away};
 use crate::ask::{self, Ask, Delivery};
+use crate::caller::Caller;
 use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::flights::Flights;
 use crate::metrics::Meter;
 use crate::model::ModelText;
+use crate::record::{Asked, Record};
 use crate::timing::{TIMING, TimingShown};
+use crate::trace_parent::TraceParent;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use cleave_domain::Slo;
 use serde_json::Value;
 use std::sync::Arc;
+use tokio::time::timeout;
+use tracing::field::display;
 
 /// Serves one request. Dropping the future, which is what a client's leaving does, drops the
 /// flights, and that cancels them.
 pub(crate) async fn generate(
     app: &App,
-    kind: Kind,
-    request_id: &str,
-    (headers, body): (&HeaderMap, Body),
+    asked: Asked,
+    (caller, headers, body): (Caller, &HeaderMap, Body),
 ) -> Result<Response, ApiError> {
-    let mut meter = Meter::start(app.metrics());
-    let prepared = prepare(app, kind, (headers, body)).await;
+    let kind = asked.kind;
+    let (request_id, trace) = (Arc::clone(&asked.request_id), asked.trace);
+    let mut meter = Meter::start(app.metrics(), Record::begin(app.frontend_shared(), asked));
+    let prepared = prepare(app, kind, (&caller, headers, body), (&request_id, trace)).await;
     let (ask, model, promises, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
+        .and_then(|()| caller.begin((ask.sequences_count(), ask.prompt_tokens())))
         .inspect_err(|error| meter.failed(error))?;
-    let frame = Frame::new(kind, request_id, model.clone());
-    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter));
-    // Headers wait for the first event: until then an error can be a status.
-    let first = match flights.next().await {
-        Some(first) => first?,
-        None => {
-            return Err(ApiError::internal(
-                "stream_broken",
-                "There was nothing to answer.",
-            ));
-        }
-    };
+    let frame = Frame::new(kind, &request_id, model.clone());
+    let seat = caller.seat();
+    let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, seat));
     match ask.delivery {
-        Delivery::Whole => whole(&frame, flights, (first, timing)).await,
+        Delivery::Whole => {
+            let first = begun(flights.next().await)?;
+            whole(&frame, flights, (first, timing)).await
+        }
         Delivery::Stream(usage) => {
             let keep_alive = app.options().keep_alive;
+            // Headers wait for the first event, since until then an error can be a status; but not for
+            // so long that somebody on the way would take the connection for dead.
+            let first = match keep_alive {
+                None => Some(flights.next().await),
+                Some(span) => timeout(span, flights.next()).await.ok(),
+            };
+            let first = first.map(begun).transpose()?;
             Ok(stream(
                 Live {
                     frame,
@@ -60,26 +68,46 @@ pub(crate) async fn generate(
     }
 }
 
+/// The first addition of an answer, which has one.
+fn begun(first: Option<Result<(usize, Delta), ApiError>>) -> Result<(usize, Delta), ApiError> {
+    let nothing = || ApiError::internal("stream_broken", "There was nothing to answer.");
+    first.unwrap_or_else(|| Err(nothing()))
+}
+
 /// A request that can be served.
 type Prepared = (Ask, Arc<ModelText>, Vec<Slo>, TimingShown);
 
 async fn prepare(
     app: &App,
     kind: Kind,
-    (headers, body): (&HeaderMap, Body),
+    (caller, headers, body): (&Caller, &HeaderMap, Body),
+    (request_id, trace): (&str, Option<TraceParent>),
 ) -> Result<Prepared, ApiError> {
-    // One look at the policy, which may change meanwhile.
-    let policy = app.frontend().policy();
-    let origin = ask::origin(headers, &policy)?;
+    if let Err(error) = caller.enter() {
+        turn_away(headers, body).await;
+        return Err(error);
+    }
     let timing = ask::timing(headers)?;
     let bytes = app.read_body(headers, body).await?;
+    if app.options().prompts == PromptLog::Shown {
+        let body = String::from_utf8_lossy(&bytes);
+        let trace_id = trace.map(display);
+        tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
+    }
     let model = app.wait_for_model().await?;
     let read: fn(&Value, &ModelText) -> Result<Ask, ApiError> = match kind {
         Kind::Chat => ask::chat,
         Kind::Completion => ask::completion,
     };
-    let ask = app.parse(bytes, model.clone(), read).await?;
-    let promises = ask::promises(&policy, &origin, &ask, &model)?;
+    let mut ask = app.parse(bytes, model.clone(), read).await?;
+    let Caller {
+        policy,
+        origin,
+        tenant,
+        ..
+    } = caller;
+    let promises = ask::promises(policy, origin, &ask, &model)?;
+    ask::confine(policy, tenant, &mut ask);
     Ok((ask, model, promises, timing))
 }
 

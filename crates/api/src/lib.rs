@@ -8,6 +8,8 @@ mod admin;
 mod answer;
 mod app;
 mod ask;
+mod book;
+mod caller;
 mod choice;
 mod error;
 mod field;
@@ -19,16 +21,33 @@ mod gate;
 mod generate;
 mod metrics;
 mod model;
+mod openapi;
+mod quota;
+mod record;
 mod routes;
 mod text;
 mod timing;
+mod trace_parent;
+mod ui;
 
 pub use admin::{
-    CommandError, LinkView, Operator, WorkerCommand, WorkerState, WorkerView, admin_routes,
+    CommandError, LinkView, Operator, ScalingAnswer, ScalingView, WorkerCommand, WorkerState,
+    WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App};
+pub use app::{ApiOptions, App, PromptLog};
+pub use book::{Book, Shown, plain_metrics};
 pub use error::RETRY_AFTER;
-pub use frontend::{Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness};
+pub use frontend::{
+    Caller, Enough, FlightEvent, FlightStream, Frontend, Progress, Readiness, Streams,
+};
 pub use gate::AdminKey;
+pub use metrics::metrics_described;
 pub use model::{ModelError, ModelFiles, ModelText, Special};
+pub use record::RequestSpan;
+pub use routes::metrics_answer;
 pub use text::{Start, TextStream};
+pub use trace_parent::TraceParent;
+pub use ui::{
+    Board, ClassRow, FlightsNow, HISTORY_SECONDS, Handoffs, Happening, LinkRow, PoolWanted,
+    Quantiles, Scaling, ScalingStep, Second, Verdicts, WINDOW, WorkerRow, ui_routes,
+};

@@ -3,14 +3,16 @@
 //! Owns: names, buckets and labels of its metrics. Never: knows the serving side's metrics, which
 //! come as text. Invariant: a request that ends in whatever way is counted once.
 
+use crate::book::Book;
 use crate::error::ApiError;
-use prometheus_client::encoding::text::encode_registry;
+use crate::record::Record;
+use crate::trace_parent::TraceParent;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Unit;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,7 +32,7 @@ const SIZES: [f64; 16] = [
 
 /// The metrics of one server.
 pub(crate) struct Metrics {
-    registry: Registry,
+    book: Book,
     responses: Family<Answered, Counter>,
     in_flight: Gauge,
     endings: Family<Ended, Counter>,
@@ -40,15 +42,23 @@ pub(crate) struct Metrics {
     whole: Histogram,
     prompt_tokens: Histogram,
     output_tokens: Histogram,
+    over_limit: Family<OverLimit, Counter>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Answered {
     route: String,
     status: u16,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Both are words of the policy and of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct OverLimit {
+    tenant: String,
+    limit: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Ended(&'static str);
 
 impl EncodeLabelSet for Answered {
@@ -56,6 +66,14 @@ impl EncodeLabelSet for Answered {
         use prometheus_client::encoding::EncodeLabel;
         ("route", self.route.as_str()).encode(encoder.encode_label())?;
         ("status", u64::from(self.status)).encode(encoder.encode_label())
+    }
+}
+
+impl EncodeLabelSet for OverLimit {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel;
+        ("tenant", self.tenant.as_str()).encode(encoder.encode_label())?;
+        ("limit", self.limit).encode(encoder.encode_label())
     }
 }
 
@@ -69,7 +87,7 @@ impl EncodeLabelSet for Ended {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut metrics = Self {
-            registry: Registry::with_prefix("cleave"),
+            book: Book::with_prefix("cleave"),
             responses: Family::default(),
             in_flight: Gauge::default(),
             endings: Family::default(),
@@ -79,26 +97,27 @@ impl Metrics {
             whole: Histogram::new(WAITS),
             prompt_tokens: Histogram::new(SIZES),
             output_tokens: Histogram::new(SIZES),
+            over_limit: Family::default(),
         };
-        let registry = &mut metrics.registry;
-        registry.register(
+        let book = &mut metrics.book;
+        book.register(
             "http_requests",
             "HTTP requests answered, by route and status",
             metrics.responses.clone(),
         );
-        registry.register(
+        book.register(
             "http_requests_in_flight",
             "Chat and text completions being served",
             metrics.in_flight.clone(),
         );
-        registry.register(
+        book.register(
             "request_endings",
             "Chat and text completions, by how they ended: completed, cancelled (the client left), \
              refused, failed, invalid",
             metrics.endings.clone(),
         );
         let mut seconds = |name: &str, text: &str, histogram: &Histogram| {
-            registry.register_with_unit(name, text, Unit::Seconds, histogram.clone());
+            book.register_with_unit((name, Unit::Seconds), text, histogram.clone());
         };
         seconds(
             "request_read",
@@ -120,17 +139,30 @@ impl Metrics {
             "From the request's arrival to the end of its last sequence",
             &metrics.whole,
         );
-        registry.register(
+        book.register(
             "request_prompt_tokens",
             "Prompt tokens of a request",
             metrics.prompt_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "request_output_tokens",
             "Output tokens of a sequence that finished",
             metrics.output_tokens.clone(),
         );
+        book.register(
+            "tenant_refusals",
+            "Requests beyond their tenant's quota, by tenant and limit: tenant_rate, tenant_tokens, \
+             tenant_concurrency",
+            metrics.over_limit.clone(),
+        );
         metrics
+    }
+
+    /// A tenant asked for more than it may.
+    pub(crate) fn over_limit(&self, tenant: &str, limit: &'static str) {
+        let tenant = tenant.to_owned();
+        let over = OverLimit { tenant, limit };
+        self.over_limit.get_or_create(&over).inc();
     }
 
     /// An HTTP answer was given.
@@ -143,28 +175,30 @@ impl Metrics {
 
     /// The metrics as OpenMetrics text, without the end mark.
     pub(crate) fn encode(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        if encode_registry(&mut text, &self.registry).is_err() {
-            text.clear();
-        }
-        text
+        self.book.text()
     }
+}
+
+/// Every metric of the HTTP face once, with its labels, as OpenMetrics text.
+pub fn metrics_described() -> String {
+    Metrics::new().book.described()
 }
 
 /// Measures one completion request from arrival to end. Dropped before that, the client has left.
 pub(crate) struct Meter {
     metrics: Arc<Metrics>,
+    record: Record,
     arrived: Instant,
     last_token: Vec<Option<Instant>>,
     ended: bool,
 }
 
 impl Meter {
-    pub(crate) fn start(metrics: &Arc<Metrics>) -> Self {
+    pub(crate) fn start(metrics: &Arc<Metrics>, record: Record) -> Self {
         metrics.in_flight.inc();
         Self {
             metrics: metrics.clone(),
+            record,
             arrived: Instant::now(),
             last_token: Vec::new(),
             ended: false,
@@ -177,7 +211,13 @@ impl Meter {
         self.metrics.read.observe(read.as_secs_f64());
     }
 
-    pub(crate) fn submitted(&mut self, prompt_tokens: u64, sequences: usize) {
+    /// What logs know it by, and the span that its sequences belong to.
+    pub(crate) fn mark(&self) -> (Arc<str>, Option<TraceParent>) {
+        self.record.mark()
+    }
+
+    pub(crate) fn submitted(&mut self, model: &str, prompt_tokens: u64, sequences: usize) {
+        self.record.submitted(model, prompt_tokens, sequences);
         self.metrics.prompt_tokens.observe(prompt_tokens as f64);
         self.last_token = vec![None; sequences];
     }
@@ -186,16 +226,17 @@ impl Meter {
         let now = Instant::now();
         match self.last_token[sequence].replace(now) {
             Some(last) => self.metrics.gap.observe((now - last).as_secs_f64()),
-            None => self
-                .metrics
-                .first_token
-                .observe((now - self.arrived).as_secs_f64()),
+            None => {
+                self.record.first_token();
+                let waited = now - self.arrived;
+                self.metrics.first_token.observe(waited.as_secs_f64());
+            }
         }
     }
 
-    pub(crate) fn finished(&mut self, sequence: usize, reason: &'static str, output_tokens: u32) {
+    pub(crate) fn finished(&mut self, reason: &'static str, output_tokens: u32) {
         self.metrics.output_tokens.observe(f64::from(output_tokens));
-        tracing::debug!(sequence, reason, output_tokens, "sequence finished");
+        self.record.finished(reason, output_tokens);
     }
 
     /// The whole answer is there.
@@ -207,6 +248,7 @@ impl Meter {
     }
 
     pub(crate) fn failed(&mut self, error: &ApiError) {
+        self.record.failed(error);
         self.end(match error {
             error if error.is_refusal() => "refused",
             error if error.is_client_fault() => "invalid",
@@ -218,6 +260,7 @@ impl Meter {
         if !std::mem::replace(&mut self.ended, true) {
             self.metrics.endings.get_or_create(&Ended(reason)).inc();
             self.metrics.in_flight.dec();
+            self.record.end(reason);
         }
     }
 }

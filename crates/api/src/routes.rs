@@ -2,12 +2,18 @@
 
 use crate::admin::admin_routes;
 use crate::answer::Kind;
-use crate::app::App;
+use crate::app::{App, PromptLog, turn_away};
 use crate::ask;
+use crate::book::plain_metrics;
+use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::frontend::{Progress, Readiness};
+use crate::frontend::{Progress, Readiness, Streams};
 use crate::generate::generate;
 use crate::model::ModelText;
+use crate::openapi::openapi;
+use crate::record::Asked;
+use crate::trace_parent::TraceParent;
+use crate::ui::ui_routes;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
@@ -17,34 +23,47 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 use std::any::Any;
+use std::sync::Arc;
+use tokio::time::Instant;
 use tower_http::catch_panic::CatchPanicLayer;
+use tracing::field::display;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The content type of OpenMetrics, and that of the older text for scrapers that ask for it only.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The request's id, put there by the outermost layer.
+/// How the request is known, put there by the outermost layer.
 #[derive(Clone)]
-struct RequestId(String);
+struct Known {
+    request_id: Arc<str>,
+    client: Option<TraceParent>,
+    trace: Option<TraceParent>,
+}
 
 impl App {
-    /// All routes. It has a fallback: a router merged with it must have none.
+    /// All routes. It has a fallback, as the others have: a router merged with it must have none.
     pub fn router(&self) -> Router {
-        Router::new()
-            .route("/v1/chat/completions", post(chat))
-            .route("/v1/completions", post(completions))
-            .route("/v1/models", get(models))
-            .route("/v1/models/{*id}", get(model))
-            .route("/tokenize", post(tokenize))
-            .route("/detokenize", post(detokenize))
-            .route("/health", get(health))
-            .route("/live", get(live))
-            .route("/ping", get(live))
-            .route("/ready", get(ready))
-            .route("/metrics", get(metrics))
-            .route("/version", get(version))
-            .merge(admin_routes(self.operator(), self.options().admin_key))
+        self.dressed(served().merge(probes()).merge(self.admin()))
+    }
+
+    /// All routes but those of operators, which have a port of their own.
+    pub fn client_router(&self) -> Router {
+        self.dressed(served().merge(probes()))
+    }
+
+    /// The port of operators: theirs, and what probes and scrapers ask for.
+    pub fn operator_router(&self) -> Router {
+        self.dressed(probes().merge(self.admin()))
+    }
+
+    fn admin(&self) -> Router<Self> {
+        let key = self.options().admin_key;
+        admin_routes(self.operator(), key).merge(ui_routes(self.shown(), key))
+    }
+
+    fn dressed(&self, routes: Router<Self>) -> Router {
+        routes
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             // Innermost: a panic is that request's answer, and is counted as one.
@@ -55,14 +74,47 @@ impl App {
     }
 }
 
+/// What clients ask for.
+fn served() -> Router<App> {
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/openapi.json", get(openapi))
+}
+
+/// How the server does.
+fn probes() -> Router<App> {
+    Router::new()
+        .route("/health", get(health))
+        .route("/live", get(live))
+        .route("/ping", get(live))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/load", get(load))
+        .route("/version", get(version))
+}
+
 async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = ask::request_id(request.headers());
     // The route, not the path: a label must not be a client's choice.
     let route = request.extensions().get::<MatchedPath>().cloned();
-    request.extensions_mut().insert(RequestId(id.clone()));
+    let client = TraceParent::of(request.headers());
+    let trace = app.frontend().begin_span(client);
+    request.extensions_mut().insert(Known {
+        request_id: id.as_str().into(),
+        client,
+        trace,
+    });
     let mut response = next.run(request).await;
     let route = route.as_ref().map_or("other", MatchedPath::as_str);
-    app.metrics().answered(route, response.status().as_u16());
+    let status = response.status().as_u16();
+    app.metrics().answered(route, status);
+    let trace_id = trace.map(display);
+    tracing::debug!(request_id = id, trace_id, route, status, "answered");
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -74,8 +126,8 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     reason = "the layer hands the panic over"
 )]
 fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
-    let reason = panic.downcast_ref::<String>().cloned();
-    let reason = reason.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    // A message that was put together may quote what the client sent.
+    let reason = panic.downcast_ref::<&'static str>().copied();
     tracing::error!(reason, "a request panicked");
     ApiError::internal("panicked", "The server failed on this request.").into_response()
 }
@@ -97,12 +149,46 @@ async fn completions(State(app): State<App>, request: Request) -> Result<Respons
 }
 
 async fn completion_of(app: &App, kind: Kind, request: Request) -> Result<Response, ApiError> {
-    let (parts, body) = request.into_parts();
-    let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
-    let result = generate(app, kind, id, (&parts.headers, body)).await;
-    result.inspect_err(|error| {
-        tracing::debug!(request_id = id, param = error.param(), error = %error.object(), "request ended in an error");
-    })
+    let (mut parts, body) = request.into_parts();
+    let known = parts.extensions.remove::<Known>();
+    let known = known.ok_or_else(|| ApiError::internal("unnamed", "The request has no id."))?;
+    let Known {
+        request_id,
+        client,
+        trace,
+    } = known;
+    let asked = Asked {
+        request_id: Arc::clone(&request_id),
+        kind,
+        client,
+        trace,
+    };
+    let told = |error: &ApiError| {
+        // The message may quote what the client sent.
+        let shown = app.options().prompts == PromptLog::Shown;
+        let message = shown.then(|| error.object().to_string());
+        let trace_id = trace.map(display);
+        tracing::debug!(%request_id, trace_id, param = error.param(), code = error.code(), message, "request ended in an error");
+    };
+    let (caller, body) = let_in(app, &parts.headers, body).await.inspect_err(told)?;
+    let seat = caller.seat();
+    let result = generate(app, asked, (caller, &parts.headers, body)).await;
+    let mut response = result.inspect_err(told).into_response();
+    if let Some(seat) = seat {
+        seat.show(response.headers_mut(), Instant::now());
+    }
+    Ok(response)
+}
+
+/// Who sent this; what is not let in is read to its end, so that the answer is heard.
+async fn let_in(app: &App, headers: &HeaderMap, body: Body) -> Result<(Caller, Body), ApiError> {
+    match Caller::of(app, headers) {
+        Ok(caller) => Ok((caller, body)),
+        Err(error) => {
+            turn_away(headers, body).await;
+            Err(error)
+        }
+    }
 }
 
 async fn tokenize(
@@ -126,20 +212,25 @@ async fn text_of(
     (headers, body): (&HeaderMap, Body),
     read: fn(&Value, &ModelText) -> Result<Value, ApiError>,
 ) -> Result<axum::Json<Value>, ApiError> {
+    let (caller, body) = let_in(app, headers, body).await?;
+    caller.enter()?;
     let bytes = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
     app.parse(bytes, model, read).await.map(axum::Json)
 }
 
-async fn models(State(app): State<App>) -> axum::Json<Value> {
+async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {
+    Caller::of(&app, &headers)?;
     let data: Vec<Value> = app.served().iter().map(card).collect();
-    axum::Json(json!({"object": "list", "data": data}))
+    Ok(axum::Json(json!({"object": "list", "data": data})))
 }
 
 async fn model(
     State(app): State<App>,
     Path(id): Path<String>,
+    headers: HeaderMap,
 ) -> Result<axum::Json<Value>, ApiError> {
+    Caller::of(&app, &headers)?;
     match app.served() {
         Some(served) if served.model.name() == id => Ok(axum::Json(card(&served))),
         Some(served) => Err(ApiError::model_not_found(&id, served.model.name())),
@@ -182,8 +273,32 @@ async fn ready(State(app): State<App>) -> Response {
     }
 }
 
+/// For those who choose between several routers; vLLM's name for the number.
+async fn load(State(app): State<App>) -> axum::Json<Value> {
+    let Streams { open, max } = app.frontend().streams();
+    axum::Json(json!({"server_load": open, "server_load_max": max}))
+}
+
 async fn version() -> axum::Json<Value> {
     axum::Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// Metrics in the format that their reader asks for: OpenMetrics if it says so, as Prometheus does, else the
+/// older text that every reader knows. `text` is OpenMetrics without the closing `# EOF`.
+pub fn metrics_answer(headers: &HeaderMap, mut text: String) -> Response {
+    let accepted = headers.get_all(header::ACCEPT).iter();
+    let open = |value: &HeaderValue| value.to_str().is_ok_and(|a| a.contains("openmetrics-text"));
+    let kind = match accepted.into_iter().any(open) {
+        true => {
+            text += "# EOF\n";
+            OPEN_METRICS
+        }
+        false => {
+            text = plain_metrics(&text);
+            PLAIN_METRICS
+        }
+    };
+    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
@@ -192,11 +307,5 @@ async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    text += "# EOF\n";
-    let accepted = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok());
-    let plain = accepted.is_some_and(|a| a.contains("text/plain") && !a.contains("openmetrics"));
-    let kind = if plain { PLAIN_METRICS } else { OPEN_METRICS };
-    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+    metrics_answer(&headers, text)
 }

@@ -7,11 +7,15 @@
 use crate::args::{FarTransport, KvBenchArgs, KvFarArgs, TransportArg};
 use crate::bench::Form;
 use anyhow::Context;
-use cleave_transfer::bench::{Far, MemoryFloor, Near, PoolShape, SocketFloor};
-use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Route, Transport};
+use cleave_tls::PeerTls;
+use cleave_transfer::bench::{Far, MemoryFloor, Near, PoolShape, SocketFloor, Ways};
+use cleave_transfer::{Addresses, HostListener, Listeners, Nixl, Route, Transport};
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -61,9 +65,10 @@ pub(crate) fn bench(args: &KvBenchArgs) -> anyhow::Result<()> {
     );
     let runtime = Runtime::new()?;
     let transports = match args.transport {
-        TransportArg::All => vec![Transport::Local, Transport::SharedMemory, Transport::Tcp],
+        TransportArg::All => all(args),
         TransportArg::Local => vec![Transport::Local],
         TransportArg::Shm => vec![Transport::SharedMemory],
+        TransportArg::Nixl => vec![Transport::Nixl],
         TransportArg::Tcp => vec![Transport::Tcp],
     };
     let measure = |transport| runtime.block_on(measure(args, transport));
@@ -77,6 +82,27 @@ pub(crate) fn bench(args: &KvBenchArgs) -> anyhow::Result<()> {
     };
     let form = if args.json { Form::Json } else { Form::Table };
     print(&table, form)
+}
+
+/// Those that can be had here: NIXL only where its library is, unless it was named.
+fn all(args: &KvBenchArgs) -> Vec<Transport> {
+    let library = args.nixl_library.as_deref();
+    let has_nixl = library.is_some() || Nixl::load(library).is_ok();
+    let nixl = has_nixl.then_some(Transport::Nixl);
+    let before = [Transport::Local, Transport::SharedMemory];
+    before
+        .into_iter()
+        .chain(nixl)
+        .chain([Transport::Tcp])
+        .collect()
+}
+
+/// The library, where links are to go over it.
+fn library(transport: Transport, path: Option<&Path>) -> anyhow::Result<Option<Arc<Nixl>>> {
+    match transport {
+        Transport::Nixl => Ok(Some(Nixl::load(path)?)),
+        _ => Ok(None),
+    }
 }
 
 /// The process that receives: says where it listens, and ends when its standard input does.
@@ -96,14 +122,24 @@ pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
     Runtime::new()?.block_on(async {
         let transport = match args.transport {
             FarTransport::Shm => Transport::SharedMemory,
+            FarTransport::Nixl => Transport::Nixl,
             FarTransport::Tcp => Transport::Tcp,
         };
         let (listeners, addresses) = listen(transport).await?;
-        let near = (listeners, Route::parse(&args.near)?);
-        let far = Far::start(shape, LocalNet::default(), near);
+        let ways = Ways {
+            listeners,
+            nixl: library(transport, args.nixl_library.as_deref())?,
+            peers: peers(args.peer_tls.as_deref())?,
+            ..Ways::default()
+        };
+        let far = Far::start(shape, ways, Route::parse(&args.near)?);
         writeln!(std::io::stdout(), "{addresses} {floor_address}")?;
         Ok(far.run().await?)
     })
+}
+
+fn peers(folder: Option<&Path>) -> anyhow::Result<Option<PeerTls>> {
+    Ok(folder.map(PeerTls::open).transpose()?)
 }
 
 /// One transport's listener alone, and how it is reached.
@@ -117,8 +153,9 @@ async fn listen(transport: Transport) -> anyhow::Result<(Listeners, Addresses)> 
             addresses.shared_memory = Some(host.address().clone());
             listeners.host = Some(host);
         }
-        Transport::Tcp => {
+        Transport::Nixl | Transport::Tcp => {
             let tcp = TcpListener::bind("127.0.0.1:0").await?;
+            addresses.nixl = transport == Transport::Nixl;
             addresses.tcp = Some(tcp.local_addr()?.to_string());
             listeners.tcp = Some(tcp);
         }
@@ -162,15 +199,24 @@ impl Drop for FarProcess {
 impl FarProcess {
     /// Starts it; says where it listens for blocks, and for the plain socket.
     fn start(
-        transport: Transport,
-        shape: PoolShape,
+        args: &KvBenchArgs,
+        (transport, shape): (Transport, PoolShape),
         near: &Addresses,
     ) -> anyhow::Result<(Self, String, String)> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["kv", "far-end", "--transport", transport.name()])
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["kv", "far-end", "--transport", transport.name()]);
+        if let Some(path) = &args.nixl_library {
+            command.arg("--nixl-library").arg(path);
+        }
+        let mut child = command
             .args(["--block-bytes", &shape.block_bytes.to_string()])
             .args(["--blocks-count", &shape.blocks_count.to_string()])
             .args(["--near", &near.to_string()])
+            .args(
+                args.peer_tls
+                    .iter()
+                    .flat_map(|folder| [OsStr::new("--peer-tls"), folder.as_os_str()]),
+            )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -192,20 +238,32 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Mea
         block_bytes: args.block_bytes,
         blocks_count: args.blocks.iter().copied().max().unwrap_or(1),
     };
-    let net = LocalNet::default();
     let (listeners, addresses) = listen(transport).await?;
-    let mut near = Near::start(shape, net.clone(), listeners);
+    let ways = Ways {
+        listeners,
+        nixl: library(transport, args.nixl_library.as_deref())?,
+        peers: peers(args.peer_tls.as_deref())?,
+        ..Ways::default()
+    };
+    let net = ways.net.clone();
+    let mut near = Near::start(shape, ways);
     let (_process, route, mut floor) = match transport {
         Transport::Local => {
-            let far = Far::start(shape, net, (Listeners::default(), Route::Local));
+            let ways = Ways {
+                net,
+                ..Ways::default()
+            };
+            let far = Far::start(shape, ways, Route::Local);
             tokio::spawn(far.run());
             let floor = Floor::Memory(Box::new(MemoryFloor::new(shape)));
             (None, Route::Local, floor)
         }
-        Transport::CudaIpc | Transport::SharedMemory | Transport::Tcp => {
-            let (process, data, socket) = FarProcess::start(transport, shape, &addresses)?;
+        Transport::CudaIpc | Transport::SharedMemory | Transport::Nixl | Transport::Tcp => {
+            let (process, data, socket) = FarProcess::start(args, (transport, shape), &addresses)?;
             let floor = match transport {
-                Transport::Tcp => Floor::Socket(SocketFloor::connect(shape, &socket)?),
+                Transport::Nixl | Transport::Tcp => {
+                    Floor::Socket(SocketFloor::connect(shape, &socket)?)
+                }
                 Transport::Local | Transport::CudaIpc | Transport::SharedMemory => {
                     Floor::Memory(Box::new(MemoryFloor::new(shape)))
                 }

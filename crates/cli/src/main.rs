@@ -5,13 +5,17 @@
 //! Invariant: everything a user gave is checked before a port is bound.
 
 mod args;
+mod autoscale;
 mod bench;
 mod check;
 mod demo;
 mod generate;
 mod goodput;
+mod key;
 mod kv;
 mod load;
+mod log;
+mod metrics;
 mod mock;
 mod model;
 mod plan;
@@ -22,27 +26,21 @@ mod sim;
 mod solo;
 mod source;
 mod synth;
+mod top;
 mod values;
 
 use args::{BenchCommand, Cli, Command, KvCommand, PlanCommand, SimCommand};
 use clap::Parser;
-use std::io::IsTerminal;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    log::begin(&cli.log);
     let done = match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Router(args) => serve::router(&args),
         Command::Worker(args) => serve::worker(&args),
+        Command::Top(args) => top::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Sim(args) => match args.command {
@@ -67,8 +65,11 @@ fn main() -> ExitCode {
             }
             SimCommand::Goodput(args) => goodput::run_goodput(&args),
         },
+        Command::Autoscale(args) => autoscale::run(&args),
+        Command::Metrics => metrics::print(),
         Command::Check(args) => check::check(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Key(args) => key::run(&args),
         Command::Kv(args) => match args.command {
             KvCommand::Bench(args) => kv::bench(&args),
             KvCommand::FarEnd(args) => kv::far_end(&args),

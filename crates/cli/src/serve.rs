@@ -3,8 +3,11 @@
 //! Owns: what is printed at the start, signals, and the time given to drain.
 //! Never: decides anything about a request.
 
-use crate::args::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
+use crate::args::{
+    FaceArgs, HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
+};
 use crate::source::Source;
+use crate::values::Seconds;
 use anyhow::{Context, anyhow, bail};
 use cleave_api::ApiOptions;
 use cleave_domain::{DeviceId, Role};
@@ -30,7 +33,7 @@ const IMPATIENT: i32 = 130;
 /// Everything in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let roles = roles(args)?;
-    let router = router_options(&args.router, &args.process)?;
+    let router = router_options(&args.router, &args.face, &args.process)?;
     make_tape_folder(&args.process)?;
     let source = source(&args.host)?;
     let engines = source.engines(&args.host.engine, &roles)?;
@@ -67,8 +70,9 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let stop = Stop::new()?;
         let running = serve.start().await?;
-        live(running, stop, &args.process, |running| {
-            say_address(running.address())
+        let at = Addresses::of(&args.face, running.address(), running.admin_address());
+        live(running, stop, args.face.farewell(&args.process), |_| {
+            at.say()
         })
         .await
     })
@@ -79,15 +83,22 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
     let node = RouterNode {
         listen: args.listen.to_string(),
-        options: router_options(&args.limits, &args.process)?,
+        options: router_options(&args.limits, &args.face, &args.process)?,
+        picker: args.picker.options(),
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
         let running = node.start().await?;
         // Scripts hand this address to workers, so it cannot wait for them.
-        say_address(running.address());
+        Addresses::of(&args.face, running.address(), running.admin_address()).say();
+        if let Some(address) = running.picker_address() {
+            info!("endpoint picker at {address}");
+        }
         info!("waiting for a prefill and a decode worker");
-        live(running, stop, &args.process, |_| info!("ready")).await
+        live(running, stop, args.face.farewell(&args.process), |_| {
+            info!("ready")
+        })
+        .await
     })
 }
 
@@ -101,7 +112,11 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         .pop()
         .context("one engine was asked for")?;
     let name = args.name.clone().unwrap_or_else(|| name_default(role));
-    let options = worker_options((name, role), (&args.host, &args.process));
+    let options = WorkerOptions {
+        transports: args.transport.transports(),
+        nixl_library: args.transport.nixl_library.clone(),
+        ..worker_options((name, role), (&args.host, &args.process))
+    };
     let options = measured(options, (&source, engine.as_mut()), &args.host)?;
     announce(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
@@ -112,6 +127,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         data_listen: args.data_listen.to_string(),
         data_address: args.data_advertise.clone(),
         metrics_listen: args.metrics_listen.map(|address| address.to_string()),
+        traces: args.process.traces.options()?,
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -120,7 +136,11 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         if let Some(address) = running.metrics_address() {
             info!("metrics at http://{address}/metrics");
         }
-        live(running, stop, &args.process, |_| info!("joined a router")).await
+        let farewell = Farewell {
+            delay: Duration::ZERO,
+            limit: args.process.drain_timeout,
+        };
+        live(running, stop, farewell, |_| info!("joined a router")).await
     })
 }
 
@@ -193,6 +213,7 @@ fn worker_options(
         swap_bytes: limits.swap_space,
         silence_max: process.worker_silence.0,
         admin_key: process.admin_key,
+        peer_tls: process.peer_tls.clone(),
         tape: tape(process, &defaults.name),
         ..defaults
     }
@@ -200,6 +221,7 @@ fn worker_options(
 
 fn router_options(
     limits: &RouterLimitArgs,
+    face: &FaceArgs,
     process: &ProcessArgs,
 ) -> anyhow::Result<RouterOptions> {
     let defaults = RouterOptions::default();
@@ -215,10 +237,19 @@ fn router_options(
         policy: policy.transpose()?,
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
+        external_metrics_listen: limits.external_metrics_listen.map(|at| at.to_string()),
         tape: tape(process, "router"),
-        otlp_endpoint: process.otlp_endpoint.clone(),
+        traces: process.traces.options()?,
+        http: face.limits(),
+        certificate: face.certificate(),
+        peer_tls: process.peer_tls.clone(),
+        admin_listen: face.admin_listen.map(|address| address.to_string()),
         api: ApiOptions {
             admin_key: process.admin_key,
+            body_bytes_max: face.max_body,
+            body_wait_max: face.body_timeout.0,
+            keep_alive: limits.streams.keep_alive(),
+            prompts: limits.prompts.shown(),
             ..defaults.api
         },
     })
@@ -273,11 +304,59 @@ fn undivided<'a>(workers: impl Iterator<Item = (&'a str, Option<DeviceId>)>) -> 
     ))
 }
 
-/// The line that scripts wait for.
-fn say_address(address: SocketAddr) {
-    let mut out = std::io::stdout().lock();
-    // Nobody reads it: then nobody waits for it either.
-    let _ = writeln!(out, "listening on http://{address}").and_then(|()| out.flush());
+/// Where clients and operators find it.
+struct Addresses {
+    scheme: &'static str,
+    front: SocketAddr,
+    admin: Option<SocketAddr>,
+}
+
+impl Addresses {
+    fn of(face: &FaceArgs, front: SocketAddr, admin: Option<SocketAddr>) -> Self {
+        let scheme = match face.ssl_certfile {
+            Some(_) => "https",
+            None => "http",
+        };
+        Self {
+            scheme,
+            front,
+            admin,
+        }
+    }
+
+    /// The lines that scripts wait for.
+    fn say(&self) {
+        let Self {
+            scheme,
+            front,
+            admin,
+        } = self;
+        let mut lines = format!("listening on {scheme}://{front}\n");
+        if let Some(admin) = admin {
+            lines += &format!("admin on http://{admin}\n");
+        }
+        let mut out = std::io::stdout().lock();
+        // Nobody reads it: then nobody waits for it either.
+        let _ = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
+    }
+}
+
+/// How a process leaves.
+#[derive(Clone, Copy)]
+struct Farewell {
+    /// For so long it only says so.
+    delay: Duration,
+    /// Then what runs may go on for so long.
+    limit: Seconds,
+}
+
+impl FaceArgs {
+    fn farewell(&self, process: &ProcessArgs) -> Farewell {
+        Farewell {
+            delay: self.shutdown_delay.0,
+            limit: process.drain_timeout,
+        }
+    }
 }
 
 /// A node that runs, as far as signals and the exit status go.
@@ -286,11 +365,13 @@ trait Node {
     async fn broken(&self) -> String;
     /// Returns once somebody other than a signal has asked it to leave.
     async fn asked_to_leave(&self);
+    /// Says that it is not ready any more, and goes on.
+    fn leave(&self);
     async fn drain(self, deadline: Duration);
 }
 
 macro_rules! node {
-    ($($running:ty: $leaves:expr),*) => {$(
+    ($($running:ty: $leaves:expr, $leave:expr;)*) => {$(
         impl Node for $running {
             async fn ready(&self) {
                 self.ready().await;
@@ -305,6 +386,11 @@ macro_rules! node {
                 leaves(self).await;
             }
 
+            fn leave(&self) {
+                let leave: fn(&Self) = $leave;
+                leave(self);
+            }
+
             async fn drain(self, deadline: Duration) {
                 self.drain(deadline).await;
             }
@@ -315,9 +401,10 @@ macro_rules! node {
 type Leaving<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 node!(
-    Running: |_| Box::pin(std::future::pending()),
-    RunningRouter: |_| Box::pin(std::future::pending()),
-    RunningWorker: |worker| Box::pin(worker.asked_to_leave())
+    Running: |_| Box::pin(std::future::pending()), Self::leave;
+    RunningRouter: |_| Box::pin(std::future::pending()), Self::leave;
+    // Its routers hear that it drains.
+    RunningWorker: |worker| Box::pin(worker.asked_to_leave()), |_| {};
 );
 
 /// Runs a node until a signal comes or it breaks, then drains it. A node that broke says so by the
@@ -325,7 +412,7 @@ node!(
 async fn live<N: Node>(
     node: N,
     mut stop: Stop,
-    process: &ProcessArgs,
+    farewell: Farewell,
     say_ready: impl FnOnce(&N),
 ) -> anyhow::Result<()> {
     let ready = async {
@@ -339,19 +426,31 @@ async fn live<N: Node>(
         () = node.asked_to_leave() => None,
         () = stop.signalled() => None,
     };
-    let limit = process.drain_timeout;
+    let Farewell { delay, limit } = farewell;
+    if broken.is_none() && !delay.is_zero() {
+        info!("not ready any more; serving on for {} s", Seconds(delay));
+        node.leave();
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            _ = node.broken() => {}
+            () = stop.signalled() => end_at_once(),
+        }
+    }
     info!("draining for up to {limit} s; a second signal ends at once");
     tokio::select! {
         () = node.drain(limit.0) => {}
-        () = stop.signalled() => {
-            warn!("ended at once");
-            std::process::exit(IMPATIENT);
-        }
+        () = stop.signalled() => end_at_once(),
     }
     broken.map_or(Ok(()), |reason| Err(anyhow!("{reason}")))
 }
 
+fn end_at_once() -> ! {
+    warn!("ended at once");
+    std::process::exit(IMPATIENT);
+}
+
 fn runtime() -> anyhow::Result<Runtime> {
+    crate::log::panics();
     Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -108,6 +108,15 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "size out of range".to_owned())
 }
 
+/// As [`parse_bytes`]: what one request may bring.
+pub(crate) fn parse_body_bytes(text: &str) -> Result<usize, String> {
+    let bytes = parse_bytes(text)?;
+    match (1 << 10..=1 << 30).contains(&bytes) {
+        true => usize::try_from(bytes).map_err(|error| error.to_string()),
+        false => Err("expected a size from 1KiB to 1GiB".to_owned()),
+    }
+}
+
 /// As [`parse_bytes`], within what a pool is made of.
 pub(crate) fn parse_block_bytes(text: &str) -> Result<u32, String> {
     let bytes = u32::try_from(parse_bytes(text)?);

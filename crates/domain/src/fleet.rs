@@ -53,6 +53,8 @@ pub struct DeviceId(pub String);
 pub struct WorkerDescription {
     /// Which legs it serves.
     pub role: Role,
+    /// Which it was started with: the pool in which whoever starts workers counts it.
+    pub home: Role,
     /// The model's served name.
     pub model: String,
     /// With whom it may exchange blocks.

@@ -12,6 +12,7 @@ mod plan;
 mod price;
 mod request;
 mod resolve;
+mod scaling;
 mod slo;
 mod tape;
 mod time;
@@ -32,7 +33,11 @@ pub use plan::{LogitsWanted, OpenSlot, Sampled, Scores, Segment, StepPlan, StepR
 pub use price::{LinkPrice, Prices, RowPrice, Work};
 pub use request::{Request, Sampling, SamplingError, StopRules};
 pub use resolve::{CLASS_HEADER, UnknownClass};
-pub use slo::{Origin, Rule, Slo, SloClass, SloPolicy, Tenant, Trust, Unmet};
+pub use scaling::{
+    Demand, Flow, Kept, PoolCounts, PoolScaling, Reasons, Scaling, ScalingMode, ScalingReason,
+    Voice, Wanted,
+};
+pub use slo::{Origin, Quota, Rule, Slo, SloClass, SloPolicy, Tenant, Trust, Unmet};
 pub use tape::{Tape, TapeLine};
 pub use time::{SPAN_MAX, Time};
 pub use timing::{Aim, DecodeTiming, PrefillTiming, Stage, Timing, Verdict};

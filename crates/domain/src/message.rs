@@ -3,7 +3,7 @@
 
 use crate::{
     Aim, BlockHash, BlockRef, DecodeTiming, HandoffId, Load, PrefillTiming, Prices, Request, Role,
-    Sampled, WorkerRef,
+    Sampled, Voice, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub enum Order {
         /// Which.
         role: Role,
     },
+    /// Tell this to every other router that is connected.
+    PassOn(Arc<Voice>),
 }
 
 /// See [`Order::Reserve`].
@@ -220,6 +222,8 @@ pub enum Report {
         /// Blocks that are gone.
         evicted: Vec<BlockHash>,
     },
+    /// Another router had this told.
+    PassedOn(Arc<Voice>),
 }
 
 /// Why something was not taken on.

@@ -6,6 +6,7 @@
 use crate::{Origin, Rule, Slo, SloPolicy, Tenant};
 use std::error::Error;
 use std::fmt;
+use subtle::ConstantTimeEq;
 
 /// The header by which a request asks for a class; a rule may look at it too.
 pub const CLASS_HEADER: &str = "x-slo-class";
@@ -68,11 +69,11 @@ impl SloPolicy {
         };
         Ok(Slo {
             class: class.name.clone(),
+            priority: self.priority_for(&tenant, class.priority),
             tenant,
             ttft: believed(origin.ttft, class.ttft),
             tpot: believed(origin.tpot, class.tpot),
             e2e: believed(origin.e2e, class.e2e),
-            priority: class.priority,
         })
     }
 
@@ -91,12 +92,8 @@ impl SloPolicy {
     /// Whose key the request brought; else the tenant of the policy that it names, if such names are
     /// believed. One with keys is believed by a key alone, and all whom the policy does not know are
     /// one: who can make up names must not make up shares.
-    fn tenant_of(&self, origin: &Origin) -> String {
-        let keyed = origin.key_digest.and_then(|digest| {
-            let mut tenants = self.tenants.iter();
-            tenants.find(|tenant| tenant.key_digests.contains(&digest))
-        });
-        if let Some(tenant) = keyed {
+    pub fn tenant_of(&self, origin: &Origin) -> String {
+        if let Some(tenant) = self.key_owner(origin) {
             return tenant.name.clone();
         }
         let known = |name: &String| {
@@ -108,6 +105,21 @@ impl SloPolicy {
             .filter(|name| known(name))
             .cloned()
             .unwrap_or_default()
+    }
+
+    /// Whose key the request brought. Every key is looked at, each to its end: how long that takes says
+    /// nothing of any.
+    pub fn key_owner(&self, origin: &Origin) -> Option<&Tenant> {
+        let shown = origin.key_digest?;
+        let mut owner = None;
+        for tenant in &self.tenants {
+            for digest in &tenant.key_digests {
+                if bool::from(digest.ct_eq(&shown)) {
+                    owner = Some(tenant);
+                }
+            }
+        }
+        owner
     }
 
     fn unknown(&self, asked: &str) -> UnknownClass {
@@ -164,7 +176,7 @@ impl Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SloClass, Trust, Unmet};
+    use crate::{Quota, SloClass, Trust, Unmet};
     use proptest::collection::vec;
     use proptest::option;
     use proptest::prelude::*;
@@ -215,17 +227,23 @@ mod tests {
                     name: "acme".to_owned(),
                     key_digests: vec![[7; 32]],
                     share: 3,
+                    quota: Quota {
+                        priority_min: Some(-2),
+                        ..Quota::default()
+                    },
                 },
                 Tenant {
                     name: "open".to_owned(),
                     key_digests: Vec::new(),
                     share: 1,
+                    quota: Quota::default(),
                 },
             ],
             trust: Trust {
-                targets: true,
                 tenant: true,
+                ..Trust::default()
             },
+            scaling: None,
         }
     }
 
@@ -301,6 +319,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_was_more_urgent_than_it_may_be() {
+        let mut urgent = policy();
+        for class in &mut urgent.classes {
+            class.priority = -9;
+        }
+        let of = |policy: &SloPolicy, key: Option<[u8; 32]>| {
+            let origin = Origin {
+                key_digest: key,
+                ..Origin::default()
+            };
+            policy.resolve(&origin, "m", 1).unwrap().priority
+        };
+        assert_eq!(of(&urgent, Some([7; 32])), -2);
+        assert_eq!(of(&urgent, None), -9);
+        assert_eq!(of(&policy(), Some([7; 32])), 0, "less urgent stays so");
+    }
+
+    #[test]
     fn own_targets_replace_those_of_the_class_where_they_are_believed() {
         let own = Origin {
             ttft: Some(Duration::from_millis(5)),
@@ -358,9 +394,15 @@ mod tests {
                         name,
                         key_digests,
                         share: 1,
+                        quota: Quota::default(),
                     })
                     .collect(),
-                trust: Trust { targets, tenant },
+                trust: Trust {
+                    targets,
+                    tenant,
+                    ..Trust::default()
+                },
+                scaling: None,
             },
         )
     }

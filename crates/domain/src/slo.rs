@@ -4,6 +4,7 @@
 //! judges what can be met; `node` reads, the router's brain judges.
 //! Invariant: names of classes are unique, the default class exists, and downgrades end.
 
+use crate::Scaling;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -38,6 +39,9 @@ pub struct SloPolicy {
     pub tenants: Vec<Tenant>,
     /// Which headers are believed.
     pub trust: Trust,
+    /// How the fleet grows and shrinks; none where nobody is told to.
+    #[serde(default)]
+    pub scaling: Option<Scaling>,
 }
 
 /// See [`SloPolicy::trust`]. Whoever can reach the server can send any header.
@@ -48,6 +52,11 @@ pub struct Trust {
     /// A request without a known API key may name a tenant that has none. Default no: it would be
     /// served on somebody else's share.
     pub tenant: bool,
+    /// Whoever has no known API key is served nothing. Default no.
+    pub require_key: bool,
+    /// Tenants reuse each other's cached prefixes, which their answers' times show. Default no: each has
+    /// its own, and those without a tenant share one.
+    pub shared_prefixes: bool,
 }
 
 /// A class of requests.
@@ -111,6 +120,22 @@ pub struct Tenant {
     pub key_digests: Vec<[u8; 32]>,
     /// Tokens served to it stand to those of others as the shares do, while both want some.
     pub share: u32,
+    /// What it may ask for. Default anything.
+    pub quota: Quota,
+}
+
+/// What a tenant may ask of one router; without a number there is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// HTTP requests, up to a minute's worth at once.
+    pub requests_per_minute: Option<u32>,
+    /// Tokens of prompts and answers, up to a minute's worth at once.
+    pub tokens_per_minute: Option<u32>,
+    /// Sequences served at once; each prompt and each of `n` choices is one.
+    pub streams_max: Option<u32>,
+    /// The most urgent that its requests may be, by their class or by themselves (smaller is more
+    /// urgent); more urgent ones are served as this.
+    pub priority_min: Option<i32>,
 }
 
 /// What is known of a request's sender before it is a request.
@@ -154,6 +179,8 @@ impl Default for Trust {
         Self {
             targets: true,
             tenant: false,
+            require_key: false,
+            shared_prefixes: false,
         }
     }
 }
@@ -168,6 +195,7 @@ impl Default for SloPolicy {
             rules: Vec::new(),
             tenants: Vec::new(),
             trust: Trust::default(),
+            scaling: None,
         }
     }
 }
@@ -185,5 +213,17 @@ impl SloPolicy {
     pub fn share(&self, tenant: &str) -> u32 {
         let found = self.tenants.iter().find(|one| one.name == tenant);
         found.map_or(1, |one| one.share)
+    }
+
+    /// What the tenant may ask for; anything if the policy does not know it.
+    pub fn quota(&self, tenant: &str) -> Quota {
+        let found = self.tenants.iter().find(|one| one.name == tenant);
+        found.map_or_else(Quota::default, |one| one.quota)
+    }
+
+    /// How urgent a request of this tenant may be that would be as urgent as this.
+    pub fn priority_for(&self, tenant: &str, priority: i32) -> i32 {
+        let least = self.quota(tenant).priority_min;
+        least.map_or(priority, |least| priority.max(least))
     }
 }

@@ -1,7 +1,9 @@
 //! How connections reach the drivers: whoever carries a line (a channel, a gRPC stream) comes in
 //! here, and only here.
 
-use crate::line::{Downward, Introduction, LINE_ITEMS_MAX, RouterLine, Upward, WorkerLine};
+use crate::line::{
+    Activity, Downward, Introduction, LINE_ITEMS_MAX, RouterLine, Upward, WorkerLine,
+};
 use crate::router::{Flights, RouterEvent};
 use crate::worker::WorkerEvent;
 use cleave_domain::{Role, RouterId, WorkerRef};
@@ -41,10 +43,12 @@ impl RouterDoor {
         let (out, words) = mpsc::channel(LINE_ITEMS_MAX);
         let serial = next_serial();
         let worker = introduction.worker;
+        let activity = Arc::new(Activity::default());
         let line = WorkerLine {
             introduction,
             serial,
             out,
+            activity: Arc::clone(&activity),
         };
         let joined = RouterEvent::Joined(Box::new(line));
         self.inbox.send(joined).await.map_err(|_| Stopped)?;
@@ -54,6 +58,7 @@ impl RouterDoor {
                 door,
                 worker,
                 serial,
+                activity,
             },
             words,
         ))
@@ -66,6 +71,7 @@ pub(crate) struct Visit {
     door: RouterDoor,
     worker: WorkerRef,
     serial: u64,
+    activity: Arc<Activity>,
 }
 
 impl Visit {
@@ -74,12 +80,14 @@ impl Visit {
     pub(crate) async fn hear(&self, word: Upward) -> Result<(), Stopped> {
         match word {
             Upward::Emissions(tokens) => {
+                self.activity.emitted(tokens.len());
                 for (handoff, emission) in tokens {
                     self.door.flights.emit(handoff, emission);
                 }
                 Ok(())
             }
             Upward::Report(report) => {
+                self.activity.reported(&report);
                 let told = RouterEvent::Told {
                     worker: self.worker,
                     serial: self.serial,
@@ -87,6 +95,10 @@ impl Visit {
                     read: Instant::now(),
                 };
                 self.door.inbox.send(told).await.map_err(|_| Stopped)
+            }
+            Upward::Pass { handoff, pass } => {
+                let passed = RouterEvent::Passed { handoff, pass };
+                self.door.inbox.send(passed).await.map_err(|_| Stopped)
             }
             Upward::Link(link) => {
                 let measured = RouterEvent::Measured {

@@ -1,33 +1,163 @@
-//! One port for HTTP and gRPC, and a worker's own small one.
+//! What each port serves: one for HTTP and gRPC, perhaps one for operators, and a worker's own small one.
 
-use crate::NodeError;
 use crate::door::RouterDoor;
 use crate::grpc::{ModelDesk, fleet_service};
 use crate::health::Pulse;
+use crate::scaling::{Answers, scaler_service};
+use crate::server::{Faces, Server, bind, fit};
 use crate::telemetry::Telemetry;
+use crate::{NodeError, RouterOptions};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::serve::ListenerExt;
-use cleave_api::{AdminKey, App, Operator, admin_routes};
-use std::net::SocketAddr;
+use axum::routing::{any, get};
+use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
+use cleave_tls::{FrontTls, PeerTls};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
-use tracing::{debug, error};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
-/// How long answers under way may take to leave when the server stops.
-const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// Where workers say what they have to say.
+const FLEET: &str = "/cleave.fleet.v1.Fleet/{*method}";
+/// Where KEDA asks how many workers are wanted.
+const SCALER: &str = "/externalscaler.ExternalScaler/{*method}";
 
-/// Everything a router serves: workers find it under the address that clients use.
-pub(crate) fn router_routes(app: &App, door: RouterDoor, desk: ModelDesk) -> Router {
-    let fleet = fleet_service(door, desk);
-    app.router()
-        .route_service("/cleave.fleet.v1.Fleet/{*method}", fleet)
+/// A router's ports, bound and with their certificates read, before anything is served.
+#[derive(Debug)]
+pub(crate) struct RouterPorts {
+    front: TcpListener,
+    /// For operators, if they have a port of their own.
+    admin: Option<TcpListener>,
+    certificate: Option<FrontTls>,
+    peers: Option<PeerTls>,
+}
+
+/// A router's ports, served.
+#[derive(Debug)]
+pub(crate) struct RouterServers {
+    pub(crate) front: Server,
+    pub(crate) admin: Option<Server>,
+    /// Follow the certificates' files.
+    follow: JoinSet<()>,
+}
+
+impl RouterPorts {
+    /// Reads the certificates first: whoever has none of use binds nothing.
+    pub(crate) async fn open(listen: &str, options: &RouterOptions) -> Result<Self, NodeError> {
+        let certificate = options.certificate.as_ref().map(FrontTls::open);
+        let peers = options.peer_tls.as_deref().map(PeerTls::open);
+        let (certificate, peers) = (certificate.transpose()?, peers.transpose()?);
+        let front = bind(listen).await?;
+        let admin = match &options.admin_listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        Ok(Self {
+            front,
+            admin,
+            certificate,
+            peers,
+        })
+    }
+
+    /// Serves clients, workers and operators.
+    pub(crate) fn serve(
+        self,
+        app: &App,
+        (fleet, answers): ((RouterDoor, ModelDesk), Answers),
+        (options, telemetry): (&RouterOptions, &Telemetry),
+    ) -> Result<RouterServers, NodeError> {
+        let Self {
+            front,
+            admin,
+            certificate,
+            peers,
+        } = self;
+        let mut follow = JoinSet::new();
+        if let Some(tls) = certificate.clone() {
+            follow.spawn(tls.follow());
+        }
+        if let Some(tls) = peers.clone() {
+            follow.spawn(tls.follow());
+        }
+        let clients = match admin {
+            None => app.router(),
+            Some(_) => app.client_router(),
+        };
+        let clients = clients.route_service(SCALER, scaler_service(answers));
+        let limits = fit(options.http);
+        let terms = || (limits, telemetry.servers.clone());
+        let operators = admin.map(|listener| {
+            let faces = Faces {
+                clear: app.operator_router(),
+                secure: certificate.clone().map(|tls| (tls, app.operator_router())),
+                peers: None,
+            };
+            Server::start(listener, faces, terms())
+        });
+        let faces = front_faces(clients, fleet_routes(fleet), (certificate, peers));
+        Ok(RouterServers {
+            front: Server::start(front, faces, terms())?,
+            admin: operators.transpose()?,
+            follow,
+        })
+    }
+}
+
+impl RouterServers {
+    /// Takes no new connection, lets answers leave for a moment, then closes.
+    pub(crate) async fn stop(self) {
+        let Self {
+            front,
+            admin,
+            follow,
+        } = self;
+        drop(follow);
+        front.stop().await;
+        if let Some(admin) = admin {
+            admin.stop().await;
+        }
+    }
+}
+
+fn fleet_routes((door, desk): (RouterDoor, ModelDesk)) -> Router {
+    Router::new().route_service(FLEET, fleet_service(door, desk))
+}
+
+/// Who may say what: clients speak TLS where there is a certificate, workers where peers have one, and
+/// what is said in clear is heard only as far as neither is so.
+fn front_faces(
+    clients: Router,
+    fleet: Router,
+    (certificate, peers): (Option<FrontTls>, Option<PeerTls>),
+) -> Faces {
+    let stranger = Router::new().route(FLEET, any(async || no_stranger()));
+    let clear = match certificate {
+        None => clients.clone(),
+        Some(_) => Router::new().fallback(async || no_https()),
+    };
+    let clear = clear.merge(match peers {
+        None => fleet.clone(),
+        Some(_) => stranger.clone(),
+    });
+    Faces {
+        clear,
+        secure: certificate.map(|tls| (tls, clients.merge(stranger))),
+        peers: peers.map(|tls| (tls, fleet)),
+    }
+}
+
+/// Workers that do not show who they are are told so in their own words.
+fn no_stranger() -> Response {
+    let reason = "this router takes workers only by mutual TLS: start the worker with --peer-tls";
+    tonic::Status::permission_denied(reason).into_http::<Body>()
+}
+
+fn no_https() -> Response {
+    (StatusCode::BAD_REQUEST, "This port speaks HTTPS.\n").into_response()
 }
 
 /// What a worker process says of itself.
@@ -50,10 +180,8 @@ pub(crate) fn worker_routes(face: WorkerFace) -> Router {
         .with_state(face)
 }
 
-async fn metrics(State(face): State<WorkerFace>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let text = face.telemetry.text() + "# EOF\n";
-    ([(header::CONTENT_TYPE, kind)], text).into_response()
+async fn metrics(State(face): State<WorkerFace>, headers: HeaderMap) -> Response {
+    metrics_answer(&headers, face.telemetry.text())
 }
 
 async fn health(State(face): State<WorkerFace>) -> Response {
@@ -69,63 +197,5 @@ async fn ready(State(face): State<WorkerFace>) -> Response {
     match unhealthy.or(alone) {
         None => StatusCode::OK.into_response(),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason).into_response(),
-    }
-}
-
-/// A listener bound to `address`.
-pub(crate) async fn bind(address: &str) -> Result<TcpListener, NodeError> {
-    let bound = TcpListener::bind(address).await;
-    bound.map_err(|error| NodeError::Bind(address.to_owned(), error))
-}
-
-/// A server that runs.
-#[derive(Debug)]
-pub(crate) struct Server {
-    pub(crate) address: SocketAddr,
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
-
-impl Server {
-    /// Serves HTTP/1.1 and HTTP/2 in clear text, whichever the client speaks.
-    pub(crate) fn start(listener: TcpListener, routes: Router) -> Result<Self, NodeError> {
-        let local = listener.local_addr();
-        let address = local.map_err(|error| NodeError::Bind("the listener".into(), error))?;
-        let listener = listener.tap_io(|stream| {
-            // Tokens are small and wait for nothing.
-            if let Err(error) = stream.set_nodelay(true) {
-                debug!(%error, "cannot set TCP_NODELAY");
-            }
-        });
-        let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(async move {
-            let stopped = async move {
-                // A dropped server stops too.
-                let _ = stopped.await;
-            };
-            // The gate before `/admin` asks who is there.
-            let service = routes.into_make_service_with_connect_info::<SocketAddr>();
-            let served = axum::serve(listener, service).with_graceful_shutdown(stopped);
-            if let Err(error) = served.await {
-                error!(%error, "the HTTP server ended");
-            }
-        });
-        Ok(Self {
-            address,
-            stop,
-            task,
-        })
-    }
-
-    /// Takes no new connection, lets answers leave for a moment, then closes.
-    pub(crate) async fn stop(mut self) {
-        // The server may have ended by itself.
-        let _ = self.stop.send(());
-        if tokio::time::timeout(FLUSH_MAX, &mut self.task)
-            .await
-            .is_err()
-        {
-            self.task.abort();
-        }
     }
 }

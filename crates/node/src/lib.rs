@@ -17,8 +17,11 @@ mod http;
 mod line;
 mod node;
 mod options;
+mod picker;
 mod policy;
 mod router;
+mod scaling;
+mod server;
 mod tape;
 mod telemetry;
 mod trace;
@@ -28,10 +31,14 @@ mod worker;
 
 pub use calibrate::{CALIBRATION, Calibration, Part, Rehearsal, calibrate};
 pub use cleave_router::{Mode, Placement};
+pub use cleave_tls::{CertificateFiles, TlsError};
 pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
+pub use picker::PickerOptions;
 pub use policy::{Flaw, PolicyError, PolicyFile};
-pub use telemetry::Ceilings;
+pub use server::HttpLimits;
+pub use telemetry::{Ceilings, metrics_page};
+pub use trace::{SampleError, Sampler, TraceError, TraceOptions};
 pub use worker::StepTime;
 
 /// The shortest silence that may be taken for loss.
@@ -53,8 +60,14 @@ pub enum NodeError {
     #[error("cannot start the engine's thread")]
     Thread(#[source] io::Error),
     /// The collector's address is of no use.
-    #[error("cannot send traces to {0}: {1}")]
-    Traces(String, String),
+    #[error(transparent)]
+    Traces(#[from] TraceError),
+    /// Certificates or keys are of no use.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    /// Blocks may go over NIXL alone, and it cannot be had.
+    #[error("--kv-transport names no other transport than NIXL: {0}")]
+    Nixl(#[from] cleave_transfer::NixlError),
     /// The model's text side cannot be used.
     #[error("{0}")]
     Model(String),

@@ -5,21 +5,26 @@
 
 use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
-use crate::http::{Server, WorkerFace, bind, router_routes, worker_routes};
+use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
+use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
+use crate::scaling::{Secured, external_metrics_routes};
+use crate::server::{Faces, HttpLimits, Server, bind};
 use crate::telemetry::Telemetry;
+use crate::trace::TraceOptions;
 use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
 use cleave_engine::Engine;
-use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet};
+use cleave_tls::PeerTls;
+use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Nixl, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
 /// A router process.
@@ -29,39 +34,95 @@ pub struct RouterNode {
     pub listen: String,
     /// Its settings.
     pub options: RouterOptions,
+    /// An endpoint picker beside it, by default none.
+    pub picker: Option<PickerOptions>,
 }
 
 /// A router process that runs.
 pub struct RunningRouter {
-    address: SocketAddr,
+    app: App,
     body: RouterBody,
-    server: Server,
+    servers: RouterServers,
+    picker: Option<Picker>,
+    /// Kubernetes' external metrics, if asked for.
+    metrics: Option<Secured>,
 }
 
 impl RouterNode {
     /// Binds the port and serves. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// `Bind` or `Tape` if that cannot be done.
+    /// `Tls`, `Bind` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningRouter, NodeError> {
-        let listener = bind(&self.listen).await?;
-        let body = RouterBody::start(&self.options, &Telemetry::default())?;
-        let app = App::new(body.frontend(), self.options.api.clone());
-        let desk = ModelDesk::new(app.clone());
-        let routes = router_routes(&app, body.door.clone(), desk);
-        let server = Server::start(listener, routes)?;
+        let Self {
+            listen,
+            options,
+            picker,
+        } = self;
+        if options.certificate.is_some() && options.peer_tls.is_none() {
+            warn!("clients speak TLS and workers do not: --peer-tls keeps strangers from joining");
+        }
+        let ports = RouterPorts::open(&listen, &options).await?;
+        let telemetry = Telemetry::with_traces(&options.traces)?;
+        let picker = match picker {
+            Some(options) => Some(Picker::start(options, &telemetry).await?),
+            None => None,
+        };
+        let body = RouterBody::start(&options, &telemetry)?;
+        let app = App::new(body.frontend(), options.api.clone());
+        let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
+        let metrics = external_metrics(&options, &body).await?;
+        let fleet = (fleet, body.answers.clone());
+        let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
         Ok(RunningRouter {
-            address: server.address,
+            app,
             body,
-            server,
+            servers,
+            picker,
+            metrics,
         })
     }
 }
 
+/// The external metrics API, if it is asked for.
+async fn external_metrics(
+    options: &RouterOptions,
+    body: &RouterBody,
+) -> Result<Option<Secured>, NodeError> {
+    let Some(address) = &options.external_metrics_listen else {
+        return Ok(None);
+    };
+    let routes = external_metrics_routes(body.answers.clone());
+    let secured = Secured::start(address, routes).await?;
+    info!(address = %secured.address, "external metrics, by HTTPS");
+    Ok(Some(secured))
+}
+
 impl RunningRouter {
+    /// Where the external metrics API listens, if anywhere.
+    pub fn external_metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|metrics| metrics.address)
+    }
+
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.servers.front.address
+    }
+
+    /// Where operators reach it, if not there.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        let admin = self.servers.admin.as_ref();
+        admin.map(|server| server.address)
+    }
+
+    /// Says at `/ready` that it leaves, and serves on as before: balancers need a while to notice.
+    pub fn leave(&self) {
+        self.app.leave();
+    }
+
+    /// Where its endpoint picker listens, if it has one.
+    pub fn picker_address(&self) -> Option<SocketAddr> {
+        self.picker.as_ref().map(|picker| picker.address)
     }
 
     /// Returns when a request sent now would find workers for both legs.
@@ -83,15 +144,29 @@ impl RunningRouter {
     /// and stops.
     pub async fn drain(self, deadline: Duration) {
         let Self {
-            address: _,
+            app,
             mut body,
-            server,
+            servers,
+            picker,
+            metrics: _metrics,
         } = self;
-        if timeout(deadline, body.drain()).await.is_err() {
+        app.leave();
+        let ends = Instant::now() + deadline;
+        if let Some(picker) = &picker {
+            picker.leave().await;
+        }
+        if timeout_at(ends, body.drain()).await.is_err() {
             warn!("flights are left at the deadline and are ended");
         }
+        // Requests that it sent to other routers go past it too.
+        if let Some(picker) = picker {
+            if timeout_at(ends, picker.idle()).await.is_err() {
+                warn!("requests are left at the deadline whose endpoint was picked here");
+            }
+            picker.stop().await;
+        }
         body.stop().await;
-        server.stop().await;
+        servers.stop().await;
     }
 }
 
@@ -114,6 +189,8 @@ pub struct WorkerNode {
     pub data_address: Option<String>,
     /// `host:port` for `/metrics`, `/health`, `/ready` and `/admin`; by default none.
     pub metrics_listen: Option<String>,
+    /// Where traces go.
+    pub traces: TraceOptions,
 }
 
 /// A worker process that runs.
@@ -131,9 +208,12 @@ impl WorkerNode {
     /// tokio runtime.
     ///
     /// # Errors
-    /// `Bind`, `Thread` or `Tape` if that cannot be done.
+    /// `Tls`, `Bind`, `Thread` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningWorker, NodeError> {
-        let telemetry = Telemetry::default();
+        let telemetry = Telemetry::with_traces(&self.traces)?;
+        let peers = self.options.peer_tls.as_deref().map(PeerTls::open);
+        let peers = peers.transpose()?;
+        let nixl = nixl(&self.options)?;
         let data = bind(&self.data_listen).await?;
         let data_address = data.local_addr();
         let data_address =
@@ -142,13 +222,21 @@ impl WorkerNode {
             Some(address) => Some(bind(address).await?),
             None => None,
         };
-        let (listeners, told) = announce(data, data_address, self.data_address);
+        let ways_in = WaysIn {
+            tcp: data,
+            bound: data_address,
+            named: self.data_address,
+            nixl: nixl.is_some(),
+        };
+        let (listeners, told) = ways_in.announce(&self.options);
         let parts = Parts {
             options: self.options,
             engine: self.engine,
             files: Arc::new(self.files),
             net: LocalNet::default(),
             data: Some((listeners, told)),
+            peers: peers.clone(),
+            nixl,
         };
         let admin_key = parts.options.admin_key;
         let body = WorkerBody::start(parts, &telemetry)?;
@@ -156,9 +244,13 @@ impl WorkerNode {
         let uplink = Uplink {
             door: body.door.clone(),
             routers: self.routers,
+            peers: peers.clone(),
             connected: tell_connected,
         };
         let mut tasks = JoinSet::new();
+        if let Some(tls) = peers {
+            tasks.spawn(tls.follow());
+        }
         tasks.spawn(uplink.run());
         let face = WorkerFace {
             pulse: Arc::clone(&body.pulse),
@@ -167,7 +259,10 @@ impl WorkerNode {
             operator: Arc::clone(&body.desk) as Arc<dyn Operator>,
             admin_key,
         };
-        let server = metrics.map(|listener| Server::start(listener, worker_routes(face)));
+        let server = metrics.map(|listener| {
+            let terms = (HttpLimits::default(), telemetry.servers.clone());
+            Server::start(listener, Faces::clear(worker_routes(face)), terms)
+        });
         Ok(RunningWorker {
             body,
             data_address,
@@ -179,24 +274,72 @@ impl WorkerNode {
     }
 }
 
-/// Where others send blocks to, and what they are told of it. Whoever names an address wants that one
-/// used; otherwise workers of this host get a better way in.
-fn announce(tcp: TcpListener, bound: SocketAddr, named: Option<String>) -> (Listeners, String) {
-    let host = match named {
-        Some(_) => None,
-        None => HostListener::bind()
-            .inspect_err(|error| warn!(%error, "no shared memory: blocks go over TCP"))
-            .ok(),
-    };
-    let addresses = Addresses {
-        tcp: Some(named.unwrap_or_else(|| bound.to_string())),
-        shared_memory: host.as_ref().map(|host| host.address().clone()),
-    };
-    let listeners = Listeners {
-        tcp: Some(tcp),
-        host,
-    };
-    (listeners, addresses.to_string())
+/// NVIDIA's transfer library, where links may go over it and it is there.
+fn nixl(options: &WorkerOptions) -> Result<Option<Arc<Nixl>>, NodeError> {
+    if !options.transports.contains(&Transport::Nixl) {
+        return Ok(None);
+    }
+    if options.peer_tls.is_some() && options.transports.len() > 1 {
+        info!(
+            "no NIXL beside --peer-tls, since blocks would go in clear: `--kv-transport nixl` takes it all the same"
+        );
+        return Ok(None);
+    }
+    match Nixl::load(options.nixl_library.as_deref()) {
+        Ok(nixl) => {
+            let library = nixl.path().display();
+            info!(%library, "NIXL: blocks go to other hosts by RDMA where they have it, too");
+            Ok(Some(nixl))
+        }
+        Err(error) if options.transports.len() == 1 => Err(error.into()),
+        Err(error) => {
+            match options.nixl_library {
+                Some(_) => warn!(%error, "no NIXL: blocks go to other hosts over TCP"),
+                None => info!(%error, "no NIXL: blocks go to other hosts over TCP"),
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// Where others send blocks to.
+struct WaysIn {
+    tcp: TcpListener,
+    bound: SocketAddr,
+    /// What peers are to be told of it, if that differs.
+    named: Option<String>,
+    /// Whether links over NIXL are made there, too.
+    nixl: bool,
+}
+
+impl WaysIn {
+    /// And what they are told of it. Whoever names an address wants that one used; otherwise workers of this host get a
+    /// better way in.
+    fn announce(self, options: &WorkerOptions) -> (Listeners, String) {
+        let Self {
+            tcp,
+            bound,
+            named,
+            nixl,
+        } = self;
+        let is_within = named.is_none() && options.transports.contains(&Transport::SharedMemory);
+        let host = is_within.then(|| {
+            HostListener::bind()
+                .inspect_err(|error| warn!(%error, "no shared memory: blocks go over TCP"))
+                .ok()
+        });
+        let host = host.flatten();
+        let addresses = Addresses {
+            tcp: Some(named.unwrap_or_else(|| bound.to_string())),
+            shared_memory: host.as_ref().map(|host| host.address().clone()),
+            nixl,
+        };
+        let listeners = Listeners {
+            tcp: Some(tcp),
+            host,
+        };
+        (listeners, addresses.to_string())
+    }
 }
 
 impl RunningWorker {
@@ -247,12 +390,13 @@ impl RunningWorker {
             body,
             data_address: _,
             server,
-            telemetry: _,
+            telemetry,
             connected: _,
             mut tasks,
         } = self;
         body.stop().await;
         tasks.shutdown().await;
+        telemetry.traces.flush().await;
         if let Some(server) = server {
             server.stop().await;
         }
@@ -286,8 +430,8 @@ impl Serve {
     /// `Bind`, `Tape` or `Thread` if that cannot be done; `Model` if the model's text side is of
     /// no use.
     pub async fn start(self) -> Result<Running, NodeError> {
-        let telemetry = Telemetry::default();
-        let listener = bind(&self.listen).await?;
+        let telemetry = Telemetry::with_traces(&self.router.traces)?;
+        let ports = RouterPorts::open(&self.listen, &self.router).await?;
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
@@ -303,19 +447,24 @@ impl Serve {
                 files: Arc::clone(&files),
                 net: net.clone(),
                 data: None,
+                peers: None,
+                nixl: None,
             };
             let worker = WorkerBody::start(parts, &telemetry)?;
             body.vouch_for(Arc::clone(&worker.pulse));
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let routes = router_routes(&app, body.door.clone(), desk);
-        let server = Server::start(listener, routes)?;
-        info!(address = %server.address, workers = workers.len(), "serving");
+        let metrics = external_metrics(&self.router, &body).await?;
+        let fleet = ((body.door.clone(), desk), body.answers.clone());
+        let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
+        info!(address = %servers.front.address, workers = workers.len(), "serving");
         let router = RunningRouter {
-            address: server.address,
+            app,
             body,
-            server,
+            servers,
+            picker: None,
+            metrics,
         };
         Ok(Running {
             router,
@@ -329,6 +478,16 @@ impl Running {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.router.address()
+    }
+
+    /// Where operators reach it, if not there.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.router.admin_address()
+    }
+
+    /// As [`RunningRouter::leave`].
+    pub fn leave(&self) {
+        self.router.leave();
     }
 
     /// Returns when a request sent now would find workers for both legs.

@@ -4,10 +4,15 @@
 //! does. Invariant: a default is on its field, and nowhere else.
 
 use crate::PolicyFile;
+use crate::server::HttpLimits;
 use crate::telemetry::Ceilings;
+use crate::trace::TraceOptions;
 use crate::worker::StepTime;
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
+use cleave_tls::CertificateFiles;
+use cleave_transfer::Transport;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +45,10 @@ pub struct WorkerOptions {
     pub credit_bytes: u32,
     /// Whether blocks go straight from a device's memory into a peer's where both can. Default yes.
     pub writes_to_pools: bool,
+    /// What links to and from other processes may go over. Default all.
+    pub transports: BTreeSet<Transport>,
+    /// NVIDIA's transfer library, for RDMA between hosts. Default the one that the loader finds, if any.
+    pub nixl_library: Option<PathBuf>,
     /// The longest frame. Default 1 MiB.
     pub frame_bytes_max: u32,
     /// TCP connections of a link that this worker dials, 1 to 16; by default as many as links usually
@@ -65,6 +74,9 @@ pub struct WorkerOptions {
     pub silence_max: Duration,
     /// What `/admin` of its own port asks for. Default nothing: requests of this machine are let in.
     pub admin_key: Option<AdminKey>,
+    /// As a router's: then it dials routers, and other workers over TCP, by mutual TLS only, and takes
+    /// blocks from nobody else. Default none.
+    pub peer_tls: Option<PathBuf>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
 }
@@ -82,6 +94,8 @@ impl WorkerOptions {
             import_bytes_per_step: 16 << 20,
             credit_bytes: cleave_transfer::CREDIT_BYTES,
             writes_to_pools: true,
+            transports: Transport::ALL.into(),
+            nixl_library: None,
             frame_bytes_max: cleave_transfer::FRAME_BYTES_MAX,
             streams_count: cleave_transfer::STREAMS_COUNT,
             step_max: Duration::from_secs(60),
@@ -91,6 +105,7 @@ impl WorkerOptions {
             prices: None,
             silence_max: SILENCE_MAX,
             admin_key: None,
+            peer_tls: None,
             tape: None,
         }
     }
@@ -123,17 +138,28 @@ pub struct RouterOptions {
     pub policy: Option<PolicyFile>,
     /// The HTTP face's settings.
     pub api: ApiOptions,
+    /// `host:port` for Kubernetes' external metrics API, by HTTPS. Default nowhere.
+    pub external_metrics_listen: Option<String>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
-    /// Where traces go: an OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`.
-    /// Default nowhere.
-    pub otlp_endpoint: Option<String>,
+    /// Where traces go. Default nowhere.
+    pub traces: TraceOptions,
     /// A worker that says nothing for so long is lost, and its streams continue elsewhere. Default
     /// 5 s.
     pub silence_max: Duration,
     /// Tokens that a client may be given, beyond what its socket holds, before it takes one; with more
     /// it stalls. Default 256.
     pub reader_backlog_max: u32,
+    /// What connections of clients and workers may cost.
+    pub http: HttpLimits,
+    /// The certificate that clients are shown. Default none: they speak in clear.
+    pub certificate: Option<CertificateFiles>,
+    /// The folder by which the fleet's processes know each other: `tls.crt`, `tls.key`, `ca.crt`. With
+    /// it nobody else's worker is heard. Default none: any worker is.
+    pub peer_tls: Option<PathBuf>,
+    /// `host:port` of `/admin`, with what probes and scrapers ask for. Default none: it is where clients
+    /// are.
+    pub admin_listen: Option<String>,
 }
 
 impl Default for RouterOptions {
@@ -142,10 +168,15 @@ impl Default for RouterOptions {
             limits: cleave_router::Limits::default(),
             policy: None,
             api: ApiOptions::default(),
+            external_metrics_listen: None,
             tape: None,
-            otlp_endpoint: None,
+            traces: TraceOptions::default(),
             silence_max: SILENCE_MAX,
             reader_backlog_max: 256,
+            http: HttpLimits::default(),
+            certificate: None,
+            peer_tls: None,
+            admin_listen: None,
         }
     }
 }

@@ -5,9 +5,9 @@
 //! [`UNANSWERED_MAX`], however often an operator repeats itself.
 
 use crate::line::{Introduction, LinkState};
-use cleave_api::{CommandError, LinkView, WorkerCommand, WorkerState, WorkerView};
+use cleave_api::{CommandError, LinkRow, LinkView, WorkerCommand, WorkerState, WorkerView};
 use cleave_domain::{DeviceId, Load, Role};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Changes of role that one worker is told before it has answered the first.
 const UNANSWERED_MAX: usize = 8;
@@ -45,6 +45,36 @@ pub(crate) fn link(peer: String, link: &LinkState) -> LinkView {
         bytes_per_second: link.bytes_per_second,
         latency: link.latency,
     }
+}
+
+/// Links by what carries them.
+pub(crate) fn link_sums<'a>(links: impl Iterator<Item = &'a LinkState>) -> Vec<LinkRow> {
+    let mut sums = BTreeMap::new();
+    for link in links {
+        let one = LinkRow {
+            transport: link.transport.clone(),
+            count: 1,
+            slowest_bytes_per_second: link.bytes_per_second,
+            mean_bytes_per_second: link.bytes_per_second,
+        };
+        add_links(&mut sums, &one);
+    }
+    sums.into_values().collect()
+}
+
+/// Counts links with others of their kind.
+pub(crate) fn add_links(sums: &mut BTreeMap<String, LinkRow>, more: &LinkRow) {
+    let Some(sum) = sums.get_mut(&more.transport) else {
+        sums.insert(more.transport.clone(), more.clone());
+        return;
+    };
+    let all = |row: &LinkRow| u128::from(row.mean_bytes_per_second) * u128::from(row.count);
+    let bytes = all(sum) + all(more);
+    sum.count += more.count;
+    let mean = bytes / u128::from(sum.count.max(1));
+    sum.mean_bytes_per_second = u64::try_from(mean).unwrap_or(u64::MAX);
+    let slowest = sum.slowest_bytes_per_second;
+    sum.slowest_bytes_per_second = slowest.min(more.slowest_bytes_per_second);
 }
 
 /// How a worker will stand once it has done this.
@@ -110,6 +140,30 @@ impl Commands {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_of_one_kind_are_one_line() {
+        let link = |transport: &str, bytes_per_second| LinkState {
+            peer: cleave_domain::WorkerRef::default(),
+            transport: transport.to_owned(),
+            bytes_per_second,
+            latency: std::time::Duration::ZERO,
+        };
+        let links = [link("tcp", 10), link("shm", 70), link("tcp", 40)];
+        let sums = link_sums(links.iter());
+        let told: Vec<_> = sums
+            .iter()
+            .map(|row| {
+                (
+                    &*row.transport,
+                    row.count,
+                    row.slowest_bytes_per_second,
+                    row.mean_bytes_per_second,
+                )
+            })
+            .collect();
+        assert_eq!(told, [("shm", 1, 70, 70), ("tcp", 2, 10, 25)]);
+    }
 
     #[test]
     fn a_command_repeated_filled_a_workers_line() {

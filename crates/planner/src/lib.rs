@@ -1,13 +1,15 @@
-//! What work will cost.
+//! What work will cost, and how many workers it takes.
 //!
-//! Owns: the formulas from [`cleave_domain::Prices`] to times, and the way to prices: from a device's
-//! datasheet, and from what work cost. Never: knows a request, a worker or the time of day.
-//! Invariant: more work never costs less.
+//! Owns: the formulas from [`cleave_domain::Prices`] to times, the way to prices (from a device's
+//! datasheet, and from what work cost), and the brain that says how large a fleet is to be ([`scaling`]).
+//! Never: knows a request or the time of day, or starts anything.
+//! Invariant: more work never costs less, and never takes fewer workers.
 
 mod chunk;
 mod learner;
 mod predict;
 mod roofline;
+pub mod scaling;
 
 pub use chunk::{Room, beside, chunk_within, quantum};
 pub use learner::{Errors, Learner};

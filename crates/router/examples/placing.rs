@@ -204,6 +204,7 @@ fn tell(brain: &mut Brain, input: Input) {
 fn joined(worker: WorkerRef, role: Role) -> Input {
     let description = WorkerDescription {
         role,
+        home: role,
         model: "m".to_owned(),
         fingerprint: Fingerprint("a".to_owned()),
         capacity: Capacity {

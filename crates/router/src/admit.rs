@@ -79,6 +79,7 @@ impl Brain {
         let mut flight = Flight::new(place, request, sizes, self.now);
         flight.unmet = unmet;
         self.tally.open(flight.payer());
+        self.came(&flight.request);
         self.flights.insert(id, flight);
         match refusal {
             Some(refusal) => self.refuse(id, refusal, Vec::new()),
@@ -112,7 +113,10 @@ impl Brain {
     /// Places a flight that is not in the line, or lets it wait, or ends it.
     fn admit(&mut self, id: FlightId) {
         match self.find(id) {
-            Err(NoPlace::NoWorker) => self.refuse(id, Refusal::NoWorker, Vec::new()),
+            Err(NoPlace::NoWorker) => match self.hope() {
+                Some(start_max) => self.wait_for_workers(id, start_max),
+                None => self.refuse(id, Refusal::NoWorker, Vec::new()),
+            },
             Err(NoPlace::TooLong { tokens_max }) => {
                 self.refuse(id, Refusal::TooLong { tokens_max }, Vec::new());
             }
@@ -218,13 +222,13 @@ impl Brain {
         };
         self.line.leave(&flight.place);
         self.alarms.set(id, Alarm::Step, None);
+        let policy = Arc::clone(&self.limits.policy);
         let mut request = Request::clone(&flight.request);
         request.slo.class = class;
-        request.slo.priority = to.priority;
+        request.slo.priority = policy.priority_for(&request.slo.tenant, to.priority);
         (request.slo.ttft, request.slo.tpot, request.slo.e2e) = (to.ttft, to.tpot, to.e2e);
         let place = self.place(id, &request, (flight.place.arrival, flight.submitted));
         // What it was to cost the class that it leaves, that class is given back.
-        let policy = Arc::clone(&self.limits.policy);
         self.tally.charge(flight.payer(), -flight.charged, &policy);
         self.tally.close(flight.payer());
         if let Some(flight) = self.flights.get_mut(&id) {

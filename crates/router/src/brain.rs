@@ -26,6 +26,7 @@ use crate::tally::Tally;
 use cleave_domain::{
     Ending, Failure, FlightId, HandoffId, Order, SloPolicy, Time, WorkerId, WorkerRef,
 };
+use cleave_planner::scaling::Scaler;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -70,6 +71,12 @@ pub struct Brain {
     pub(crate) readiness: Readiness,
     /// The fleet's turn that was looked at last.
     turn: u64,
+    /// Says how large the fleet is to be, if the policy wants one that changes.
+    pub(crate) scaler: Option<Box<Scaler>>,
+    /// Requests that wait for a tokenizer.
+    pub(crate) outside: u32,
+    /// Readiness may be another one, since the fleet may grow now, or may not any more.
+    pub(crate) rescaled: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +89,11 @@ pub(crate) enum Draining {
 impl Brain {
     /// A router that knows no worker yet.
     pub fn new(limits: Limits) -> Self {
+        let scaling = limits.policy.scaling.clone();
+        let scaler = scaling.map(|scaling| {
+            let policy = Arc::clone(&limits.policy);
+            Box::new(Scaler::new(limits.me, Time::ZERO, scaling, policy))
+        });
         Self {
             line: Line::new(limits.queue_max),
             limits,
@@ -108,6 +120,9 @@ impl Brain {
             noted: (Census::default(), 0, 0),
             readiness: Readiness::NONE,
             turn: 0,
+            scaler,
+            outside: 0,
+            rescaled: true,
         }
     }
 
@@ -130,6 +145,7 @@ impl Brain {
             Input::Flowing { flight } => self.alarms.set(flight, Alarm::Reader, None),
             Input::Commanded { worker, command } => self.commanded(worker, command),
             Input::PolicyChanged { policy } => self.policy_changed(policy),
+            Input::Waiting { outside } => self.wait_outside(outside),
             Input::Woke => {}
             Input::Draining => {
                 if self.draining == Draining::No {
@@ -155,6 +171,7 @@ impl Brain {
             patience,
             self.renew_at,
             self.look_at,
+            self.scaler.as_ref().map(|scaler| scaler.deadline()),
         ]
         .into_iter()
         .flatten()
@@ -172,6 +189,9 @@ impl Brain {
         self.alarms.check();
         self.line.check();
         self.tally.check(self.flights.len());
+        if let Some(scaler) = &self.scaler {
+            scaler.check();
+        }
         assert_eq!(
             self.arrivals,
             self.ended + self.flights.len() as u64,
@@ -343,6 +363,7 @@ impl Brain {
     fn policy_changed(&mut self, policy: Arc<SloPolicy>) {
         self.tally.keep(&policy);
         self.limits.policy = policy;
+        self.rescale();
         self.serve_line();
     }
 
@@ -424,6 +445,8 @@ impl Brain {
 
     fn settle_readiness(&mut self) {
         let readiness = match self.draining {
+            // Who waits for the first worker is taken in.
+            Draining::No if self.hope().is_some() => Readiness::Ready,
             Draining::No => self.fleet.readiness(self.now, self.terms()),
             Draining::Asked | Draining::Said => Readiness::Draining,
         };
@@ -439,13 +462,15 @@ impl Brain {
             self.turn = self.fleet.turns();
             self.look_around();
         }
+        self.scale(turned);
         while let Some((worker, flight)) = self.freed.pop_first() {
             // Who was passed over and comes first is not to be sent back in the same breath.
             if self.head().is_none_or(|head| Some(head) != flight) {
                 self.room_at(worker);
             }
         }
-        if turned || self.draining == Draining::Asked {
+        if turned || self.rescaled || self.draining == Draining::Asked {
+            self.rescaled = false;
             self.settle_readiness();
         }
         let stands = (

@@ -5,8 +5,8 @@
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use cleave_domain::{
-    Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, Role, SloPolicy, Timing,
-    TokenId, Verdict, WorkerDescription, WorkerId, WorkerRef,
+    Ending, Failure, FlightId, HandoffId, Order, Refusal, Report, Request, Role, RouterId,
+    SloPolicy, Timing, TokenId, Verdict, WorkerDescription, WorkerId, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -15,6 +15,9 @@ use std::time::Duration;
 /// What a router's brain is told once, at birth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
+    /// Who this is, to other routers. Default 0: there is no other one.
+    #[serde(default)]
+    pub me: RouterId,
     /// Flights at once; further ones are refused. Default 4096.
     pub flights_max: u32,
     /// Flights that wait for a worker with room; further ones are refused. Default 1024.
@@ -78,6 +81,7 @@ pub enum Placement {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            me: RouterId(0),
             flights_max: 4096,
             queue_max: 1024,
             queue_wait_max: Duration::from_secs(30),
@@ -162,6 +166,11 @@ pub enum Input {
         /// The whole of it.
         policy: Arc<SloPolicy>,
     },
+    /// So many requests wait outside, for a worker to bring its tokenizer.
+    Waiting {
+        /// How many.
+        outside: u32,
+    },
     /// The brain's deadline passed; an early wake-up is harmless.
     Woke,
     /// The process was asked to end: accept nothing new.
@@ -227,6 +236,8 @@ pub enum Output {
     /// What would become of a request sent now; said whenever it changes. A router is born with no
     /// pair.
     Readiness(Readiness),
+    /// So many workers are wanted, where the policy says that the fleet grows and shrinks.
+    Want(cleave_planner::scaling::Decision),
     /// A fact worth counting.
     Note(Note),
 }

@@ -383,6 +383,13 @@ impl Fleet {
         self.workers.get(&worker).map(|worker| worker.me)
     }
 
+    /// Whether there are workers, and none could hold so many tokens.
+    pub(crate) fn is_too_long(&self, tokens: usize) -> bool {
+        let holds =
+            |worker: &Worker| tokens < worker.description.capacity.context_tokens_max as usize;
+        !self.workers.is_empty() && !self.workers.values().any(holds)
+    }
+
     /// The longest sequence that a worker can hold; nothing is known of one that is gone.
     pub(crate) fn context_tokens_max(&self, who: WorkerRef) -> u32 {
         let about = self.get(who).map(|worker| &worker.description.capacity);

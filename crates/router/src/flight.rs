@@ -55,6 +55,8 @@ pub(crate) struct Flight {
     pub(crate) late: BTreeSet<WorkerId>,
     /// What becomes of it if its target cannot be met, as its class said when it came.
     pub(crate) unmet: Unmet,
+    /// It came when nobody could have served it, and waited for workers that were to be started.
+    pub(crate) hopes: bool,
     /// How often it became one of another class.
     pub(crate) downgrades: u32,
     /// Tokens that its tenant's account was charged for it.
@@ -175,6 +177,7 @@ impl Flight {
             overtaken: 0,
             late: BTreeSet::new(),
             unmet: Unmet::Reject,
+            hopes: false,
             downgrades: 0,
             charged: 0,
             due: None,

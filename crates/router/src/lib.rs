@@ -25,6 +25,7 @@ pub mod policy;
 mod prefix;
 mod rescue;
 mod resume;
+mod scale;
 mod stream;
 mod tally;
 mod verdict;

@@ -124,6 +124,7 @@ impl Brain {
         self.alarms.set(id, Alarm::Step, Some(until));
         self.renew_at
             .get_or_insert(self.now + self.limits.renew_every);
+        self.was_placed(handoff, choice.cached_tokens);
         self.note(Note::Placed {
             handoff,
             prefill: choice.prefill,
@@ -231,8 +232,10 @@ impl Brain {
             return;
         };
         let limit = match flight.unmet {
-            Unmet::Queue(limit) if self.limits.mode == Mode::Slo => flight.submitted + limit,
-            _ => self.now + self.limits.queue_wait_max,
+            Unmet::Queue(limit) if self.limits.mode == Mode::Slo || flight.hopes => {
+                flight.submitted + limit
+            }
+            _ => self.now + self.limits.queue_wait_max.max(self.start_awaited()),
         };
         let by_time = fresh && self.limits.mode == Mode::Slo;
         self.decide(id, Decided::Waits, Vec::new());

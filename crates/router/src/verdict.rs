@@ -148,6 +148,7 @@ impl Brain {
             Ending::Refused(_) => Verdict::Refused,
             Ending::Failed(_) => Verdict::Failed,
         };
+        self.was_judged(flight, (verdict, ending), output_tokens);
         self.note(Note::Judged {
             flight: flight.place.flight,
             class: flight.request.slo.class.clone(),

@@ -94,6 +94,7 @@ impl Brain {
             }
             Report::Prefix { .. } | Report::Prices(_) => self.fleet.hear(worker, &report),
             Report::Draining => self.drains(worker),
+            Report::PassedOn(voice) => self.passed_on(voice),
             Report::Serves { role } => {
                 self.fleet.serve(worker, role);
                 self.evacuate_one(worker);

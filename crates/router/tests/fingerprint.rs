@@ -59,6 +59,7 @@ fn joined(id: u64, role: Role) -> Input {
         worker: worker(id),
         description: WorkerDescription {
             role,
+            home: role,
             model: "m".to_owned(),
             fingerprint: Fingerprint("a".to_owned()),
             capacity: Capacity {

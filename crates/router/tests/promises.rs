@@ -5,7 +5,7 @@
 mod world;
 
 use cleave_domain::{
-    Refusal, Request, Role, Slo, SloClass, SloPolicy, Tenant, Time, Unmet, Verdict,
+    Quota, Refusal, Request, Role, Slo, SloClass, SloPolicy, Tenant, Time, Unmet, Verdict,
 };
 use cleave_router::{Limits, Mode, PlaceReason, Placement};
 use std::sync::Arc;
@@ -179,6 +179,7 @@ fn tenants_are_served_by_their_shares() {
             name: name.to_owned(),
             key_digests: Vec::new(),
             share,
+            quota: Quota::default(),
         });
     }
     let mut world = World::new(&limits(policy), 1, &[Role::Prefill, Role::Decode]);

@@ -38,6 +38,7 @@ fn limits() -> Limits {
 fn description(role: u8, revision: u8) -> WorkerDescription {
     WorkerDescription {
         role: self::role(role),
+        home: self::role(role),
         model: "m".to_owned(),
         fingerprint: Fingerprint(format!("rev {}", revision % 8 / 7)),
         capacity: Capacity {
@@ -217,7 +218,7 @@ impl Driver {
             }
             Output::Count { handoff } => self.count(handoff),
             Output::Tell { worker, order } => self.order(worker, order),
-            Output::Drained | Output::Readiness(_) | Output::Note(_) => {}
+            Output::Drained | Output::Readiness(_) | Output::Note(_) | Output::Want(_) => {}
         }
     }
 
@@ -288,7 +289,7 @@ impl Driver {
                     assert_eq!(told.sender, worker, "{handoff} was never there");
                 }
             }
-            Order::Renew { .. } | Order::Drain | Order::Serve { .. } => {}
+            Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::PassOn(_) => {}
         }
     }
 

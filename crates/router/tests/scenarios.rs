@@ -8,8 +8,8 @@
 use cleave_domain::{
     Aim, Backlog, BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint,
     FinishReason, FlightId, Generation, HandoffId, Incarnation, LinkPrice, Load, Order,
-    PrefillTiming, Prices, Progress, Refusal, Report, Request, Role, RowPrice, Sampling, Slo,
-    SloClass, SloPolicy, Stage, StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId,
+    PrefillTiming, Prices, Progress, Quota, Refusal, Report, Request, Role, RowPrice, Sampling,
+    Slo, SloClass, SloPolicy, Stage, StopRules, Tenant, Time, Unmet, WorkerDescription, WorkerId,
     WorkerRef,
 };
 use cleave_kv::block_hashes;
@@ -99,6 +99,7 @@ fn limits(script: &str) -> Limits {
     let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
     let number = |key, default| number(&words, key).unwrap_or(default);
     Limits {
+        me: cleave_domain::RouterId(0),
         flights_max: number("flights", 100),
         queue_max: number("queue", 10),
         queue_wait_max: Duration::from_millis(number("wait", 1000).into()),
@@ -154,6 +155,7 @@ fn policy(script: &str) -> SloPolicy {
                 name: words[1].to_owned(),
                 key_digests: Vec::new(),
                 share: number(&words, "share").unwrap(),
+                quota: Quota::default(),
             }),
             _ => {}
         }
@@ -302,6 +304,7 @@ fn description(words: &[&str]) -> WorkerDescription {
     let revision = words.iter().find_map(|w| w.strip_prefix("rev="));
     WorkerDescription {
         role: role(words[0]),
+        home: role(words[0]),
         model: "m".to_owned(),
         fingerprint: Fingerprint(revision.unwrap_or("a").to_owned()),
         capacity: Capacity {
@@ -493,6 +496,7 @@ fn output_words(output: &Output) -> Option<String> {
         Output::Fence { handoff } => format!("fence {handoff}"),
         Output::Count { handoff } => format!("count for {handoff}"),
         Output::Readiness(readiness) => format!("{readiness:?}"),
+        Output::Want(decision) => format!("want {:?}", decision.wanted.workers),
         Output::Note(Note::Fleet { .. }) => return None,
         Output::Note(note) => format!("note {}", note_words(note)),
     })
@@ -633,6 +637,7 @@ fn order_words(order: &Order) -> String {
         ),
         Order::Drain => "<- drain".to_owned(),
         Order::Serve { role } => format!("<- serve {role}"),
+        Order::PassOn(_) => "<- pass on".to_owned(),
         Order::Cancel { handoff } => format!("<- cancel {handoff}"),
     }
 }

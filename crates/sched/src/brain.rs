@@ -14,11 +14,12 @@ use crate::sequence::{Phase, Sequence};
 use crate::severed::Severed;
 use crate::{Input, Limits, Note, Output};
 use cleave_domain::{
-    HandoffId, Load, Order, Report, Role, RouterId, SlotIndex, StepId, Time, Work,
+    HandoffId, Load, Order, Report, Role, RouterId, SlotIndex, StepId, Time, Voice, Work,
 };
 use cleave_kv::{Packet, Pool};
 use cleave_planner::Learner;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Prefixes in one report to a router that joins: a quarter of a megabyte, far below what one
@@ -233,6 +234,15 @@ impl Brain {
             Order::Drain => self.drain(),
             Order::Migrate(migrate) => self.migrate(router, migrate),
             Order::Serve { role } => self.serve(role),
+            Order::PassOn(voice) => self.pass_on(router, &voice),
+        }
+    }
+
+    /// Routers reach each other over the workers that they share.
+    fn pass_on(&mut self, from: RouterId, voice: &Arc<Voice>) {
+        let others: Vec<RouterId> = self.routers.keys().copied().collect();
+        for router in others.into_iter().filter(|router| *router != from) {
+            self.tell(router, Report::PassedOn(Arc::clone(voice)));
         }
     }
 

@@ -162,6 +162,7 @@ impl Run<'_> {
                 self.routers[router].readiness = readiness;
             }
             cleave_router::Output::Drained => self.routers[router].drained = true,
+            cleave_router::Output::Want(_) => self.count("wanted"),
             cleave_router::Output::Note(cleave_router::Note::CancelFreed {
                 flight, took, ..
             }) if self.world.undisturbed() && took > self.world.cancel_max() => {

@@ -16,6 +16,7 @@ pub(crate) fn order(order: &Order) -> String {
         Order::Migrate(order) => format!("move {} to {}", order.of, order.target.worker),
         Order::Drain => "drain".to_owned(),
         Order::Serve { role } => format!("serve {role}"),
+        Order::PassOn(_) => "pass on".to_owned(),
     }
 }
 
@@ -50,6 +51,7 @@ pub(crate) fn report(report: &Report) -> String {
         Report::Stayed { handoff, failure } => short(&format!("stayed {handoff} {failure:?}")),
         Report::Crowded { handoff } => format!("crowded by {handoff}"),
         Report::Serves { role } => format!("serves {role}"),
+        Report::PassedOn(_) => "passed on".to_owned(),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())
         }

@@ -287,6 +287,7 @@ fn draw_workers(dice: &mut Dice, capacity: Capacity) -> Vec<WorkerDescription> {
         };
         workers.push(WorkerDescription {
             role,
+            home: role,
             model: "simulated".to_owned(),
             fingerprint: Fingerprint(format!("rev-{revision}")),
             capacity,

@@ -3,8 +3,8 @@
 //! Owns: that text, both ways. Never: resolves a name, or tries whether anybody is there.
 //! Invariant: what is written is read back as it was.
 //!
-//! `tcp://HOST:PORT` and `shm://HOST_ID/NAME`, with commas; a bare `HOST:PORT` is TCP. Parts of other
-//! schemes belong to other releases and are passed over.
+//! `tcp://HOST:PORT` and `shm://HOST_ID/NAME`, with commas; a bare `HOST:PORT` is TCP. `nixl://tcp` beside them says that
+//! links over NIXL are made at the TCP address too. Parts of other schemes belong to other releases and are passed over.
 
 use std::fmt;
 
@@ -24,6 +24,8 @@ pub struct Addresses {
     pub tcp: Option<String>,
     /// Its listener for processes of the same host.
     pub shared_memory: Option<HostAddress>,
+    /// Whether links over NIXL are made at the TCP address.
+    pub nixl: bool,
 }
 
 /// A listener that only processes of one host can reach.
@@ -59,7 +61,7 @@ impl Route {
     pub fn tcp(address: impl Into<String>) -> Self {
         Self::Remote(Addresses {
             tcp: Some(address.into()),
-            shared_memory: None,
+            ..Addresses::default()
         })
     }
 }
@@ -76,12 +78,13 @@ impl Addresses {
                 None if !part.is_empty() => addresses.tcp = Some(part.to_owned()),
                 Some(("tcp", address)) => addresses.tcp = Some(address.to_owned()),
                 Some(("shm", address)) => addresses.shared_memory = HostAddress::parse(address),
+                Some(("nixl", _)) => addresses.nixl = true,
                 _ => {}
             }
         }
-        match addresses == Self::default() {
-            true => Err(AddressError(announced.to_owned())),
-            false => Ok(addresses),
+        match (&addresses.tcp, &addresses.shared_memory) {
+            (None, None) => Err(AddressError(announced.to_owned())),
+            _ => Ok(addresses),
         }
     }
 }
@@ -101,7 +104,8 @@ impl fmt::Display for Addresses {
         let tcp = self.tcp.iter().map(|address| format!("tcp://{address}"));
         let host = self.shared_memory.iter();
         let host = host.map(|HostAddress { host_id, name }| format!("shm://{host_id}/{name}"));
-        let parts: Vec<_> = tcp.chain(host).collect();
+        let nixl = self.nixl.then(|| "nixl://tcp".to_owned());
+        let parts: Vec<_> = tcp.chain(host).chain(nixl).collect();
         f.write_str(&parts.join(","))
     }
 }
@@ -118,9 +122,10 @@ mod tests {
                 host_id: "a-b".into(),
                 name: "cleave/1".into(),
             }),
+            nixl: true,
         };
         let text = addresses.to_string();
-        assert_eq!(text, "tcp://[::1]:70,shm://a-b/cleave/1");
+        assert_eq!(text, "tcp://[::1]:70,shm://a-b/cleave/1,nixl://tcp");
         assert_eq!(Addresses::parse(&text).unwrap(), addresses);
         let newer = format!("rdma://x/y,{text}");
         assert_eq!(Addresses::parse(&newer).unwrap(), addresses);
@@ -134,7 +139,7 @@ mod tests {
 
     #[test]
     fn an_address_without_a_known_transport_is_an_error_that_shows_it() {
-        for bad in ["rdma://x", ",", "shm://nothing"] {
+        for bad in ["rdma://x", ",", "shm://nothing", "nixl://tcp"] {
             let error = Route::parse(bad).unwrap_err().to_string();
             assert!(error.contains(bad), "{error}");
         }

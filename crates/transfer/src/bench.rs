@@ -10,11 +10,12 @@ use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::link::{Frame, Permit};
 use crate::links::{Links, Listeners};
 use crate::payload::Payload;
-use crate::{LocalNet, Route};
+use crate::{LocalNet, Nixl, Route};
 use cleave_domain::{
     BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,
 };
 use cleave_kv::{BlockPart, Condition, Packet, Seal};
+use cleave_tls::PeerTls;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc as threads;
@@ -45,6 +46,19 @@ pub enum BenchError {
     /// A copying thread ended.
     #[error("a copying thread ended")]
     Thread,
+}
+
+/// How one end can be reached, and reaches the other.
+#[derive(Debug, Default)]
+pub struct Ways {
+    /// For workers of one process.
+    pub net: LocalNet,
+    /// For those of others.
+    pub listeners: Listeners,
+    /// NVIDIA's transfer library.
+    pub nixl: Option<Arc<Nixl>>,
+    /// Over TCP, by which the ends know each other.
+    pub peers: Option<PeerTls>,
 }
 
 /// The sending end.
@@ -89,11 +103,23 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
-fn links(me: u64, shape: PoolShape, net: LocalNet) -> (Links, mpsc::Receiver<LinkEvent>) {
+fn links(me: u64, shape: PoolShape, ways: Ways) -> (Links, mpsc::Receiver<LinkEvent>) {
+    let Ways {
+        net,
+        listeners,
+        nixl,
+        peers,
+    } = ways;
     let (events, heard) = mpsc::channel(EVENTS_MAX);
     let fingerprint = Fingerprint("bench".into());
-    let config = LinksConfig::new(worker(me), fingerprint, shape.block_bytes);
-    (Links::new(config, events, net), heard)
+    let config = LinksConfig {
+        nixl,
+        peers,
+        ..LinksConfig::new(worker(me), fingerprint, shape.block_bytes)
+    };
+    let links = Links::new(config, events, net);
+    tokio::spawn(links.clone().serve(listeners));
+    (links, heard)
 }
 
 impl PoolShape {
@@ -110,10 +136,9 @@ impl PoolShape {
 }
 
 impl Near {
-    /// Listens on `listeners` for the far end's answers.
-    pub fn start(shape: PoolShape, net: LocalNet, listeners: Listeners) -> Self {
-        let (links, events) = links(1, shape, net);
-        tokio::spawn(links.clone().serve(listeners));
+    /// Listens for the far end's answers.
+    pub fn start(shape: PoolShape, ways: Ways) -> Self {
+        let (links, events) = links(1, shape, ways);
         let (reads, asked) = threads::channel::<Read>();
         let (tell, sent) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
@@ -242,10 +267,9 @@ impl Read {
 }
 
 impl Far {
-    /// Listens on `listeners`; answers go to `near`.
-    pub fn start(shape: PoolShape, net: LocalNet, (listeners, near): (Listeners, Route)) -> Self {
-        let (links, events) = links(2, shape, net);
-        tokio::spawn(links.clone().serve(listeners));
+    /// Listens; answers go to `near`.
+    pub fn start(shape: PoolShape, ways: Ways, near: Route) -> Self {
+        let (links, events) = links(2, shape, ways);
         links.know(worker(1), near);
         let (writes, asked) = threads::channel::<Write>();
         let (tell, written) = mpsc::unbounded_channel();

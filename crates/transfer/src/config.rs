@@ -4,11 +4,15 @@
 //! opens anything.
 //! Invariant: whatever a config says, a window holds two blocks, and a frame is no longer than a block.
 
+use crate::nixl::Nixl;
+use crate::pass::Passes;
 use crate::payload::Payload;
 use crate::pools::Pools;
 use crate::transport::Transport;
 use cleave_domain::{Fingerprint, WorkerRef};
 use cleave_kv::{Condition, Packet};
+use cleave_tls::PeerTls;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +57,15 @@ pub struct LinksConfig {
     pub connect_timeout: Duration,
     /// The pool, if peers may write into it themselves and it can be copied from straight into theirs.
     pub pools: Option<Arc<dyn Pools>>,
+    /// By which both ends of a connection over TCP show that they are of one fleet. Without it anybody
+    /// who reaches the port is heard.
+    pub peers: Option<PeerTls>,
+    /// By which a sender shows that it may write what was reserved; both ends have them, or neither.
+    pub passes: Option<Passes>,
+    /// NVIDIA's transfer library, if links to other hosts may go over it and take it in.
+    pub nixl: Option<Arc<Nixl>>,
+    /// By which transports links to and from other processes are made. Default all.
+    pub transports: BTreeSet<Transport>,
 }
 
 impl LinksConfig {
@@ -69,7 +82,23 @@ impl LinksConfig {
             silence_max: SILENCE_MAX,
             connect_timeout: Duration::from_secs(5),
             pools: None,
+            peers: None,
+            passes: None,
+            nixl: None,
+            transports: Transport::ALL.into(),
         }
+    }
+
+    /// The library, if this worker may use it.
+    pub(crate) fn nixl(&self) -> Option<&Arc<Nixl>> {
+        let is_allowed = self.transports.contains(&Transport::Nixl);
+        self.nixl.as_ref().filter(|_| is_allowed)
+    }
+
+    /// How long connecting, the handshake and the making of two agents may take, together: an agent opens every device
+    /// of its host first.
+    pub(crate) fn agents_timeout(&self) -> Duration {
+        self.connect_timeout * 4
     }
 
     /// Credit a peer starts with: never so little that a block could not be sent while another is
@@ -110,6 +139,11 @@ pub enum LinkEvent {
         /// A frame's bytes.
         payload: Option<Payload>,
     },
+    /// A peer wanted to write what it has no pass for. Its link ends.
+    Forged {
+        /// Who.
+        peer: WorkerRef,
+    },
     /// The link to this peer has more credit than before: blocks that wait for it may go.
     Granted {
         /// To whom.
@@ -122,8 +156,8 @@ pub enum LinkEvent {
         /// What it can do.
         speed: LinkSpeed,
     },
-    /// A better transport than the one that is tried next was there by both ends' word, and did not
-    /// work: transfers to this peer will be slower than they could be.
+    /// A better transport than the one that is tried next was there by both ends' word and did not work, or only one
+    /// end has it: transfers to this peer will be slower than they could be.
     FellBack {
         /// To whom.
         peer: WorkerRef,

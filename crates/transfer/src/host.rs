@@ -13,16 +13,17 @@
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::Account;
-use crate::incoming::{self, Hearing, Knock, Places, Seat, Stream, Visitor};
+use crate::incoming::{self, Arrivals, Hearing, Knock, Places, Seat, Stream, Visitor};
 use crate::life::PeerProcess;
-use crate::link::Store;
-use crate::outgoing::{Carriage, Dialled, shake_hands};
+use crate::link::{Delivery, Store};
+use crate::outgoing::{Carriage, Dialled, Terms, Wish, shake_hands};
 use crate::pools::PeerPool;
 use crate::shared_memory::{Mirror, Ring, Shape, receive_descriptor, send_descriptor};
 use crate::socket::{Reader, SocketError, write};
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::io::Interest;
@@ -40,6 +41,7 @@ const RING_BYTES_MAX: u64 = 1 << 30;
 /// A connection from a process of this host.
 pub(crate) type HostStream = UnixStream;
 pub(crate) type HostVisitor = Visitor<OwnedReadHalf, OwnedWriteHalf>;
+pub(crate) type HostDialled = Dialled<OwnedReadHalf, OwnedWriteHalf>;
 
 /// Where processes of the same host reach a worker.
 #[derive(Debug)]
@@ -87,14 +89,17 @@ pub(crate) fn is_here(address: &HostAddress) -> bool {
     host_id().is_ok_and(|host_id| host_id == address.host_id)
 }
 
-/// Read once: it stays as long as the process can live.
+/// The host in this boot, and the network namespace: sockets without a file are each namespace's own, so pods of one
+/// node do not meet. Read once: it stays as long as the process can live.
 fn host_id() -> io::Result<String> {
     static HOST_ID: OnceLock<String> = OnceLock::new();
     if let Some(id) = HOST_ID.get() {
         return Ok(id.clone());
     }
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(HOST_ID.get_or_init(|| id.trim().to_owned()).clone())
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = std::fs::metadata("/proc/self/ns/net")?.ino();
+    let id = format!("{}-{namespace}", boot.trim());
+    Ok(HOST_ID.get_or_init(|| id).clone())
 }
 
 /// Under another user, memory is not shared.
@@ -123,6 +128,9 @@ pub(crate) async fn greet(
     match incoming::hear_knock(config, split(config, stream)).await? {
         Knock::Link(visitor) => Ok(visitor),
         Knock::Join { .. } => Err(SocketError::Unexpected("further stream beside a ring")),
+        Knock::Approach(_) => Err(SocketError::Unexpected(
+            "wish for a ring of a network card's",
+        )),
     }
 }
 
@@ -141,7 +149,7 @@ pub(crate) async fn receive(
         Err(_) => return SocketError::Slow(config.connect_timeout),
     };
     let account = match &places {
-        Places::Ring(_) => Account::of_slots(shape.slots_count),
+        Places::Ring(..) => Account::of_slots(shape.slots_count),
         Places::Pool | Places::Buffers(_) => Account::of_bytes(shape.credit()),
     };
     let hearing = Hearing {
@@ -150,6 +158,7 @@ pub(crate) async fn receive(
         account,
         places,
         events: gate.events.clone(),
+        passes: config.passes.clone(),
     };
     incoming::receive_heads(stream, hearing, seat).await
 }
@@ -163,7 +172,7 @@ pub(crate) struct Gate<'a> {
 
 /// Slots for the usual window, and never for less than two blocks. Slots much shorter than a page would
 /// take many times the window in memory: then there are fewer.
-fn shape(config: &LinksConfig) -> Shape {
+pub(crate) fn shape(config: &LinksConfig) -> Shape {
     let slot_bytes = config.frame_bytes();
     let block_slots = config.block_bytes.div_ceil(slot_bytes);
     let one = Shape {
@@ -177,6 +186,25 @@ fn shape(config: &LinksConfig) -> Shape {
         slots_count: slots_count.max(2 * block_slots),
         ..one
     }
+}
+
+/// The ring that a receiver's terms speak of.
+pub(crate) fn agreed_shape(config: &LinksConfig, terms: Terms) -> Result<Shape, SocketError> {
+    let shape = Shape {
+        slot_bytes: terms.frame_bytes,
+        slots_count: terms.window / terms.frame_bytes.max(1),
+    };
+    if shape.slots_count == 0 || shape.window() != u64::from(terms.window) {
+        return Err(SocketError::Unexpected("credit that is no number of slots"));
+    }
+    let bytes_max = RING_BYTES_MAX.max(self::shape(config).bytes());
+    if shape.bytes() > bytes_max {
+        let bytes = shape.bytes();
+        return Err(SocketError::SharedMemory(io::Error::other(format!(
+            "the peer's ring has {bytes} bytes, and {bytes_max} is the most that is mapped"
+        ))));
+    }
+    Ok(shape)
 }
 
 /// Memory that the ring of an incoming link takes.
@@ -234,7 +262,7 @@ async fn open(
     let socket: &UnixStream = stream.writer.as_ref();
     let sent = socket.async_io(Interest::WRITABLE, || send_descriptor(socket, &fd));
     sent.await?;
-    Ok(Places::Ring(mirror))
+    Ok(Places::Ring(mirror, Arrivals::Mapped))
 }
 
 /// Connects, shakes hands and opens the peer's pool, or maps its ring.
@@ -248,21 +276,8 @@ pub(crate) async fn dial(
     let stream = stream.map_err(|error| SocketError::Connect(format!("socket {name}"), error))?;
     same_user(&stream)?;
     let mut stream = split(config, stream);
-    let terms = shake_hands(config, peer, &mut stream).await?;
-    let shape = Shape {
-        slot_bytes: terms.frame_bytes,
-        slots_count: terms.window / terms.frame_bytes.max(1),
-    };
-    if shape.slots_count == 0 || shape.window() != u64::from(terms.window) {
-        return Err(SocketError::Unexpected("credit that is no number of slots"));
-    }
-    let bytes_max = RING_BYTES_MAX.max(self::shape(config).bytes());
-    if shape.bytes() > bytes_max {
-        let bytes = shape.bytes();
-        return Err(SocketError::SharedMemory(io::Error::other(format!(
-            "the peer's ring has {bytes} bytes, and {bytes_max} is the most that is mapped"
-        ))));
-    }
+    let terms = shake_hands(config, (peer, Wish::Link), &mut stream).await?;
+    let shape = agreed_shape(config, terms)?;
     let unopened = match ask_pool(config, &mut stream).await? {
         Asked::Opened(pool) => {
             let frame_bytes = terms.frame_bytes;
@@ -281,7 +296,7 @@ pub(crate) async fn dial(
     let fd = received.await.map_err(SocketError::SharedMemory)?;
     let ring = aside(move || Ring::open(&fd, shape)).await?;
     let carriage = Carriage {
-        store: Store::Ring(ring),
+        store: Store::Ring(ring, Delivery::Mapped),
         unopened,
     };
     let streams = vec![stream];

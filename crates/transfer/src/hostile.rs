@@ -105,7 +105,7 @@ impl Victim {
         let dialled = host::dial(&config, worker(2), &self.host_address);
         let (Dialled { mut streams, .. }, carriage) = dialled.await.unwrap();
         match carriage.store {
-            Store::Ring(ring) => (streams.remove(0), ring),
+            Store::Ring(ring, _) => (streams.remove(0), ring),
             other => panic!("{other:?}"),
         }
     }

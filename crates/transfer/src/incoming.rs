@@ -6,23 +6,30 @@
 
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinksConfig};
-use crate::credit::Account;
+use crate::credit::{Account, Hold};
+use crate::nixl::Landing;
+use crate::outgoing::Wish;
+use crate::pass::{Admitted, Passes};
 use crate::payload::{Payload, Place};
-use crate::shared_memory::Mirror;
+use crate::shared_memory::{Mirror, SlotView};
 use crate::socket::{Reader, Received, SocketError, write};
+use crate::tcp::{self, TcpEnd, TcpReader, TcpWriter};
 use crate::wire::{FrameHead, Hello, Message, SLOTS_PER_GRANT_MAX};
 use cleave_domain::WorkerRef;
 use cleave_kv::{Condition, Packet};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Pongs that wait to be written; a peer that asks faster than it reads is cut off.
 const PONGS_MAX: usize = 16;
+/// Heads that are read before what they speak of is there: more than a ring has slots, usually.
+const AHEAD_MAX: usize = 256;
 /// Streams of one link, at most.
 pub(crate) const STREAMS_MAX: usize = 16;
 
@@ -31,9 +38,6 @@ pub(crate) struct Stream<R, W> {
     pub(crate) reader: Reader<R>,
     pub(crate) writer: W,
 }
-
-/// Over TCP.
-pub(crate) type TcpEnd = Stream<OwnedReadHalf, OwnedWriteHalf>;
 
 /// A peer that has shown who it is, and wants a link.
 pub(crate) struct Visitor<R, W> {
@@ -44,12 +48,28 @@ pub(crate) struct Visitor<R, W> {
 /// What somebody who knocks wants.
 pub(crate) enum Knock<R, W> {
     Link(Visitor<R, W>),
+    /// A link, whose payloads its network card writes.
+    Approach(Visitor<R, W>),
     /// To be a further stream of a link.
     Join {
         from: WorkerRef,
         key: u64,
         stream: Stream<R, W>,
     },
+}
+
+impl<R, W: AsyncWrite + Unpin> Visitor<R, W> {
+    /// Tells it why it is not let in.
+    pub(crate) async fn turn_away(mut self, reason: &str) -> Result<(), SocketError> {
+        let reason = reason.to_owned();
+        write(
+            &mut self.stream.writer,
+            &Message::Reject(reason.clone()),
+            &[],
+        )
+        .await?;
+        Err(SocketError::Refused(reason))
+    }
 }
 
 /// What a link's host gives it.
@@ -65,11 +85,10 @@ pub(crate) struct Seat {
 pub(crate) async fn greet(
     config: &LinksConfig,
     stream: TcpStream,
-) -> Result<Knock<OwnedReadHalf, OwnedWriteHalf>, SocketError> {
-    stream.set_nodelay(true)?;
-    let (reader, writer) = stream.into_split();
-    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
-    hear_knock(config, Stream { reader, writer }).await
+) -> Result<Knock<TcpReader, TcpWriter>, SocketError> {
+    let taken = timeout(config.connect_timeout, tcp::take(config, stream)).await;
+    let slow = SocketError::Slow(config.connect_timeout);
+    hear_knock(config, taken.map_err(|_| slow)??).await
 }
 
 /// Reads the first message and checks it against what this worker is.
@@ -84,8 +103,9 @@ where
     let first = timeout(config.connect_timeout, stream.reader.message())
         .await
         .map_err(|_| SocketError::Slow(config.connect_timeout))??;
-    let hello = match first {
-        Message::Hello(hello) => hello,
+    let (hello, wish) = match first {
+        Message::Hello(hello) => (hello, Wish::Link),
+        Message::Approach(hello) => (hello, Wish::Landing),
         Message::Join { from, key } => return Ok(Knock::Join { from, key, stream }),
         _ => return Err(SocketError::Unexpected("in place of a hello")),
     };
@@ -94,7 +114,11 @@ where
         write(&mut stream.writer, &Message::Reject(reason.clone()), &[]).await?;
         return Err(SocketError::Refused(reason));
     }
-    Ok(Knock::Link(Visitor { peer, stream }))
+    let visitor = Visitor { peer, stream };
+    Ok(match wish {
+        Wish::Link => Knock::Link(visitor),
+        Wish::Landing => Knock::Approach(visitor),
+    })
 }
 
 /// Both values are named, so that whoever reads the log knows which end to change.
@@ -128,7 +152,7 @@ fn objection(config: &LinksConfig, hello: &Hello) -> Option<String> {
 
 /// Receives over TCP until the link ends. Returns why it ended.
 pub(crate) async fn receive(
-    visitor: Visitor<OwnedReadHalf, OwnedWriteHalf>,
+    visitor: Visitor<TcpReader, TcpWriter>,
     mut seat: Seat,
     config: &LinksConfig,
     events: &mpsc::Sender<LinkEvent>,
@@ -150,6 +174,7 @@ pub(crate) async fn receive(
         account: Account::of_bytes(window),
         places: Places::Buffers(Buffers::new(config.stream_frame_bytes(), window)),
         events: events.clone(),
+        passes: config.passes.clone(),
     };
     let hearing = Arc::new(hearing);
     let mut streams = JoinSet::new();
@@ -198,16 +223,34 @@ pub(crate) struct Hearing {
     pub(crate) account: Arc<Account>,
     pub(crate) places: Places,
     pub(crate) events: mpsc::Sender<LinkEvent>,
+    pub(crate) passes: Option<Passes>,
 }
 
 /// Where payloads are.
 pub(crate) enum Places {
     /// They come out of the stream.
     Buffers(Buffers),
-    /// They are in the ring already.
-    Ring(Mirror),
+    /// They are in the ring, already or soon.
+    Ring(Mirror, Arrivals),
     /// They are in the pool already.
     Pool,
+}
+
+/// When what a head speaks of is in its slot.
+pub(crate) enum Arrivals {
+    /// Before the head: both ends have mapped the ring.
+    Mapped,
+    /// When the sender's card has written it.
+    Announced(Announced),
+}
+
+/// Writes that were announced.
+pub(crate) struct Announced {
+    pub(crate) landing: Landing,
+    /// One takes no longer, or never comes.
+    pub(crate) silence_max: Duration,
+    /// What is waited at the end of the stream for writes that were announced before.
+    pub(crate) grace: Duration,
 }
 
 /// Which stream of a link says what credit came back.
@@ -268,73 +311,189 @@ struct Arrival {
     payload: Option<Payload>,
 }
 
+/// What was read, and is to be acted on in this order.
+struct Heard {
+    what: What,
+    /// The slot that must have been written first.
+    after: Option<u32>,
+}
+
+enum What {
+    Arrival(Arrival),
+    /// A slot that means nothing.
+    Probe(SlotView, Hold),
+    Ping(u64),
+    Nothing,
+}
+
+impl From<What> for Heard {
+    fn from(what: What) -> Self {
+        Self { what, after: None }
+    }
+}
+
 async fn hear<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
     hearing: &Hearing,
     pongs: mpsc::Sender<u64>,
 ) -> SocketError {
-    let from = hearing.peer;
+    if let Places::Ring(_, Arrivals::Announced(announced)) = &hearing.places {
+        return hear_announced(reader, (hearing, announced), pongs).await;
+    }
+    let mut admitted = Admitted::new(hearing.passes.clone());
     loop {
-        let Arrival {
-            packet,
-            condition,
-            payload,
-        } = match hear_one(reader, hearing, &pongs).await {
-            Ok(Some(arrival)) => arrival,
-            Ok(None) => continue,
+        let heard = match hear_one(reader, (hearing, &mut admitted)).await {
+            Ok(heard) => heard,
             Err(error) => return error,
         };
-        let event = LinkEvent::Arrived {
-            from,
-            packet,
-            condition,
-            payload,
-        };
-        if hearing.events.send(event).await.is_err() {
-            return SocketError::Closing;
+        if let Err(error) = hearing.act(heard.what, &pongs).await {
+            return error;
+        }
+    }
+}
+
+/// As heads come before what they speak of, reading goes on while one waits: so the end of the stream is seen, too.
+async fn hear_announced<R: AsyncRead + Unpin>(
+    reader: &mut Reader<R>,
+    (hearing, announced): (&Hearing, &Announced),
+    pongs: mpsc::Sender<u64>,
+) -> SocketError {
+    let (ahead, mut queue) = mpsc::channel(AHEAD_MAX);
+    let mut read = pin!(async move {
+        let mut admitted = Admitted::new(hearing.passes.clone());
+        loop {
+            let heard = match hear_one(reader, (hearing, &mut admitted)).await {
+                Ok(heard) => heard,
+                Err(error) => return error,
+            };
+            if ahead.send(heard).await.is_err() {
+                return SocketError::Closing;
+            }
+        }
+    });
+    let mut act = pin!(async {
+        while let Some(Heard { what, after }) = queue.recv().await {
+            if let Some(slot) = after
+                && let Err(error) = announced.written(slot).await
+            {
+                return error;
+            }
+            if let Err(error) = hearing.act(what, &pongs).await {
+                return error;
+            }
+        }
+        SocketError::Closed
+    });
+    tokio::select! {
+        error = &mut act => error,
+        error = &mut read => {
+            // A sender that ends well has waited for its writes; for one that was killed nobody waits long.
+            let _ = timeout(announced.grace, act).await;
+            error
         }
     }
 }
 
 async fn hear_one<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
-    hearing: &Hearing,
-    pongs: &mpsc::Sender<u64>,
-) -> Result<Option<Arrival>, SocketError> {
+    (hearing, admitted): (&Hearing, &mut Admitted),
+) -> Result<Heard, SocketError> {
+    let heard = hear_message(reader, (hearing, admitted)).await;
+    if let Err(SocketError::Pass(..)) = heard {
+        let forged = LinkEvent::Forged { peer: hearing.peer };
+        // Nobody listens any more when the worker itself is closing.
+        let _ = hearing.events.send(forged).await;
+    }
+    heard
+}
+
+async fn hear_message<R: AsyncRead + Unpin>(
+    reader: &mut Reader<R>,
+    (hearing, admitted): (&Hearing, &mut Admitted),
+) -> Result<Heard, SocketError> {
     let message = match reader.next().await? {
         Received::Message(message) => message,
-        Received::Probe => return Ok(None),
-        Received::Frame(head) => return hearing.frame(reader, head).await.map(Some),
+        Received::Probe => return Ok(What::Nothing.into()),
+        Received::Frame(head) => {
+            admitted.may_write(head.handoff)?;
+            let arrival = hearing.frame(reader, head).await?;
+            return Ok(What::Arrival(arrival).into());
+        }
     };
     let packet = match message {
-        Message::Seal(seal) => Packet::Seal(seal),
+        Message::Pass(handoff, pass) => {
+            admitted.show(hearing.peer, (handoff, pass))?;
+            return Ok(What::Nothing.into());
+        }
+        Message::Seal(seal) => {
+            admitted.may_write(seal.handoff)?;
+            Packet::Seal(seal)
+        }
         Message::Landed(handoff) => Packet::Landed { handoff },
         Message::Abandoned(handoff, cause) => Packet::Abandoned { handoff, cause },
         Message::Stop(handoff) => Packet::Stop { handoff },
         Message::Stopped(handoff) => Packet::Stopped { handoff },
-        Message::SlotFrame(head, slot) => return hearing.slot_frame(head, slot).map(Some),
-        Message::PoolFrame(head) => return hearing.pool_frame(head).map(Some),
-        Message::SlotProbe(slot) => {
-            hearing.probe(slot)?;
-            return Ok(None);
+        Message::SlotFrame(head, slot) => {
+            admitted.may_write(head.handoff)?;
+            return hearing.slot_frame(head, slot);
         }
-        Message::Ping(nonce) => {
-            let answered = pongs.try_send(nonce);
-            return match answered {
-                Ok(()) => Ok(None),
-                Err(_) => Err(SocketError::Unexpected("flood of pings")),
-            };
+        Message::PoolFrame(head) => {
+            admitted.may_write(head.handoff)?;
+            return Ok(What::Arrival(hearing.pool_frame(head)?).into());
         }
+        Message::SlotProbe(slot) => return hearing.probe(slot),
+        Message::Ping(nonce) => return Ok(What::Ping(nonce).into()),
         _ => return Err(SocketError::Unexpected("from the sender of a link")),
     };
-    Ok(Some(Arrival {
+    let arrival = Arrival {
         packet,
         condition: Condition::Intact,
         payload: None,
-    }))
+    };
+    Ok(What::Arrival(arrival).into())
+}
+
+impl Announced {
+    /// Returns when the slot was written.
+    async fn written(&self, slot: u32) -> Result<(), SocketError> {
+        let silence_max = self.silence_max;
+        let written = timeout(silence_max, self.landing.written(slot)).await;
+        let written = written.map_err(|_| SocketError::Unwritten(silence_max))?;
+        written.map_err(SocketError::Nixl)
+    }
 }
 
 impl Hearing {
+    /// Says what arrived, answers pings, looks at probes.
+    async fn act(&self, what: What, pongs: &mpsc::Sender<u64>) -> Result<(), SocketError> {
+        let Arrival {
+            packet,
+            condition,
+            payload,
+        } = match what {
+            What::Arrival(arrival) => arrival,
+            What::Nothing => return Ok(()),
+            What::Ping(nonce) => {
+                let answered = pongs.try_send(nonce);
+                return answered.map_err(|_| SocketError::Unexpected("flood of pings"));
+            }
+            What::Probe(view, hold) => {
+                // As a frame's verification would read it. It is credit again at once.
+                std::hint::black_box(crate::checksum::checksum(&view));
+                drop(hold);
+                return Ok(());
+            }
+        };
+        let event = LinkEvent::Arrived {
+            from: self.peer,
+            packet,
+            condition,
+            payload,
+        };
+        let told = self.events.send(event).await;
+        told.map_err(|_| SocketError::Closing)
+    }
+
     async fn frame<R: AsyncRead + Unpin>(
         &self,
         reader: &mut Reader<R>,
@@ -359,17 +518,32 @@ impl Hearing {
         Ok(arrival(head, payload, condition))
     }
 
-    fn slot_frame(&self, head: FrameHead, slot: u32) -> Result<Arrival, SocketError> {
-        let Places::Ring(mirror) = &self.places else {
+    /// Takes a slot, and says whether it must be waited for.
+    fn slot(
+        &self,
+        slot: u32,
+        len: Option<u32>,
+    ) -> Result<(SlotView, Hold, Option<u32>), SocketError> {
+        let Places::Ring(mirror, arrivals) = &self.places else {
             return Err(SocketError::Unexpected("slot without a ring"));
         };
-        head.fits(self.block_bytes)?;
         let hold = self.account.take_slot(slot).ok_or(SocketError::Overdrawn)?;
-        let view = mirror.view(slot, head.part.len);
+        let view = mirror.view(slot, len.unwrap_or(mirror.slot_bytes()));
         let view = view.ok_or(SocketError::Unexpected("frame longer than a slot"))?;
+        let after = match arrivals {
+            Arrivals::Mapped => None,
+            Arrivals::Announced(_) => Some(slot),
+        };
+        Ok((view, hold, after))
+    }
+
+    fn slot_frame(&self, head: FrameHead, slot: u32) -> Result<Heard, SocketError> {
+        head.fits(self.block_bytes)?;
+        let (view, hold, after) = self.slot(slot, Some(head.part.len))?;
         let payload = Payload::new(Place::Slot(view, head.checksum), hold);
         // Not looked at here: `Payload::land` verifies it where it is written to.
-        Ok(arrival(head, payload, Condition::Intact))
+        let what = What::Arrival(arrival(head, payload, Condition::Intact));
+        Ok(Heard { what, after })
     }
 
     fn pool_frame(&self, head: FrameHead) -> Result<Arrival, SocketError> {
@@ -385,18 +559,10 @@ impl Hearing {
         Ok(arrival(head, payload, Condition::Intact))
     }
 
-    /// Reads a slot as a frame's verification would. It is credit again at once.
-    fn probe(&self, slot: u32) -> Result<(), SocketError> {
-        let Places::Ring(mirror) = &self.places else {
-            return Err(SocketError::Unexpected("slot without a ring"));
-        };
-        let hold = self.account.take_slot(slot).ok_or(SocketError::Overdrawn)?;
-        let view = mirror.view(slot, mirror.slot_bytes());
-        std::hint::black_box(crate::checksum::checksum(
-            &view.expect("the account knows the slot"),
-        ));
-        drop(hold);
-        Ok(())
+    fn probe(&self, slot: u32) -> Result<Heard, SocketError> {
+        let (view, hold, after) = self.slot(slot, None)?;
+        let what = What::Probe(view, hold);
+        Ok(Heard { what, after })
     }
 }
 

@@ -1,7 +1,7 @@
 //! KV bytes from worker to worker.
 //!
-//! Owns: one [`Link`] per ordered pair of workers, in process, from device to device, over shared memory or over TCP,
-//! the best that both have; framing, handshake, checksums, credit, heartbeats.
+//! Owns: one [`Link`] per ordered pair of workers, in process, from device to device, over shared memory, by RDMA or over
+//! TCP, the best that both have; framing, handshake, checksums, credit, heartbeats.
 //! Never: decides what is sent, where a block goes or what a broken link means: it moves what it
 //! is told to and reports [`LinkEvent`]s.
 //! Invariant: what is sent through a link arrives whole, in any order, or the link is lost, which is
@@ -26,12 +26,17 @@ mod life;
 mod link;
 mod links;
 mod local;
+mod measure;
+#[cfg_attr(not(target_os = "linux"), path = "no_nixl.rs")]
+mod nixl;
 mod outgoing;
+mod pass;
 mod payload;
 mod pools;
 #[cfg_attr(not(target_os = "linux"), path = "no_shared_memory.rs")]
 mod shared_memory;
 mod socket;
+mod tcp;
 mod transport;
 mod wire;
 
@@ -43,6 +48,8 @@ pub use host::HostListener;
 pub use link::{Frame, Link, Permit, Room};
 pub use links::{Links, Listeners};
 pub use local::LocalNet;
+pub use nixl::{NIXL_LIBRARY, Nixl, NixlError};
+pub use pass::{PASS_BYTES, Pass, PassError, Passes, Purse};
 pub use payload::{Destination, Payload};
 pub use pools::{DirectPart, PeerPool, Pools, Reach};
 pub use transport::Transport;

@@ -11,6 +11,7 @@
 use crate::buffer::{Buffer, Buffers};
 use crate::checksum::{CACHED_BYTES, Checksum};
 use crate::config::LinkDown;
+use crate::nixl::Writer;
 use crate::pools::PeerPool;
 use crate::shared_memory::{Ring, Slot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
@@ -40,12 +41,21 @@ pub(crate) struct Credit {
 #[derive(Debug)]
 pub(crate) enum Store {
     Buffers(Buffers),
-    Ring(Arc<Ring>),
+    Ring(Arc<Ring>, Delivery),
     /// The peer's pool itself; frames are as long as it says.
     Pool {
         pool: Arc<dyn PeerPool>,
         frame_bytes: u32,
     },
+}
+
+/// How what is in a slot comes to the receiver.
+#[derive(Clone, Debug)]
+pub(crate) enum Delivery {
+    /// It is there: both have mapped the slot.
+    Mapped,
+    /// It is written into the receiver's slot of the same number.
+    Written(Arc<Writer>),
 }
 
 /// Bytes on their way out.
@@ -169,7 +179,7 @@ impl Credit {
     /// This many bytes were granted again; `false` if they cannot have been lent.
     pub(crate) fn grant(&self, bytes: u64, window: u32) -> bool {
         let free = self.semaphore.available_permits() as u64;
-        if matches!(self.store.get(), Some(Store::Ring(_))) {
+        if matches!(self.store.get(), Some(Store::Ring(..))) {
             return false;
         }
         if free.saturating_add(bytes) > u64::from(window) {
@@ -180,9 +190,16 @@ impl Credit {
         true
     }
 
+    /// As [`Store::settled`].
+    pub(crate) async fn settled(&self, slots: &[u32]) {
+        if let Some(store) = self.store.get() {
+            store.settled(slots).await;
+        }
+    }
+
     /// These slots may be written again; `false` if they were not lent.
     pub(crate) fn grant_slots(&self, slots: &[u32]) -> bool {
-        let Some(Store::Ring(ring)) = self.store.get() else {
+        let Some(Store::Ring(ring, _)) = self.store.get() else {
             return false;
         };
         // Free before there is credit for them: whoever has credit finds a slot.
@@ -196,11 +213,26 @@ impl Credit {
 }
 
 impl Store {
+    /// What brings slots to the receiver, if they do not get there by themselves.
+    pub(crate) fn writer(&self) -> Option<Arc<Writer>> {
+        match self {
+            Self::Ring(_, Delivery::Written(writer)) => Some(Arc::clone(writer)),
+            Self::Ring(_, Delivery::Mapped) | Self::Buffers(_) | Self::Pool { .. } => None,
+        }
+    }
+
+    /// Returns when these slots, which the receiver is done with, are not read here any more either.
+    pub(crate) async fn settled(&self, slots: &[u32]) {
+        if let Some(writer) = self.writer() {
+            writer.settled(slots).await;
+        }
+    }
+
     /// The longest frame.
     fn frame_bytes_max(&self) -> u32 {
         match self {
             Self::Buffers(buffers) => buffers.buffer_bytes(),
-            Self::Ring(ring) => ring.shape().slot_bytes,
+            Self::Ring(ring, _) => ring.shape().slot_bytes,
             Self::Pool { frame_bytes, .. } => *frame_bytes,
         }
     }
@@ -209,7 +241,7 @@ impl Store {
     fn frame_cost(&self, bytes: usize) -> usize {
         match self {
             Self::Buffers(_) | Self::Pool { .. } => bytes,
-            Self::Ring(ring) => ring.shape().slot_bytes as usize,
+            Self::Ring(ring, _) => ring.shape().slot_bytes as usize,
         }
     }
 
@@ -217,14 +249,14 @@ impl Store {
     fn cost(&self, bytes: u32) -> u32 {
         match self {
             Self::Buffers(_) | Self::Pool { .. } => bytes,
-            Self::Ring(ring) => bytes.next_multiple_of(ring.shape().slot_bytes),
+            Self::Ring(ring, _) => bytes.next_multiple_of(ring.shape().slot_bytes),
         }
     }
 
     fn take(&self, bytes: u32) -> Cargo {
         match self {
             Self::Buffers(buffers) => Cargo::Buffer(buffers.take(bytes)),
-            Self::Ring(ring) => Cargo::Slot(ring.take(bytes)),
+            Self::Ring(ring, _) => Cargo::Slot(ring.take(bytes)),
             Self::Pool { .. } => panic!("where the peer's pool is open, frames have no bytes"),
         }
     }
@@ -246,7 +278,7 @@ impl Permit {
     pub fn pool(&self) -> Option<&Arc<dyn PeerPool>> {
         match self.store() {
             Store::Pool { pool, .. } => Some(pool),
-            Store::Buffers(_) | Store::Ring(_) => None,
+            Store::Buffers(_) | Store::Ring(..) => None,
         }
     }
 

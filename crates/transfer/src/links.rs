@@ -11,13 +11,16 @@
 use crate::address::Route;
 use crate::config::{LinkDown, LinkEvent, LinksConfig};
 use crate::host::{self, Gate, HostListener, HostStream};
-use crate::incoming::{self, Knock, Seat, TcpEnd};
+use crate::incoming::{self, Knock, Seat};
 use crate::life::PeerProcess;
 use crate::link::Link;
 use crate::local::{self, End, LocalNet};
+use crate::nixl;
 use crate::outgoing::Errand;
 use crate::pools::{Access, Reach};
 use crate::socket::{SocketError, write};
+use crate::tcp::TcpEnd;
+use crate::transport::Transport;
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
 use std::collections::{BTreeMap, BTreeSet};
@@ -248,12 +251,28 @@ impl Shared {
         let knock = incoming::greet(&self.config, stream).await;
         drop(stranger);
         let turned_away = match knock {
+            Ok(Knock::Link(visitor)) if !self.config.transports.contains(&Transport::Tcp) => {
+                visitor
+                    .turn_away("this worker takes no links over TCP")
+                    .await
+            }
             Ok(Knock::Link(visitor)) => {
                 let config = self.config.clone();
                 let events = self.events.clone();
                 let peer = visitor.peer;
                 let receive =
                     async move |seat| incoming::receive(visitor, seat, &config, &events).await;
+                return self.host(peer, receive).await;
+            }
+            Ok(Knock::Approach(visitor)) => {
+                let own = Arc::clone(&self);
+                let peer = visitor.peer;
+                let receive = async move |seat| match own.config.nixl() {
+                    Some(nixl) => {
+                        nixl::receive(visitor, seat, (&own.config, nixl), &own.events).await
+                    }
+                    None => SocketError::Unexpected("wish for a ring of a network card's"),
+                };
                 return self.host(peer, receive).await;
             }
             Ok(Knock::Join { from, key, stream }) => self.join(from, key, stream).await,

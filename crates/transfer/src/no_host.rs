@@ -19,6 +19,7 @@ pub enum HostListener {}
 pub(crate) enum HostStream {}
 
 pub(crate) type HostVisitor = Visitor<OwnedReadHalf, OwnedWriteHalf>;
+pub(crate) type HostDialled = Dialled<OwnedReadHalf, OwnedWriteHalf>;
 
 impl HostListener {
     /// Cannot be done here.

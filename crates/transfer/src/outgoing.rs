@@ -1,40 +1,48 @@
 //! The sending end over sockets: dial the best address that works, shake hands, measure, then carry
 //! parcels until it breaks.
 //!
-//! Owns: the order of transports, the terms on which a link is made, and its measurement. Never: decides
+//! Owns: the order of transports, and the terms on which a link is made. Never: decides
 //! what is sent, or keeps anything of a link that ended.
 //! Invariant: a transport that both ends announced and that does not work is told
-//! ([`LinkEvent::FellBack`]) before the next one is tried.
+//! ([`LinkEvent::FellBack`]) before the next one is tried; so is NIXL where one end alone has it.
 
-use crate::address::Addresses;
+use crate::address::{Addresses, HostAddress};
 use crate::buffer::Buffers;
-use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
-use crate::host;
-use crate::incoming::{STREAMS_MAX, Stream, TcpEnd};
+use crate::config::{LinkEvent, LinksConfig};
+use crate::host::{self, HostDialled};
+use crate::incoming::{STREAMS_MAX, Stream};
 use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
-use crate::pools;
-use crate::shared_memory::{Ring, Shape};
+use crate::measure::{NONCE_LAST, measure};
+use crate::nixl::{self, Nixl, Writer};
+use crate::pass::{HANDOFFS_MAX, Passes};
+use crate::shared_memory::Slot;
 use crate::socket::{Reader, SocketError, write};
+use crate::tcp::{self, TcpReader, TcpWriter};
 use crate::transport::Transport;
-use crate::wire::{FrameHead, Hello, Message, PROBE_BYTES};
-use cleave_domain::WorkerRef;
-use cleave_kv::Packet;
+use crate::wire::{FrameHead, Hello, Message};
+use cleave_domain::{HandoffId, WorkerRef};
+use cleave_kv::{Packet, Seal};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
-
-/// Round trips tried for the latency; the shortest counts.
-const PINGS_COUNT: u64 = 3;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// Connections that stand, in agreement.
 pub(crate) struct Dialled<R, W> {
     pub(crate) streams: Vec<Stream<R, W>>,
     pub(crate) terms: Terms,
+}
+
+/// What is asked of a peer that is dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// A link whose payloads come over its streams, or as its host can bring them.
+    Link,
+    /// One whose payloads this worker's network card writes into a ring of the peer's.
+    Landing,
 }
 
 /// What carries payloads between processes of a host.
@@ -80,57 +88,139 @@ pub(crate) struct Errand<'a> {
     pub(crate) events: &'a mpsc::Sender<LinkEvent>,
 }
 
+/// A way to a peer that both ends have.
+enum Way<'a> {
+    Host(&'a HostAddress),
+    Nixl(&'a Arc<Nixl>, &'a str),
+    Tcp(&'a str),
+}
+
+impl Way<'_> {
+    fn transport(&self) -> Transport {
+        match self {
+            Self::Host(_) => Transport::SharedMemory,
+            Self::Nixl(..) => Transport::Nixl,
+            Self::Tcp(_) => Transport::Tcp,
+        }
+    }
+}
+
+/// Connections that stand, and what carries payloads.
+enum Made {
+    Within(HostDialled, (Transport, Store)),
+    Between(Dialled<TcpReader, TcpWriter>, (Transport, Store)),
+}
+
 impl Errand<'_> {
-    /// Carries one link from dial to end. Returns why it ended.
+    /// Carries one link from dial to end, by the best way that works. Returns why it ended.
     pub(crate) async fn carry(self, addresses: &Addresses, carrier: Carrier) -> SocketError {
+        let ways = self.ways(addresses);
+        for (index, way) in ways.iter().enumerate() {
+            if let Some(reason) = self.passed_over(way, addresses) {
+                let step = (Transport::Nixl, Transport::Tcp);
+                if let Err(closing) = self.fall_back(step, reason).await {
+                    return closing;
+                }
+            }
+            let error = match self.dial(way).await {
+                Ok(Made::Within(dialled, carriage)) => {
+                    return self.run(dialled, carriage, carrier).await;
+                }
+                Ok(Made::Between(dialled, carriage)) => {
+                    return self.run(dialled, carriage, carrier).await;
+                }
+                Err(error) => error,
+            };
+            let next = ways.get(index + 1).filter(|_| !error.holds_for_all());
+            let Some(next) = next else {
+                return error;
+            };
+            let step = (way.transport(), next.transport());
+            if let Err(closing) = self.fall_back(step, error.to_string()).await {
+                return closing;
+            }
+        }
+        let peer = self.peer;
+        let reason = match addresses.tcp {
+            None => "it can be reached from its own host only, and that is another",
+            Some(_) => "none of the transports that this worker may use reaches it",
+        };
+        SocketError::Refused(format!("worker {peer}: {reason}"))
+    }
+
+    /// The best first.
+    fn ways<'a>(&'a self, addresses: &'a Addresses) -> Vec<Way<'a>> {
+        let Self { config, .. } = self;
+        let Addresses {
+            tcp,
+            shared_memory,
+            nixl,
+        } = addresses;
+        let host = shared_memory.as_ref().filter(|address| {
+            config.transports.contains(&Transport::SharedMemory) && host::is_here(address)
+        });
+        let library = config.nixl().filter(|_| *nixl);
+        let is_tcp = config.transports.contains(&Transport::Tcp);
+        let nixl = library.zip(tcp.as_deref());
+        let nixl = nixl.map(|(library, address)| Way::Nixl(library, address));
+        let tcp = tcp.as_deref().filter(|_| is_tcp).map(Way::Tcp);
+        let host = host.map(Way::Host);
+        host.into_iter().chain(nixl).chain(tcp).collect()
+    }
+
+    /// Why the peer is not tried over NIXL before this, if one of the two could.
+    fn passed_over(self, way: &Way<'_>, addresses: &Addresses) -> Option<String> {
+        let Way::Tcp(_) = way else {
+            return None;
+        };
+        let is_wanted = self.config.transports.contains(&Transport::Nixl);
+        match (self.config.nixl(), addresses.nixl) {
+            (None, true) if is_wanted => Some("this worker has no NIXL library".to_owned()),
+            (Some(_), false) => Some("the peer has no NIXL library".to_owned()),
+            _ => None,
+        }
+    }
+
+    async fn dial(self, way: &Way<'_>) -> Result<Made, SocketError> {
         let Self { config, peer, .. } = self;
-        let host_address = addresses.shared_memory.as_ref();
-        if let Some(address) = host_address.filter(|address| host::is_here(address)) {
-            let dialled = timeout(config.connect_timeout, host::dial(config, peer, address));
-            let dialled = dialled.await;
-            let slow = SocketError::Slow(config.connect_timeout);
-            match dialled.unwrap_or(Err(slow)) {
-                Ok((dialled, carriage)) => {
+        let within = match way {
+            Way::Nixl(..) => config.agents_timeout(),
+            Way::Host(_) | Way::Tcp(_) => config.connect_timeout,
+        };
+        let dialled = async {
+            match way {
+                Way::Host(address) => {
+                    let (dialled, carriage) = host::dial(config, peer, address).await?;
                     let Carriage { store, unopened } = carriage;
                     let transport = match store {
                         Store::Pool { .. } => Transport::CudaIpc,
-                        Store::Buffers(_) | Store::Ring(_) => Transport::SharedMemory,
+                        Store::Buffers(_) | Store::Ring(..) => Transport::SharedMemory,
                     };
                     if let Some(reason) = unopened {
                         let step = (Transport::CudaIpc, transport);
-                        if let Err(closing) = self.fall_back(step, reason).await {
-                            return closing;
-                        }
+                        self.fall_back(step, reason).await?;
                     }
-                    return self.run(dialled, (transport, store), carrier).await;
+                    Ok(Made::Within(dialled, (transport, store)))
                 }
-                Err(error) if error.holds_for_all() || addresses.tcp.is_none() => return error,
-                Err(error) => {
-                    let step = (Transport::SharedMemory, Transport::Tcp);
-                    if let Err(closing) = self.fall_back(step, error.to_string()).await {
-                        return closing;
-                    }
+                Way::Nixl(library, address) => {
+                    let (dialled, store) = nixl::dial(config, peer, (library, address)).await?;
+                    Ok(Made::Between(dialled, (Transport::Nixl, store)))
+                }
+                Way::Tcp(address) => {
+                    let dialled = dial(config, peer, address).await?;
+                    let Terms {
+                        window,
+                        frame_bytes,
+                        ..
+                    } = dialled.terms;
+                    let frame_bytes = frame_bytes.min(config.stream_frame_bytes());
+                    let store = Store::Buffers(Buffers::new(frame_bytes, window));
+                    Ok(Made::Between(dialled, (Transport::Tcp, store)))
                 }
             }
-        }
-        let Some(address) = &addresses.tcp else {
-            let reason = "it can be reached from its own host only, and that is another";
-            return SocketError::Refused(format!("worker {peer}: {reason}"));
         };
-        match timeout(config.connect_timeout, dial(config, peer, address)).await {
-            Ok(Ok(dialled)) => {
-                let Terms {
-                    window,
-                    frame_bytes,
-                    ..
-                } = dialled.terms;
-                let frame_bytes = frame_bytes.min(config.stream_frame_bytes());
-                let store = Store::Buffers(Buffers::new(frame_bytes, window));
-                self.run(dialled, (Transport::Tcp, store), carrier).await
-            }
-            Ok(Err(error)) => error,
-            Err(_) => SocketError::Slow(config.connect_timeout),
-        }
+        let dialled = timeout(within, dialled).await;
+        dialled.unwrap_or(Err(SocketError::Slow(within)))
     }
 
     async fn fall_back(
@@ -165,7 +255,11 @@ impl Errand<'_> {
         } = self;
         let Terms { window, .. } = dialled.terms;
         let Carrier { credit, queue } = carrier;
-        let measured = measure(&mut dialled.streams, transport, &store).await;
+        let writing = Writing(store.writer());
+        let measured = tokio::select! {
+            measured = measure(&mut dialled.streams, transport, &store) => measured,
+            error = writing.failed() => Err(error),
+        };
         let (speed, lent) = match measured {
             Ok(measured) => measured,
             Err(error) => return error,
@@ -184,7 +278,15 @@ impl Errand<'_> {
         let mut writers = JoinSet::new();
         let mut readers = JoinSet::new();
         for Stream { reader, writer } in dialled.streams {
-            writers.spawn(send_parcels(Arc::clone(&queue), writer, config.beat));
+            let means = Means {
+                far: writing.0.clone(),
+                shown: Shown::of(config.passes.clone()),
+            };
+            writers.spawn(send_parcels(
+                Arc::clone(&queue),
+                (writer, means),
+                config.beat,
+            ));
             readers.spawn(hear_grants(
                 reader,
                 Granted {
@@ -208,6 +310,7 @@ impl Errand<'_> {
                     let ended = ended.expect("readers end only with the link");
                     break ended.unwrap_or(SocketError::Closing);
                 }
+                error = writing.failed() => break error,
             }
         };
         // One lost stream is the link lost.
@@ -217,18 +320,38 @@ impl Errand<'_> {
     }
 }
 
+/// What brings slots to the receiver, for as long as the link is carried.
+struct Writing(Option<Arc<Writer>>);
+
+impl Writing {
+    async fn failed(&self) -> SocketError {
+        match &self.0 {
+            Some(writer) => SocketError::Nixl(writer.failed().await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if let Some(writer) = &self.0 {
+            writer.close();
+        }
+    }
+}
+
 /// Connects all streams and shakes hands.
 async fn dial(
     config: &LinksConfig,
     peer: WorkerRef,
     address: &str,
-) -> Result<Dialled<OwnedReadHalf, OwnedWriteHalf>, SocketError> {
-    let mut first = connect(config, address).await?;
-    let terms = shake_hands(config, peer, &mut first).await?;
+) -> Result<Dialled<TcpReader, TcpWriter>, SocketError> {
+    let mut first = tcp::dial(config, address).await?;
+    let terms = shake_hands(config, (peer, Wish::Link), &mut first).await?;
     let mut streams = vec![first];
     let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
     while streams.len() < streams_count {
-        let mut further = connect(config, address).await?;
+        let mut further = tcp::dial(config, address).await?;
         let join = Message::Join {
             from: config.me,
             key: terms.key,
@@ -243,31 +366,26 @@ async fn dial(
     Ok(Dialled { streams, terms })
 }
 
-async fn connect(config: &LinksConfig, address: &str) -> Result<TcpEnd, SocketError> {
-    let stream = TcpStream::connect(address).await;
-    let stream = stream.map_err(|error| SocketError::Connect(address.to_owned(), error))?;
-    stream.set_nodelay(true)?;
-    let (reader, writer) = stream.into_split();
-    let reader = Reader::new(reader, config.silence_max, config.block_bytes);
-    Ok(Stream { reader, writer })
-}
-
 /// Says who this is and hears on which terms the link is taken.
 pub(crate) async fn shake_hands<R, W>(
     config: &LinksConfig,
-    peer: WorkerRef,
+    (peer, wish): (WorkerRef, Wish),
     stream: &mut Stream<R, W>,
 ) -> Result<Terms, SocketError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let hello = Message::Hello(Hello {
+    let hello = Hello {
         from: config.me,
         to: peer,
         block_bytes: config.block_bytes,
         fingerprint: config.fingerprint.0.clone(),
-    });
+    };
+    let hello = match wish {
+        Wish::Link => Message::Hello(hello),
+        Wish::Landing => Message::Approach(hello),
+    };
     write(&mut stream.writer, &hello, &[]).await?;
     match stream.reader.message().await? {
         Message::Welcome { me, .. } if me != peer => Err(SocketError::Refused(format!(
@@ -291,138 +409,35 @@ where
     }
 }
 
-/// Latency and bandwidth, before the first frame, and how much credit the probe still has. Nothing
-/// falls back silently to a slow link: whoever reads the log or the metric sees what each pair got.
-async fn measure<R, W>(
-    streams: &mut [Stream<R, W>],
-    transport: Transport,
-    store: &Store,
-) -> Result<(LinkSpeed, u32), SocketError>
-where
-    R: AsyncRead + Unpin,
-    W: AsyncWrite + Unpin,
-{
-    let mut latency = Duration::MAX;
-    for nonce in 0..PINGS_COUNT {
-        let start = Instant::now();
-        ping(&mut streams[0], nonce).await?;
-        pong(&mut streams[0], nonce, store).await?;
-        latency = latency.min(start.elapsed());
-    }
-    if let Store::Buffers(_) = store {
-        // A new connection is slow at first, and that is not what is to be known.
-        probe(streams).await?;
-        for stream in streams.iter_mut() {
-            ping(stream, PINGS_COUNT).await?;
-            pong(stream, PINGS_COUNT, store).await?;
-        }
-    }
-    if let Store::Pool { pool, .. } = store {
-        let probed = pools::measure(Arc::clone(pool)).await;
-        let probed = probed.map_err(SocketError::Pool)?;
-        return Ok((LinkSpeed::of(transport, latency, probed), 0));
-    }
-    let start = Instant::now();
-    let (bytes, mut lent) = match store {
-        Store::Buffers(_) | Store::Pool { .. } => (probe(streams).await?, 0),
-        Store::Ring(ring) => probe_ring(&mut streams[0].writer, ring).await?,
-    };
-    for stream in streams.iter_mut() {
-        ping(stream, PINGS_COUNT + 1).await?;
-    }
-    for stream in streams.iter_mut() {
-        lent -= pong(stream, PINGS_COUNT + 1, store).await?;
-    }
-    let elapsed = start.elapsed();
-    // The answer's way is no part of it. But a latency that was measured in a bad moment would leave
-    // almost nothing, and the link would pass for one of any speed.
-    let took = elapsed.saturating_sub(latency).max(elapsed / 2);
-    Ok((LinkSpeed::of(transport, latency, (bytes, took)), lent))
-}
-
-/// Sends a probe over each stream; says how many bytes that was.
-async fn probe<R, W>(streams: &mut [Stream<R, W>]) -> Result<usize, SocketError>
-where
-    W: AsyncWrite + Unpin,
-{
-    let nothing = vec![0; PROBE_BYTES];
-    let probe = Message::Probe(u32::try_from(PROBE_BYTES).expect("a probe is small"));
-    for stream in streams.iter_mut() {
-        write(&mut stream.writer, &probe, &nothing).await?;
-    }
-    Ok(PROBE_BYTES * streams.len())
-}
-
-/// Fills slots; says how many bytes that was, and how much credit it took.
-async fn probe_ring<W: AsyncWrite + Unpin>(
-    writer: &mut W,
-    ring: &Arc<Ring>,
-) -> Result<(usize, u32), SocketError> {
-    let Shape {
-        slot_bytes,
-        slots_count,
-    } = ring.shape();
-    let probe_bytes = u32::try_from(PROBE_BYTES).expect("a probe is small");
-    let slots_count = probe_bytes.div_ceil(slot_bytes).min(slots_count);
-    for _ in 0..slots_count {
-        let mut slot = ring.take(slot_bytes);
-        slot.fill(0);
-        write(writer, &Message::SlotProbe(slot.lend()), &[]).await?;
-    }
-    let bytes = slots_count * slot_bytes;
-    Ok((bytes as usize, bytes))
-}
-
-async fn ping<R, W>(stream: &mut Stream<R, W>, nonce: u64) -> Result<(), SocketError>
-where
-    W: AsyncWrite + Unpin,
-{
-    write(&mut stream.writer, &Message::Ping(nonce), &[]).await
-}
-
-/// Waits for the answer; slots of the probe may come back before it. Says how much credit they are.
-async fn pong<R, W>(
-    stream: &mut Stream<R, W>,
-    nonce: u64,
-    store: &Store,
-) -> Result<u32, SocketError>
-where
-    R: AsyncRead + Unpin,
-{
-    let mut bytes = 0;
-    loop {
-        match (stream.reader.message().await?, store) {
-            (Message::Pong(answer), _) if answer == nonce => return Ok(bytes),
-            (Message::GrantSlots(slots), Store::Ring(ring)) => {
-                if !slots.iter().all(|slot| ring.give_back(*slot)) {
-                    return Err(BEYOND_WINDOW);
-                }
-                let count = u32::try_from(slots.len()).expect("at most a ring of them");
-                bytes += count * ring.shape().slot_bytes;
-            }
-            _ => return Err(SocketError::Unexpected("in place of a pong")),
-        }
-    }
-}
-
 /// A receiver can only give back what it got.
-const BEYOND_WINDOW: SocketError = SocketError::Unexpected("grant beyond the window");
+pub(crate) const BEYOND_WINDOW: SocketError = SocketError::Unexpected("grant beyond the window");
 
 /// Whichever stream is free takes the next parcel. Ends well when nobody can send any more.
 async fn send_parcels<W: AsyncWrite + Unpin>(
     queue: Arc<Mutex<mpsc::UnboundedReceiver<Parcel>>>,
-    mut writer: W,
+    (mut writer, means): (W, Means),
     beat: Duration,
 ) -> Result<(), SocketError> {
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut nonce = PINGS_COUNT + 1;
+    let mut nonce = NONCE_LAST;
+    let Means { far, mut shown } = means;
     loop {
         let next = async { queue.lock().await.recv().await };
         tokio::select! {
             parcel = next => match parcel {
-                Some(parcel) => send_parcel(&mut writer, parcel).await?,
-                None => return Ok(()),
+                Some(parcel) => {
+                    if let Some(pass) = shown.pass(&parcel.packet) {
+                        write(&mut writer, &pass, &[]).await?;
+                    }
+                    send_parcel(&mut writer, far.as_deref(), parcel).await?;
+                }
+                None => {
+                    if let Some(far) = &far {
+                        far.all_settled().await;
+                    }
+                    return Ok(());
+                }
             },
             _ = beats.tick() => {
                 nonce += 1;
@@ -432,8 +447,54 @@ async fn send_parcels<W: AsyncWrite + Unpin>(
     }
 }
 
+/// What a stream writes with beside itself.
+struct Means {
+    /// The card that brings the payloads, where one does.
+    far: Option<Arc<Writer>>,
+    shown: Shown,
+}
+
+/// Which hand-offs were shown a pass for on one stream.
+struct Shown {
+    passes: Option<Passes>,
+    handoffs: BTreeSet<HandoffId>,
+}
+
+impl Shown {
+    fn of(passes: Option<Passes>) -> Self {
+        Self {
+            passes,
+            handoffs: BTreeSet::new(),
+        }
+    }
+
+    /// What must be said before this packet is.
+    fn pass(&mut self, packet: &Packet) -> Option<Message> {
+        let (Packet::Frame { handoff, .. } | Packet::Seal(Seal { handoff, .. })) = packet else {
+            return None;
+        };
+        let pass = self.passes.as_ref()?.held(*handoff)?;
+        if self.handoffs.len() >= HANDOFFS_MAX {
+            self.handoffs.clear();
+        }
+        let is_new = self.handoffs.insert(*handoff);
+        is_new.then_some(Message::Pass(*handoff, pass))
+    }
+}
+
+/// From now on the slot is the receiver's. Its bytes are on their way when the receiver hears of it.
+pub(crate) fn lend(slot: Slot, far: Option<&Writer>) -> u32 {
+    let len = slot.len();
+    let number = slot.lend();
+    if let Some(far) = far {
+        far.write(number, len);
+    }
+    number
+}
+
 async fn send_parcel<W: AsyncWrite + Unpin>(
     writer: &mut W,
+    far: Option<&Writer>,
     parcel: Parcel,
 ) -> Result<(), SocketError> {
     let Parcel { packet, cargo } = parcel;
@@ -451,7 +512,7 @@ async fn send_parcel<W: AsyncWrite + Unpin>(
                 checksum,
             };
             match cargo {
-                Some(Cargo::Slot(slot)) => Message::SlotFrame(head, slot.lend()),
+                Some(Cargo::Slot(slot)) => Message::SlotFrame(head, lend(slot, far)),
                 Some(Cargo::Buffer(bytes)) => {
                     return write(writer, &Message::Frame(head), &bytes).await;
                 }
@@ -485,7 +546,10 @@ async fn hear_grants<R: AsyncRead + Unpin>(mut reader: Reader<R>, granted: Grant
     loop {
         let sound = match reader.message().await {
             Ok(Message::Grant(bytes)) => credit.grant(bytes, window),
-            Ok(Message::GrantSlots(slots)) => credit.grant_slots(&slots),
+            Ok(Message::GrantSlots(slots)) => {
+                credit.settled(&slots).await;
+                credit.grant_slots(&slots)
+            }
             Ok(Message::Pong(_)) => continue,
             Ok(_) => return SocketError::Unexpected("from the receiver of a link"),
             Err(error) => return error,

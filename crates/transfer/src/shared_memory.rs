@@ -1,4 +1,5 @@
-//! A ring of payload slots that two processes of one host have mapped.
+//! A ring of payload slots that two processes of one host have mapped; or of which each has its own, and the sender's
+//! network card writes its slots into the receiver's (`nixl`).
 //!
 //! Owns: the memory and its mapping, which slot is whose, and the passing of its descriptor. The
 //! receiver makes the memory, so what a peer can take of it is what it was granted; the sender fills
@@ -46,7 +47,7 @@ pub(crate) struct Shape {
 }
 
 /// The receiver's end of a ring, for reading.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mirror {
     map: Arc<Map>,
     shape: Shape,
@@ -91,6 +92,22 @@ pub(crate) struct Slot {
     len: usize,
 }
 
+/// Memory that is mapped, by its address: nothing is read or written by it here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Area {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+impl Book {
+    fn of(shape: Shape) -> Self {
+        Self {
+            free: (0..shape.slots_count).rev().collect(),
+            owners: vec![Owner::Free; shape.slots_count as usize],
+        }
+    }
+}
+
 impl Shape {
     fn stride(self) -> u64 {
         u64::from(self.slot_bytes).next_multiple_of(PAGE_BYTES)
@@ -108,7 +125,7 @@ impl Shape {
     }
 
     /// Where a slot of a ring that is mapped begins.
-    fn start(self, slot: u32) -> usize {
+    pub(crate) fn start(self, slot: u32) -> usize {
         usize::try_from(self.stride() * u64::from(slot)).expect("inside a mapping")
     }
 
@@ -136,6 +153,17 @@ impl Mirror {
         let map = Map::new(fd.as_fd(), shape.len()?, ProtFlags::READ)?;
         let map = Arc::new(map);
         Ok((Self { map, shape }, fd))
+    }
+
+    /// Makes a ring that no other process maps, for a network card to write to.
+    pub(crate) fn private(shape: Shape) -> io::Result<Self> {
+        let map = Arc::new(Map::private(shape.len()?)?);
+        Ok(Self { map, shape })
+    }
+
+    /// The whole ring, as it is handed to a network card.
+    pub(crate) fn area(&self) -> Area {
+        self.map.area()
     }
 
     /// The longest frame.
@@ -178,15 +206,25 @@ impl Ring {
             return Err(io::Error::other("the peer's ring is shorter than it said"));
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let book = Book {
-            free: (0..shape.slots_count).rev().collect(),
-            owners: vec![Owner::Free; shape.slots_count as usize],
-        };
         Ok(Arc::new(Self {
             map: Map::new(fd.as_fd(), shape.len()?, protection)?,
             shape,
-            book: Mutex::new(book),
+            book: Mutex::new(Book::of(shape)),
         }))
+    }
+
+    /// A ring that no other process maps, for a network card to read from.
+    pub(crate) fn private(shape: Shape) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            map: Map::private(shape.len()?)?,
+            shape,
+            book: Mutex::new(Book::of(shape)),
+        }))
+    }
+
+    /// The whole ring, as it is handed to a network card.
+    pub(crate) fn area(&self) -> Area {
+        self.map.area()
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -339,6 +377,25 @@ impl Map {
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0) };
         let start = NonNull::new(start?.cast()).expect("the kernel maps nothing at zero");
         Ok(Self { start, len })
+    }
+
+    /// Of this process alone.
+    fn private(len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: the kernel chooses where; nothing of this process is mapped over.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
+        let start = NonNull::new(start?.cast()).expect("the kernel maps nothing at zero");
+        Ok(Self { start, len })
+    }
+
+    fn area(&self) -> Area {
+        Area {
+            // Others come by it: the card, and the library that copies in its place.
+            start: self.start.as_ptr().expose_provenance(),
+            len: self.len,
+        }
     }
 }
 

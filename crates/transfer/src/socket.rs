@@ -9,10 +9,12 @@
 //! A payload is read from the socket straight into the buffer that is handed on, and written from the
 //! one it was put into: the one copy on either side is the kernel's.
 
+use crate::pass::PassError;
 use crate::wire::{
     FRAME, FRAME_HEAD_BYTES, FrameHead, HEADER_BYTES, Header, Message, PROBE, WireError,
 };
 use bytes::{Buf, BytesMut};
+use cleave_domain::HandoffId;
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -27,10 +29,14 @@ pub(crate) enum SocketError {
     Truncated { missing: usize },
     #[error("nothing was heard for {0:?}")]
     Silent(Duration),
+    #[error("a write that was announced did not come for {0:?}")]
+    Unwritten(Duration),
     #[error("connecting and shaking hands took longer than {0:?}")]
     Slow(Duration),
     #[error("cannot connect to {0}: {1}")]
     Connect(String, io::Error),
+    #[error("no peer of this fleet: {0}")]
+    NoPeer(io::Error),
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -43,10 +49,14 @@ pub(crate) enum SocketError {
     Refused(String),
     #[error("the peer sent more payload than it was granted")]
     Overdrawn,
+    #[error("hand-off {0}: {1}")]
+    Pass(HandoffId, PassError),
     #[error("shared memory: {0}")]
     SharedMemory(io::Error),
     #[error("the peer's pool: {0}")]
     Pool(String),
+    #[error("NIXL: {0}")]
+    Nixl(String),
     #[error("the link that the stream was to join is gone")]
     NoSuchLink,
     #[error("replaced by a new link of the same peer")]
@@ -164,6 +174,9 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             let read = timeout(self.silence_max, limited.read_buf(&mut self.body)).await;
             match read {
                 Err(_) => return Err(SocketError::Silent(self.silence_max)),
+                Ok(Err(error)) if is_end(&error) && self.body.is_empty() => {
+                    return Err(SocketError::Closed);
+                }
                 Ok(Err(error)) => return Err(error.into()),
                 Ok(Ok(0)) if self.body.is_empty() => return Err(SocketError::Closed),
                 Ok(Ok(0)) => return Err(SocketError::Truncated { missing }),
@@ -172,6 +185,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
         Ok(())
     }
+}
+
+/// A process that dies does not take leave, and under TLS that is an error.
+fn is_end(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 /// Writes a message; `payload` follows it where the message says so.
@@ -183,13 +201,14 @@ pub(crate) async fn write<W: AsyncWrite + Unpin>(
     let mut head = BytesMut::with_capacity(HEADER_BYTES + FRAME_HEAD_BYTES);
     message.encode(&mut head);
     stream.write_all_buf(&mut head.chain(payload)).await?;
+    // What is encrypted may still wait for the socket.
+    stream.flush().await?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::HandoffId;
     use cleave_kv::BlockPart;
 
     fn frame(payload: &[u8]) -> Message {

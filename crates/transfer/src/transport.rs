@@ -25,13 +25,22 @@ pub enum Transport {
     CudaIpc,
     /// Between processes of a host: a ring of slots that both have mapped.
     SharedMemory,
+    /// Between any two hosts: the sender's network card writes into a ring of slots at the receiver, which takes frames
+    /// out of it. So it is two-sided for the brains.
+    Nixl,
     /// Between any two hosts: several TCP connections.
     Tcp,
 }
 
 impl Transport {
     /// All of them, the best first.
-    pub const ALL: [Self; 4] = [Self::Local, Self::CudaIpc, Self::SharedMemory, Self::Tcp];
+    pub const ALL: [Self; 5] = [
+        Self::Local,
+        Self::CudaIpc,
+        Self::SharedMemory,
+        Self::Nixl,
+        Self::Tcp,
+    ];
 
     /// As metrics, logs and the command line name it.
     pub fn name(self) -> &'static str {
@@ -39,6 +48,7 @@ impl Transport {
             Self::Local => "local",
             Self::CudaIpc => "cuda-ipc",
             Self::SharedMemory => "shm",
+            Self::Nixl => "nixl",
             Self::Tcp => "tcp",
         }
     }

@@ -5,17 +5,20 @@
 //! Never: trusts a length, a count or a text that came from outside; every one has a limit here,
 //! checked before anything is allocated.
 
+mod fields;
+
+use crate::pass::Pass;
 use bytes::{BufMut, BytesMut};
-use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Cause, Failure, FlightId, Generation, HandoffId, Incarnation,
-    WorkerId, WorkerRef,
-};
+use cleave_domain::{BlockHash, BlockRef, Cause, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Seal};
+use fields::{
+    Fields, put_cause, put_frame_head, put_handoff, put_hello, put_preamble, put_text, put_worker,
+};
 
 /// What the first message of each direction starts with; a stray client never has it.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// Grows when a message changes; both ends must agree.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 /// Kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// A frame's body before its payload.
@@ -24,6 +27,8 @@ pub(crate) const FRAME_HEAD_BYTES: usize = 40;
 const CONTROL_BYTES_MAX: usize = 8 << 10;
 /// Longest body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
 const SEAL_BYTES_MAX: usize = 1 << 20;
+/// Longest body of a ring's whereabouts: a few addresses for each network card, of which a host has ten at most.
+const LANDING_BYTES_MAX: usize = 64 << 10;
 /// Longest text in a message.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 /// Bytes of a probe.
@@ -104,6 +109,17 @@ pub(crate) enum Message {
     Opened,
     /// A frame whose payload is in the receiver's pool already.
     PoolFrame(FrameHead),
+    /// On each stream before the first frame or seal of a hand-off there: that it may be written.
+    Pass(HandoffId, Pass),
+    /// In place of a hello: the sender's network card could write into a ring of the receiver's, and asks for one.
+    Approach(Hello),
+    /// Here it is, by its address in the receiver's process, and what its agent is reached by.
+    Landing {
+        start: u64,
+        metadata: Vec<u8>,
+    },
+    /// The receiver could not make one, and why.
+    NoLanding(String),
 }
 
 /// What was wrong with what a peer sent.
@@ -123,6 +139,8 @@ pub(crate) enum WireError {
     Surplus(usize),
     #[error("text is not UTF-8")]
     Text,
+    #[error("an agent's metadata was damaged on the way")]
+    Metadata,
     #[error("frame of {0} bytes at offset {1} does not fit a block of {2} bytes")]
     OutsideBlock(u32, u32, u32),
     #[error("cause code {0} does not exist")]
@@ -161,12 +179,16 @@ const POOL: u8 = 20;
 const NO_POOL: u8 = 21;
 const OPENED: u8 = 22;
 const POOL_FRAME: u8 = 23;
+const APPROACH: u8 = 24;
+const LANDING: u8 = 25;
+const NO_LANDING: u8 = 26;
+const PASS: u8 = 27;
 
 impl Header {
     /// Reads a header; `block_bytes` bounds frames.
     pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
-        if !(HELLO..=POOL_FRAME).contains(&kind) || [z0, z1, z2] != [0; 3] {
+        if !(HELLO..=PASS).contains(&kind) || [z0, z1, z2] != [0; 3] {
             return Err(WireError::Kind(kind));
         }
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
@@ -174,6 +196,7 @@ impl Header {
             FRAME => FRAME_HEAD_BYTES + block_bytes as usize,
             PROBE => PROBE_BYTES,
             SEAL => SEAL_BYTES_MAX,
+            LANDING => LANDING_BYTES_MAX,
             _ => CONTROL_BYTES_MAX,
         };
         if body_len > max {
@@ -184,8 +207,7 @@ impl Header {
 }
 
 impl FrameHead {
-    /// Reads a frame's head; the payload's length must be what the header left for it, and lie
-    /// inside a block.
+    /// Reads a frame's head; the payload's length must be what the header left, and lie in a block.
     pub(crate) fn parse(head: &[u8], body_len: usize, block_bytes: u32) -> Result<Self, WireError> {
         let mut fields = Fields(head);
         let frame = fields.frame_head()?;
@@ -224,12 +246,22 @@ impl Message {
     fn encode_body(&self, out: &mut BytesMut) -> (u8, usize) {
         match self {
             Self::Hello(hello) => {
-                put_preamble(out);
-                put_worker(out, hello.from);
-                put_worker(out, hello.to);
-                out.put_u32_le(hello.block_bytes);
-                put_text(out, &hello.fingerprint);
+                put_hello(out, hello);
                 (HELLO, 0)
+            }
+            Self::Approach(hello) => {
+                put_hello(out, hello);
+                (APPROACH, 0)
+            }
+            Self::Landing { start, metadata } => {
+                out.put_u64_le(*start);
+                out.put_u64_le(crate::checksum::checksum(metadata));
+                out.put_slice(metadata);
+                (LANDING, 0)
+            }
+            Self::NoLanding(reason) => {
+                put_text(out, reason);
+                (NO_LANDING, 0)
             }
             Self::Welcome {
                 me,
@@ -329,6 +361,11 @@ impl Message {
                 put_frame_head(out, frame);
                 (POOL_FRAME, 0)
             }
+            Self::Pass(handoff, pass) => {
+                put_handoff(out, *handoff);
+                out.put_slice(&pass.0);
+                (PASS, 0)
+            }
         }
     }
 
@@ -336,15 +373,17 @@ impl Message {
     pub(crate) fn decode(kind: u8, body: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields(body);
         let message = match kind {
-            HELLO => {
-                fields.preamble()?;
-                Self::Hello(Hello {
-                    from: fields.worker()?,
-                    to: fields.worker()?,
-                    block_bytes: fields.u32()?,
-                    fingerprint: fields.text()?,
-                })
+            HELLO => Self::Hello(fields.hello()?),
+            APPROACH => Self::Approach(fields.hello()?),
+            LANDING => {
+                let (start, checksum) = (fields.u64()?, fields.u64()?);
+                let metadata = fields.rest();
+                if crate::checksum::checksum(&metadata) != checksum {
+                    return Err(WireError::Metadata);
+                }
+                Self::Landing { start, metadata }
             }
+            NO_LANDING => Self::NoLanding(fields.text()?),
             WELCOME => {
                 fields.preamble()?;
                 Self::Welcome {
@@ -386,6 +425,7 @@ impl Message {
             NO_POOL => Self::NoPool(fields.text()?),
             OPENED => Self::Opened,
             POOL_FRAME => Self::PoolFrame(fields.frame_head()?),
+            PASS => Self::Pass(fields.handoff()?, Pass(fields.bytes()?)),
             PING => Self::Ping(fields.u64()?),
             PONG => Self::Pong(fields.u64()?),
             other => return Err(WireError::Kind(other)),
@@ -395,203 +435,10 @@ impl Message {
     }
 }
 
-fn put_frame_head(out: &mut BytesMut, frame: &FrameHead) {
-    put_handoff(out, frame.handoff);
-    out.put_u32_le(frame.block.block.0);
-    out.put_u32_le(frame.block.generation.0);
-    out.put_u32_le(frame.part.ordinal);
-    out.put_u32_le(frame.part.offset);
-    out.put_u32_le(frame.part.len);
-    out.put_u64_le(frame.checksum);
-}
-
-fn put_preamble(out: &mut BytesMut) {
-    out.put_slice(&MAGIC);
-    out.put_u16_le(VERSION);
-}
-
-fn put_worker(out: &mut BytesMut, worker: WorkerRef) {
-    out.put_u64_le(worker.worker.0);
-    out.put_u64_le(worker.incarnation.0);
-}
-
-fn put_handoff(out: &mut BytesMut, handoff: HandoffId) {
-    out.put_u64_le(handoff.flight.0);
-    out.put_u32_le(handoff.attempt);
-}
-
-/// Texts are for people, so a long one is cut and never refused.
-fn put_text(out: &mut BytesMut, text: &str) {
-    let mut cut = text.len().min(TEXT_BYTES_MAX);
-    while !text.is_char_boundary(cut) {
-        cut -= 1;
-    }
-    out.put_u32_le(u32::try_from(cut).expect("the limit is small"));
-    out.put_slice(&text.as_bytes()[..cut]);
-}
-
-fn put_cause(out: &mut BytesMut, cause: &Cause) {
-    match cause {
-        Cause::Finished => out.put_u8(1),
-        Cause::Cancelled => out.put_u8(2),
-        Cause::Failed(failure) => {
-            out.put_u8(3);
-            put_failure(out, failure, 0);
-        }
-    }
-}
-
-fn put_failure(out: &mut BytesMut, failure: &Failure, depth: u32) {
-    match failure {
-        Failure::WorkerLost => out.put_u8(1),
-        Failure::LinkLost => out.put_u8(2),
-        Failure::LeaseExpired => out.put_u8(3),
-        Failure::Corrupt => out.put_u8(4),
-        Failure::Rejected => out.put_u8(5),
-        Failure::Engine(reason) => {
-            out.put_u8(6);
-            put_text(out, reason);
-        }
-        Failure::OutOfBlocks => out.put_u8(8),
-        Failure::Draining => out.put_u8(9),
-        Failure::WorkerStuck => out.put_u8(10),
-        Failure::SlowReader => out.put_u8(11),
-        // Brains nest at most once; deeper than the limit only the innermost reason is kept.
-        Failure::RetriesSpent(last) if depth + 1 < FAILURE_DEPTH_MAX => {
-            out.put_u8(7);
-            put_failure(out, last, depth + 1);
-        }
-        Failure::RetriesSpent(last) => put_failure(out, last, depth),
-    }
-}
-
-/// A body on its way to becoming a message.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(WireError::Short)?;
-        self.0 = rest;
-        Ok(*head)
-    }
-
-    fn u8(&mut self) -> Result<u8, WireError> {
-        Ok(u8::from_le_bytes(self.bytes()?))
-    }
-
-    fn u32(&mut self) -> Result<u32, WireError> {
-        Ok(u32::from_le_bytes(self.bytes()?))
-    }
-
-    fn u64(&mut self) -> Result<u64, WireError> {
-        Ok(u64::from_le_bytes(self.bytes()?))
-    }
-
-    /// Everything up to the body's end, which is bounded by its kind.
-    fn rest(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.0).to_vec()
-    }
-
-    fn preamble(&mut self) -> Result<(), WireError> {
-        let magic = self.bytes()?;
-        if magic != MAGIC {
-            return Err(WireError::Magic(magic));
-        }
-        match u16::from_le_bytes(self.bytes()?) {
-            VERSION => Ok(()),
-            other => Err(WireError::Version(other)),
-        }
-    }
-
-    fn worker(&mut self) -> Result<WorkerRef, WireError> {
-        Ok(WorkerRef {
-            worker: WorkerId(self.u64()?),
-            incarnation: Incarnation(self.u64()?),
-        })
-    }
-
-    fn handoff(&mut self) -> Result<HandoffId, WireError> {
-        Ok(HandoffId {
-            flight: FlightId(self.u64()?),
-            attempt: self.u32()?,
-        })
-    }
-
-    fn text(&mut self) -> Result<String, WireError> {
-        let len = self.u32()? as usize;
-        if len > TEXT_BYTES_MAX {
-            let max = TEXT_BYTES_MAX;
-            return Err(WireError::TooLong { len, max });
-        }
-        let (text, rest) = self.0.split_at_checked(len).ok_or(WireError::Short)?;
-        self.0 = rest;
-        String::from_utf8(text.to_vec()).map_err(|_| WireError::Text)
-    }
-
-    /// Numbers up to the body's end.
-    fn words(&mut self) -> Result<Vec<u32>, WireError> {
-        let mut words = Vec::with_capacity(self.0.len() / 4);
-        while !self.0.is_empty() {
-            words.push(self.u32()?);
-        }
-        Ok(words)
-    }
-
-    fn frame_head(&mut self) -> Result<FrameHead, WireError> {
-        Ok(FrameHead {
-            handoff: self.handoff()?,
-            block: BlockRef {
-                block: BlockIndex(self.u32()?),
-                generation: Generation(self.u32()?),
-            },
-            part: BlockPart {
-                ordinal: self.u32()?,
-                offset: self.u32()?,
-                len: self.u32()?,
-            },
-            checksum: self.u64()?,
-        })
-    }
-
-    fn cause(&mut self) -> Result<Cause, WireError> {
-        Ok(match self.u8()? {
-            1 => Cause::Finished,
-            2 => Cause::Cancelled,
-            3 => Cause::Failed(self.failure(0)?),
-            other => return Err(WireError::CauseCode(other)),
-        })
-    }
-
-    fn failure(&mut self, depth: u32) -> Result<Failure, WireError> {
-        Ok(match self.u8()? {
-            1 => Failure::WorkerLost,
-            2 => Failure::LinkLost,
-            3 => Failure::LeaseExpired,
-            4 => Failure::Corrupt,
-            5 => Failure::Rejected,
-            6 => Failure::Engine(self.text()?),
-            7 if depth + 1 < FAILURE_DEPTH_MAX => {
-                Failure::RetriesSpent(Box::new(self.failure(depth + 1)?))
-            }
-            8 => Failure::OutOfBlocks,
-            9 => Failure::Draining,
-            10 => Failure::WorkerStuck,
-            11 => Failure::SlowReader,
-            other => return Err(WireError::FailureCode(other)),
-        })
-    }
-
-    fn end(&self) -> Result<(), WireError> {
-        match self.0.len() {
-            0 => Ok(()),
-            surplus => Err(WireError::Surplus(surplus)),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_domain::{BlockIndex, Failure, FlightId, Generation, Incarnation, WorkerId};
     use proptest::prelude::*;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
@@ -636,17 +483,21 @@ mod tests {
         ]
     }
 
-    fn message() -> impl Strategy<Value = Message> {
-        let hello = (worker(), worker(), any::<u32>(), ".{0,200}").prop_map(
-            |(from, to, block_bytes, fingerprint)| {
-                Message::Hello(Hello {
-                    from,
-                    to,
-                    block_bytes,
-                    fingerprint,
-                })
+    fn hello() -> impl Strategy<Value = Hello> {
+        (worker(), worker(), any::<u32>(), ".{0,200}").prop_map(
+            |(from, to, block_bytes, fingerprint)| Hello {
+                from,
+                to,
+                block_bytes,
+                fingerprint,
             },
-        );
+        )
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let metadata = prop::collection::vec(any::<u8>(), 0..200);
+        let landing = (any::<u64>(), metadata)
+            .prop_map(|(start, metadata)| Message::Landing { start, metadata });
         let seal = (handoff(), any::<(u32, u64, [u8; 16], Vec<u32>)>()).prop_map(
             |(handoff, (blocks_count, digest, content, output))| {
                 Message::Seal(Seal {
@@ -659,7 +510,10 @@ mod tests {
             },
         );
         prop_oneof![
-            hello,
+            hello().prop_map(Message::Hello),
+            hello().prop_map(Message::Approach),
+            landing,
+            ".{0,200}".prop_map(Message::NoLanding),
             (worker(), any::<(u64, u64, u32)>()).prop_map(|(me, (credit, key, frame_bytes))| {
                 Message::Welcome {
                     me,
@@ -680,6 +534,8 @@ mod tests {
             ".{0,200}".prop_map(Message::NoPool),
             Just(Message::Opened),
             frame_head().prop_map(Message::PoolFrame),
+            (handoff(), any::<[u8; 32]>())
+                .prop_map(|(handoff, pass)| Message::Pass(handoff, Pass(pass))),
             ".{0,200}".prop_map(Message::Reject),
             seal,
             handoff().prop_map(Message::Landed),
@@ -734,7 +590,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_an_error_and_never_a_panic(kind in 0u8..28, body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn damage_is_an_error_and_never_a_panic(kind in 0u8..31, body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Message::decode(kind, &body);
             let _ = FrameHead::parse(&body, body.len(), 128);
         }

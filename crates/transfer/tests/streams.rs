@@ -262,6 +262,7 @@ async fn a_peer_on_another_host_is_not_tried_over_shared_memory() {
     assert_eq!(speed.transport, Transport::Tcp);
     let unreachable = Addresses {
         tcp: None,
+        nixl: false,
         shared_memory: Some(elsewhere),
     };
     sender

@@ -25,6 +25,24 @@ pub(crate) enum Kind {
     Completion,
 }
 
+impl Kind {
+    /// Where it is asked.
+    pub(crate) fn route(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completion => "/v1/completions",
+        }
+    }
+
+    /// As OpenTelemetry's conventions for generative models call it.
+    pub(crate) fn operation(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completion => "text_completion",
+        }
+    }
+}
+
 /// What all parts of an answer have in common.
 #[derive(Clone)]
 pub(crate) struct Frame {

@@ -1,7 +1,7 @@
 //! Server-sent events.
 //!
-//! Owns: the order of chunks in a stream. Never: starts a stream before the first event is there
-//! (an error before that is an HTTP status). Invariant: a stream ends with `data: [DONE]` if and
+//! Owns: the order of chunks in a stream, and the comments that keep a silent one alive. Never: decides
+//! when a stream starts (an error before that is an HTTP status). Invariant: a stream ends with `data: [DONE]` if and
 //! only if all of the answer was sent; otherwise its last event is an error object, so that
 //! nobody takes half an answer for a whole one (lesson 16).
 
@@ -35,8 +35,11 @@ pub(crate) struct Live {
     pub(crate) keep_alive: Option<Duration>,
 }
 
-/// The response, beginning with the first addition.
-pub(crate) fn stream(live: Live, first: (usize, Delta)) -> Response {
+/// What proxies and clients drop, and no timer of theirs overlooks.
+const COMMENT: &[u8] = b": keep-alive\n\n";
+
+/// The response, beginning with the first addition, or with a comment if it is not there yet.
+pub(crate) fn stream(live: Live, first: Option<(usize, Delta)>) -> Response {
     let timing = match live.timing {
         TimingShown::Asked => live.flights.timing().header(),
         TimingShown::Never => None,
@@ -49,10 +52,13 @@ pub(crate) fn stream(live: Live, first: (usize, Delta)) -> Response {
         last: Instant::now(),
         live,
         ready: Vec::new(),
+        opened: false,
         over: false,
     });
-    sender.open();
-    sender.add(first);
+    match first {
+        Some(first) => sender.add(first),
+        None => sender.ready.extend(COMMENT),
+    }
     let chunks = streams::unfold(sender, |mut sender| async {
         let chunk = match AssertUnwindSafe(sender.next()).catch_unwind().await {
             Ok(chunk) => chunk,
@@ -90,12 +96,16 @@ struct Sender {
     last: Instant,
     /// What goes out next: whole events.
     ready: Vec<u8>,
+    /// Whether the client was told who speaks.
+    opened: bool,
     over: bool,
 }
 
 impl Sender {
+    /// Goes out with the first token, not before it: clients take this event for its coming.
     fn open(&mut self) {
-        if self.live.frame.kind == Kind::Chat {
+        let opened = std::mem::replace(&mut self.opened, true);
+        if !opened && self.live.frame.kind == Kind::Chat {
             for index in 0..self.live.flights.count() {
                 let chunk = self.live.frame.opening(index);
                 self.send(chunk);
@@ -107,7 +117,7 @@ impl Sender {
     async fn next(&mut self) -> Option<Bytes> {
         while self.ready.is_empty() && !self.over {
             let Some(next) = self.event().await else {
-                return Some(Bytes::from_static(b": keep-alive\n\n"));
+                return Some(Bytes::from_static(COMMENT));
             };
             self.take(next);
         }
@@ -161,6 +171,7 @@ impl Sender {
     }
 
     fn add(&mut self, (index, delta): (usize, Delta)) {
+        self.open();
         let Delta {
             text,
             scores,

@@ -15,7 +15,8 @@ const NAME_BYTES_MAX: usize = 64;
 
 /// `x-request-id`, or a new one if it is absent or could not stand in a log line.
 pub(crate) fn request_id(headers: &HeaderMap) -> String {
-    let sound = |id: &&str| !id.is_empty() && id.len() <= ID_BYTES_MAX;
+    let printable = |id: &&str| id.bytes().all(|byte| byte.is_ascii_graphic());
+    let sound = |id: &&str| !id.is_empty() && id.len() <= ID_BYTES_MAX && printable(id);
     let given = headers
         .get("x-request-id")
         .and_then(|id| id.to_str().ok())
@@ -60,6 +61,23 @@ pub(crate) fn promises(
         })
     };
     ask.prompts.iter().map(promise).collect()
+}
+
+/// Keeps a request to what its tenant may do: as urgent as it may be at most, and among its tenant's
+/// prefixes in every worker's cache, unless the policy lets tenants share them. What is under a salt of
+/// the client's own stays apart from the rest either way.
+pub(crate) fn confine(policy: &SloPolicy, tenant: &str, ask: &mut Ask) {
+    ask.priority = policy.priority_for(tenant, ask.priority);
+    if policy.trust.shared_prefixes || tenant.is_empty() {
+        return;
+    }
+    // Derived, so that no salt that anybody can choose hashes to a tenant's.
+    let mut scope = blake3::Hasher::new_derive_key("cleave 2026-11 prefixes of a tenant");
+    scope.update(&ask.cache_salt.to_le_bytes());
+    scope.update(tenant.as_bytes());
+    let mut salt = [0; 8];
+    salt.copy_from_slice(&scope.finalize().as_bytes()[..8]);
+    ask.cache_salt = u64::from_le_bytes(salt).max(1);
 }
 
 /// What is asked for by `x-slo-class` must exist. llm-d's objective names something of its own, and

@@ -16,7 +16,7 @@ mod text;
 
 pub(crate) use chat::chat;
 pub(crate) use completion::completion;
-pub(crate) use headers::{origin, promises, request_id, timing};
+pub(crate) use headers::{confine, origin, promises, request_id, timing};
 pub(crate) use text::{detokenize, tokenize};
 
 use crate::error::ApiError;
@@ -126,6 +126,11 @@ impl Ask {
             slo: slo.clone(),
         };
         sequences.map(request).collect()
+    }
+
+    /// Prompts, each as often as it has choices.
+    pub(crate) fn sequences_count(&self) -> usize {
+        self.prompts.len() * self.choices as usize
     }
 
     pub(crate) fn prompt_tokens(&self) -> u64 {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tower::ServiceExt;
 
 const TEXT: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
 
 fn refused(retry_after: Duration) -> Ending {
     Ending::Refused(Refusal::QueueFull { retry_after })
@@ -336,16 +337,69 @@ async fn requests_at_start_up_were_refused_too_early_or_waited_for_ever() {
     set.get("/ready").await.is_error(503, "draining", None);
 }
 
+/// A server that says something at least every five seconds.
+fn talkative() -> Set {
+    let keep_alive = Some(Duration::from_secs(5));
+    let options = ApiOptions {
+        keep_alive,
+        ..options()
+    };
+    set_with(files("llama3"), options)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_was_cut_on_its_way_before_its_first_token() {
+    let set = talkative();
+    let sender = set.live();
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        sender.unbounded_send(plain(0, 5)).unwrap();
+        let end = ended(done(FinishReason::Length));
+        sender.unbounded_send(end).unwrap();
+    };
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true});
+    let (answer, ()) = futures::join!(set.post(CHAT, body), later);
+    assert_eq!(answer.status, 200);
+    let (quiet, said) = answer.body.split_once("data: ").unwrap();
+    assert_eq!(quiet, ": keep-alive\n\n".repeat(2), "{}", answer.body);
+    assert!(said.contains("\"role\":\"assistant\""), "{said}");
+    assert_eq!(said.matches("\"role\"").count(), 1);
+    assert!(said.ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_after_a_comment_ended_quietly() {
+    let set = talkative();
+    let sender = set.live();
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let retry_after = Duration::from_secs(2);
+        let refused = Ending::Refused(Refusal::QueueFull { retry_after });
+        sender.unbounded_send(ended(refused)).unwrap();
+    };
+    let request = set.post(TEXT, json!({"prompt": "a", "stream": true}));
+    let (answer, ()) = futures::join!(request, later);
+    assert!(
+        answer.body.contains("\"code\":\"queue_full\""),
+        "{}",
+        answer.body
+    );
+    assert!(!answer.body.contains("[DONE]"));
+    // Whoever takes the answer whole has the status in any case.
+    let sender = set.live();
+    let later = async {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let retry_after = Duration::from_secs(2);
+        let refused = Ending::Refused(Refusal::QueueFull { retry_after });
+        sender.unbounded_send(ended(refused)).unwrap();
+    };
+    let (answer, ()) = futures::join!(set.post(TEXT, json!({"prompt": "a"})), later);
+    answer.is_error(429, "queue_full", None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_silent_stream_was_taken_for_dead() {
-    let keep_alive = Some(Duration::from_secs(5));
-    let set = set_with(
-        files("llama3"),
-        ApiOptions {
-            keep_alive,
-            ..options()
-        },
-    );
+    let set = talkative();
     let sender = set.live();
     sender.unbounded_send(plain(0, 5)).unwrap();
     let later = async {

@@ -5,6 +5,8 @@
 mod answers;
 mod endings;
 mod input;
+mod keys;
 mod operations;
 mod promises;
 mod stage;
+mod ui;

@@ -48,6 +48,36 @@ async fn operators_routes_were_not_there() {
 }
 
 #[tokio::test]
+async fn who_chooses_between_servers_did_not_know_their_load() {
+    let set = set("llama3");
+    let load = set.get("/load").await.json();
+    assert_eq!(load, json!({"server_load": 3, "server_load_max": 8}));
+}
+
+#[tokio::test]
+async fn tools_had_no_description_of_the_routes() {
+    let answer = set("llama3").get("/openapi.json").await;
+    assert_eq!(answer.header("content-type"), "application/json");
+    assert_eq!(answer.json()["openapi"], "3.1.0");
+}
+
+#[tokio::test]
+async fn a_request_was_not_of_its_clients_trace() {
+    let set = set("llama3");
+    let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for header in [good, "nonsense"] {
+        let mut request = post("/v1/completions", json!({"prompt": "a"}).to_string());
+        let headers = request.headers_mut();
+        headers.insert("traceparent", header.parse().unwrap());
+        set.says("x");
+        assert_eq!(set.send(request).await.status, 200);
+    }
+    let traces = set.stage.traces.lock().unwrap();
+    assert_eq!(traces[0].unwrap().span, 0x00f0_67aa_0ba9_02b7);
+    assert_eq!(traces[1], None);
+}
+
+#[tokio::test]
 async fn an_answer_could_not_be_matched_with_its_request() {
     let set = set("llama3");
     let mut request = post("/v1/completions", json!({"prompt": "a"}).to_string());
@@ -58,6 +88,12 @@ async fn an_answer_could_not_be_matched_with_its_request() {
     let answer = set.send(request).await;
     assert_eq!(answer.header("x-request-id"), "abc-1");
     assert_eq!(answer.json()["id"], "cmpl-abc-1");
+    // An id that could break a log line, or fill it, is not taken over.
+    for foul in ["two words", "a\tb", &"x".repeat(129)] {
+        let request = Request::get("/nothing").header("x-request-id", foul);
+        let answer = set.send(request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.header("x-request-id").len(), 32, "{foul}");
+    }
     let one = set.get("/nothing").await;
     let two = set.get("/nothing").await;
     assert_eq!(one.header("x-request-id").len(), 32);
@@ -74,7 +110,9 @@ async fn the_metrics_page_was_not_openmetrics() {
     set.post("/v1/completions", json!({"prompt": "a"})).await;
     set.post("/v1/completions", json!({"prompt": 5})).await;
     set.get("/etc/passwd").await;
-    let answer = set.get("/metrics").await;
+    let accept = "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5";
+    let new = Request::get("/metrics").header("accept", accept);
+    let answer = set.send(new.body(Body::empty()).unwrap()).await;
     assert_eq!(
         answer.header("content-type"),
         "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -100,12 +138,14 @@ async fn the_metrics_page_was_not_openmetrics() {
     }
     assert!(answer.body.ends_with("# EOF\n"));
     assert_eq!(answer.body.matches("# EOF").count(), 1);
-    let old = Request::get("/metrics").header("accept", "text/plain;version=0.0.4");
-    let old = set.send(old.body(Body::empty()).unwrap()).await;
+    // Who asks for nothing reads what everybody can.
+    let old = set.get("/metrics").await;
     assert_eq!(
         old.header("content-type"),
         "text/plain; version=0.0.4; charset=utf-8"
     );
+    let typed = "# TYPE cleave_http_requests_total counter\n";
+    assert!(old.body.contains(typed) && !old.body.contains("# EOF"));
 }
 
 #[tokio::test]

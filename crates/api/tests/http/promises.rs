@@ -4,8 +4,8 @@ use crate::stage::{Script, Set, done, plain, post, set};
 use axum::http::{HeaderName, HeaderValue};
 use cleave_api::FlightEvent;
 use cleave_domain::{
-    Aim, Emission, Ending, FinishReason, PrefillTiming, PromptFacts, Refusal, Rule, Sampled, Slo,
-    SloClass, SloPolicy, Tenant, Timing, Trust, Unmet, Usage,
+    Aim, Emission, Ending, FinishReason, PrefillTiming, PromptFacts, Quota, Refusal, Rule, Sampled,
+    Slo, SloClass, SloPolicy, Tenant, Timing, Trust, Unmet, Usage,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -61,17 +61,20 @@ fn policy() -> SloPolicy {
                 name: "acme".to_owned(),
                 key_digests: vec![SECRET],
                 share: 2,
+                quota: Quota::default(),
             },
             Tenant {
                 name: "blue".to_owned(),
                 key_digests: Vec::new(),
                 share: 1,
+                quota: Quota::default(),
             },
         ],
         trust: Trust {
-            targets: true,
             tenant: true,
+            ..Trust::default()
         },
+        scaling: None,
     }
 }
 

@@ -5,8 +5,9 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
 use cleave_api::{
-    ApiOptions, App, CommandError, FlightEvent, FlightStream, Frontend, LinkView, ModelFiles,
-    ModelText, Operator, Readiness, WorkerCommand, WorkerState, WorkerView,
+    ApiOptions, App, Board, Caller, CommandError, FlightEvent, FlightStream, Frontend, LinkView,
+    ModelFiles, ModelText, Operator, Readiness, Streams, TraceParent, WorkerCommand, WorkerState,
+    WorkerView,
 };
 use cleave_domain::{
     Backlog, Emission, Ending, FinishReason, Load, PrefillTiming, PromptFacts, Request, Role,
@@ -19,6 +20,7 @@ use serde_json::Value;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tower::ServiceExt;
@@ -38,8 +40,12 @@ pub(crate) enum Script {
 pub(crate) struct Stage {
     pub(crate) scripts: Mutex<VecDeque<Script>>,
     pub(crate) submitted: Mutex<Vec<Request>>,
+    pub(crate) traces: Mutex<Vec<Option<TraceParent>>>,
     pub(crate) readiness: Mutex<Option<Readiness>>,
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
+    /// What `/ui` is shown, and how often it was asked for.
+    pub(crate) board: Mutex<Option<Board>>,
+    pub(crate) boards_made: AtomicU32,
 }
 
 impl Operator for Stage {
@@ -120,6 +126,18 @@ impl Frontend for Stage {
         stream
     }
 
+    fn submit_for(&self, request: Request, caller: Caller) -> FlightStream {
+        self.traces.lock().unwrap().push(caller.trace);
+        self.submit(request)
+    }
+
+    fn streams(&self) -> Streams {
+        Streams {
+            open: 3,
+            max: Some(8),
+        }
+    }
+
     fn readiness(&self) -> Readiness {
         let said = self.readiness.lock().unwrap().clone();
         said.unwrap_or(Readiness::Ready)
@@ -127,6 +145,11 @@ impl Frontend for Stage {
 
     fn policy(&self) -> Arc<SloPolicy> {
         self.policy.lock().unwrap().clone()
+    }
+
+    fn board(&self) -> Option<Board> {
+        self.boards_made.fetch_add(1, Ordering::Relaxed);
+        self.board.lock().unwrap().clone()
     }
 
     fn metrics(&self) -> String {

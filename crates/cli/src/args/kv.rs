@@ -2,6 +2,7 @@
 
 use crate::values::parse_block_bytes;
 use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -19,9 +20,10 @@ pub(crate) enum KvCommand {
   cleave kv bench --transport shm --block-bytes 2MiB --blocks 1,32 --rounds 31 --json
 
 A sample is the time from asking for the first block in one worker's pool until the last one is in
-the other's, verified, and the sender knows. `tcp` and `shm` run between two processes. The floor is
-taken in turns with it: for `tcp` the same blocks over one plain blocking socket between the same
-processes, for the others a copy of them from pool to pool by one thread.")]
+the other's, verified, and the sender knows. `nixl`, `tcp` and `shm` run between two processes;
+`nixl` takes the devices that UCX finds (UCX_TLS, UCX_NET_DEVICES). The floor is taken in turns with
+it: for `tcp` and `nixl` the same blocks over one plain blocking socket between the same processes,
+for the others a copy of them from pool to pool by one thread.")]
     Bench(KvBenchArgs),
     /// The other process of a measurement; started by it.
     #[command(hide = true)]
@@ -30,9 +32,12 @@ processes, for the others a copy of them from pool to pool by one thread.")]
 
 #[derive(Args, Debug)]
 pub(crate) struct KvBenchArgs {
-    /// What carries the blocks.
+    /// What carries the blocks; `nixl` is part of all where its library is found.
     #[arg(long, value_enum, default_value_t = TransportArg::All)]
     pub(crate) transport: TransportArg,
+    /// NVIDIA's transfer library; by default the one that the loader finds.
+    #[arg(long, value_name = "PATH", env = "CLEAVE_NIXL_LIBRARY")]
+    pub(crate) nixl_library: Option<PathBuf>,
     /// Bytes of a block, such as 512KiB.
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_block_bytes)]
     pub(crate) block_bytes: u32,
@@ -42,6 +47,9 @@ pub(crate) struct KvBenchArgs {
     /// Samples of each; medians are printed.
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
+    /// Have `tcp` run by mutual TLS, with `tls.crt`, `tls.key` and `ca.crt` of this folder at both ends.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) peer_tls: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -58,6 +66,10 @@ pub(crate) struct KvFarArgs {
     /// Where the near end listens.
     #[arg(long)]
     pub(crate) near: String,
+    #[arg(long)]
+    pub(crate) peer_tls: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) nixl_library: Option<PathBuf>,
 }
 
 /// See [`KvBenchArgs::transport`].
@@ -66,6 +78,7 @@ pub(crate) enum TransportArg {
     All,
     Local,
     Shm,
+    Nixl,
     Tcp,
 }
 
@@ -73,5 +86,6 @@ pub(crate) enum TransportArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FarTransport {
     Shm,
+    Nixl,
     Tcp,
 }

@@ -3,25 +3,38 @@
 //! Owns: what a user may type; each group of commands has its file. Never: acts on it, reads a file,
 //! or holds a default that another place holds too.
 
+mod autoscale;
+mod balancing;
 mod bench;
 mod engine;
+mod face;
 mod generate;
 mod goodput;
+mod key;
 mod kv;
 mod plan;
 mod serve;
 mod sim;
+mod telemetry;
+mod top;
+mod transport;
 
+pub(crate) use autoscale::AutoscaleArgs;
+pub(crate) use balancing::{PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
     Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
 };
+pub(crate) use face::FaceArgs;
 pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};
 pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
+pub(crate) use key::KeyArgs;
 pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
+pub(crate) use telemetry::{LogArgs, LogFormat, LogLevel, PromptArgs, TraceArgs};
+pub(crate) use top::TopArgs;
 
 use clap::{Parser, Subcommand};
 
@@ -32,6 +45,8 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -53,6 +68,10 @@ pub(crate) enum Command {
     Router(RouterArgs),
     /// Run one worker that dials one or several routers.
     Worker(WorkerArgs),
+    /// Watch a fleet in the terminal; `/ui` of the router shows the same in a browser.
+    Top(TopArgs),
+    /// Start and stop workers as a router's policy wants them.
+    Autoscale(AutoscaleArgs),
     /// Continue one prompt and exit; no server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
@@ -63,8 +82,12 @@ pub(crate) enum Command {
     Check(Box<CheckArgs>),
     /// Feed a recorded tape to a fresh brain and compare what it decides.
     Replay(ReplayArgs),
+    /// Print the page that documents every metric, `docs/metrics.md`.
+    Metrics,
     /// Measure.
     Bench(BenchArgs),
+    /// Make an API key for a tenant, and print what a policy holds of it.
+    Key(KeyArgs),
     /// How KV blocks travel between workers.
     Kv(KvArgs),
     /// What work costs on this machine, and how well that is known.
@@ -115,11 +138,19 @@ mod tests {
             max_moves,
             reader_wait,
             reader_backlog,
+            external_metrics_listen,
             policy,
             router_mode,
             placement,
+            streams,
+            prompts,
         } = router.limits;
         assert_eq!(policy, None);
+        assert_eq!(prompts.shown(), limits.api.prompts);
+        assert_eq!(router.process.traces.trace_sample, None);
+        assert_eq!(streams.keep_alive(), limits.api.keep_alive);
+        assert_eq!(router.picker.options(), None);
+        assert_eq!(external_metrics_listen, None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
         let placement = cleave_node::Placement::from(placement);
         assert_eq!(placement, limits.limits.placement);
@@ -128,6 +159,9 @@ mod tests {
         assert_eq!(reader_wait.0, limits.limits.reader_wait_max);
         assert_eq!(reader_backlog, limits.reader_backlog_max);
         assert_eq!(router.process.worker_silence.0, limits.silence_max);
+        assert_eq!(router.face.limits(), limits.http);
+        assert_eq!(router.face.max_body, limits.api.body_bytes_max);
+        assert_eq!(router.face.body_timeout.0, limits.api.body_wait_max);
         let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
         let Command::Worker(worker) = parse(&words) else {
             panic!("a worker was asked for");

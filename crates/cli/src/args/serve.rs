@@ -2,7 +2,10 @@
 //!
 //! Owns: these flags. Never: holds a default that a part holds too: flags show and take the parts'.
 
-use super::{EngineArgs, MockArgs, ModelArgs};
+use super::transport::TransportArgs;
+use super::{
+    EngineArgs, FaceArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, StreamArgs, TraceArgs,
+};
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
 };
@@ -38,14 +41,14 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
     /// Prefill workers; if absent, one where `--decode` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) prefill: Option<u32>,
     /// Decode workers; if absent, one where `--prefill` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) decode: Option<u32>,
     /// Workers that serve both legs; if absent, one where no other is asked for: one worker with all cores
     /// does more than two that share them.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) both: Option<u32>,
     /// Address to listen on.
     #[arg(long = "host", value_name = "IP", default_value = "127.0.0.1")]
@@ -53,6 +56,8 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 picks a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) face: FaceArgs,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
 }
@@ -75,7 +80,11 @@ pub(crate) struct RouterArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     pub(crate) listen: SocketAddr,
     #[command(flatten)]
+    pub(crate) face: FaceArgs,
+    #[command(flatten)]
     pub(crate) limits: RouterLimitArgs,
+    #[command(flatten)]
+    pub(crate) picker: PickerArgs,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
 }
@@ -100,6 +109,8 @@ pub(crate) struct WorkerArgs {
     /// The address that other workers reach `--data-listen` by, when it differs (NAT, 0.0.0.0).
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_router)]
     pub(crate) data_advertise: Option<String>,
+    #[command(flatten)]
+    pub(crate) transport: TransportArgs,
     /// Where /metrics, /health, /ready and /admin of this worker are served; not at all if absent.
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics_listen: Option<SocketAddr>,
@@ -128,6 +139,10 @@ pub(crate) struct RouterLimitArgs {
     /// One class without targets if absent.
     #[arg(long, value_name = "FILE", env = "CLEAVE_POLICY")]
     pub(crate) policy: Option<PathBuf>,
+    /// Where Kubernetes' external metrics API answers, by HTTPS with a certificate made at the start: what a
+    /// plain HPA asks how many workers are wanted.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) external_metrics_listen: Option<SocketAddr>,
     /// What requests are routed by: `slo` predicts times and refuses what cannot be met, `load` goes by
     /// cached prefixes and load, `round-robin` by turns.
     #[arg(long, value_enum, default_value_t = ROUTER.limits.mode.into())]
@@ -140,6 +155,10 @@ pub(crate) struct RouterLimitArgs {
     /// it is stalled. A slow reader that goes on reading never is.
     #[arg(long, value_name = "TOKENS", default_value_t = ROUTER.reader_backlog_max, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reader_backlog: u32,
+    #[command(flatten)]
+    pub(crate) streams: StreamArgs,
+    #[command(flatten)]
+    pub(crate) prompts: PromptArgs,
 }
 
 /// What every process with workers in it takes: which engine of which model, and how far it may go.
@@ -185,12 +204,16 @@ pub(crate) struct ProcessArgs {
     /// others do not see it. Without one /admin answers only requests of this machine itself.
     #[arg(long, value_name = "KEY", env = "CLEAVE_ADMIN_KEY", hide_env_values = true, value_parser = AdminKey::new)]
     pub(crate) admin_key: Option<AdminKey>,
+    /// Folder with `tls.crt`, `tls.key` and `ca.crt`, as a Kubernetes TLS secret is mounted: the processes of
+    /// a fleet then take orders and blocks from each other only, by mutual TLS. Their certificates are for
+    /// the DNS name `cleave-peer`, as clients and as servers. Followed while they change.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) peer_tls: Option<PathBuf>,
     /// Record what every brain is told, one file per brain, for `cleave replay`.
     #[arg(long, value_name = "DIR")]
     pub(crate) tape: Option<PathBuf>,
-    /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
-    pub(crate) otlp_endpoint: Option<String>,
+    #[command(flatten)]
+    pub(crate) traces: TraceArgs,
 }
 
 /// See [`RouterLimitArgs::router_mode`].

@@ -13,7 +13,7 @@ const LOOK_UP_EVERY: Duration = Duration::from_secs(10);
 const LOOK_UP_AGAIN: Duration = Duration::from_secs(1);
 
 /// Keeps `found` at the addresses of `names` (`host:port` each).
-pub(super) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSet<SocketAddr>>) {
+pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSet<SocketAddr>>) {
     loop {
         let mut addresses = BTreeSet::new();
         let mut failed = false;

@@ -285,11 +285,15 @@ async fn speak(
     loop {
         let kind = tokio::select! {
             word = words.recv() => match word {
-                Some(Downward::Order(order)) => Kind::Order(order.into()),
+                Some(Downward::Order { order, mark }) => Kind::Order(proto::Order {
+                    mark: mark.map(|mark| mark.as_ref().into()),
+                    ..order.into()
+                }),
                 Some(Downward::Peer { worker, data_address }) => Kind::Peer(proto::Peer {
                     worker: Some(worker.into()),
                     data_address,
                 }),
+                Some(Downward::Pass { handoff, pass }) => Kind::Pass((handoff, pass).into()),
                 Some(Downward::PeerGone { worker }) => Kind::PeerGone(worker.into()),
                 Some(Downward::NameTaken { data_address }) => {
                     Kind::NameTaken(proto::NameTaken { data_address })
@@ -335,6 +339,10 @@ async fn next(
         Some(Kind::Emissions(proto::Emissions { tokens })) => {
             let tokens = tokens.into_iter().map(TryInto::try_into);
             Ok(Some(Upward::Emissions(tokens.collect::<Result<_, _>>()?)))
+        }
+        Some(Kind::Pass(pass)) => {
+            let (handoff, pass) = pass.try_into()?;
+            Ok(Some(Upward::Pass { handoff, pass }))
         }
         Some(Kind::Link(link)) => Ok(Some(Upward::Link(link.try_into()?))),
         Some(Kind::Beat(proto::Beat {})) => Ok(None),

@@ -3,8 +3,9 @@
 //! Owns: which addresses are dialled, how soon again, and that each router is joined once. Never:
 //! gives up. Invariant: what a router says of itself is checked before this worker introduces itself.
 
-use super::resolve::{local_address, watch_names};
+use super::resolve::local_address;
 use super::service::StreamError;
+use super::watch_names;
 use super::{
     DIAL_MAX, DOWNWARD_BYTES_MAX, ROUTERS_MAX, SILENCE_MIN, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
     WELCOME_MAX, beat_for, heard,
@@ -14,17 +15,24 @@ use crate::line::{Downward, Upward};
 use crate::wire::proto::fleet_client::FleetClient;
 use crate::wire::{PROTOCOL, WireError, nanos, proto, within};
 use cleave_domain::RouterId;
+use cleave_tls::tokio_rustls::client::TlsStream;
+use cleave_tls::{Line, PeerTls};
 use cleave_transfer::Addresses;
+use hyper_util::rt::TokioIo;
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::{Service, service_fn};
 use tracing::{info, warn};
 
 /// The first pause after a lost connection, and the longest.
@@ -42,6 +50,8 @@ pub(crate) struct Uplink {
     pub(crate) door: WorkerDoor,
     /// `host:port` each.
     pub(crate) routers: Vec<String>,
+    /// By which it knows a router, and shows who it is.
+    pub(crate) peers: Option<PeerTls>,
     /// Routers connected now.
     pub(crate) connected: watch::Sender<usize>,
 }
@@ -49,6 +59,7 @@ pub(crate) struct Uplink {
 /// What the connections of one worker share.
 struct Shared {
     door: WorkerDoor,
+    peers: Option<PeerTls>,
     connected: watch::Sender<usize>,
     /// A name may resolve to several addresses of one router: it is joined once.
     routers: Mutex<BTreeSet<RouterId>>,
@@ -59,6 +70,7 @@ impl Uplink {
     pub(crate) async fn run(self) {
         let shared = Arc::new(Shared {
             door: self.door,
+            peers: self.peers,
             connected: self.connected,
             routers: Mutex::default(),
         });
@@ -126,7 +138,14 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
         .tcp_nodelay(true)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20);
-    let channel = endpoint.connect().await?;
+    let channel = match &shared.peers {
+        None => endpoint.connect().await?,
+        Some(peers) => {
+            endpoint
+                .connect_with_connector(secured(peers, address))
+                .await?
+        }
+    };
     let (out, words) = mpsc::channel(STREAM_ITEMS_MAX);
     let mut words = open(channel, words).await?;
     let (router, beat) = greeting(&mut words).await?;
@@ -154,10 +173,31 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     }
 }
 
+/// Dials the router at this address, who must show that it is of this fleet.
+fn secured(
+    peers: &PeerTls,
+    address: SocketAddr,
+) -> impl Service<Uri, Response = SecureStream, Error = io::Error, Future: Send> + use<> {
+    let peers = peers.clone();
+    service_fn(move |_: Uri| {
+        let peers = peers.clone();
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let shaken = timeout(DIAL_MAX, peers.connect(stream, Line::Control)).await;
+            let slow =
+                |_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake takes too long");
+            Ok(TokioIo::new(shaken.map_err(slow)??))
+        }
+    })
+}
+
+type SecureStream = TokioIo<TlsStream<TcpStream>>;
+
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 enum UplinkError {
-    #[error("cannot connect: {0}")]
+    #[error("cannot connect: {}", told(.0))]
     Transport(#[from] tonic::transport::Error),
     #[error("{0}")]
     Stream(#[from] StreamError),
@@ -166,7 +206,14 @@ enum UplinkError {
     #[error("router {0} is connected already under another address")]
     Twice(RouterId),
     #[error("cannot tell which address of this machine the router sees: {0}; name one")]
-    Address(std::io::Error),
+    Address(io::Error),
+}
+
+/// The last reason of all: the others only say that there was one.
+fn told(error: &tonic::transport::Error) -> String {
+    let first: &(dyn Error + 'static) = error;
+    let reasons = std::iter::successors(Some(first), |&error| error.source());
+    reasons.last().map_or_else(String::new, ToString::to_string)
 }
 
 async fn open(
@@ -295,6 +342,7 @@ async fn speak(
                 Some(Upward::Emissions(tokens)) => Kind::Emissions(proto::Emissions {
                     tokens: tokens.into_iter().map(Into::into).collect(),
                 }),
+                Some(Upward::Pass { handoff, pass }) => Kind::Pass((handoff, pass).into()),
                 Some(Upward::Link(link)) => Kind::Link(link.into()),
                 None => return StreamError::Stopped,
             },
@@ -334,7 +382,13 @@ async fn next(
 ) -> Result<Option<Downward>, StreamError> {
     use proto::downward::Kind;
     match heard(words, silence).await?.kind {
-        Some(Kind::Order(order)) => Ok(Some(Downward::Order(order.try_into()?))),
+        Some(Kind::Order(mut order)) => {
+            let mark = order.mark.take();
+            Ok(Some(Downward::Order {
+                order: order.try_into()?,
+                mark: mark.map(|mark| Arc::new(mark.into())),
+            }))
+        }
         Some(Kind::Peer(proto::Peer {
             worker,
             data_address,
@@ -344,6 +398,10 @@ async fn next(
                 worker,
                 data_address,
             }))
+        }
+        Some(Kind::Pass(pass)) => {
+            let (handoff, pass) = pass.try_into()?;
+            Ok(Some(Downward::Pass { handoff, pass }))
         }
         Some(Kind::PeerGone(worker)) => Ok(Some(Downward::PeerGone {
             worker: worker.into(),

@@ -8,6 +8,7 @@
 mod class;
 mod reach;
 mod rule;
+mod scaling;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -139,6 +140,7 @@ fn read_policy(text: &str, flaws: &mut Flaws) -> Option<SloPolicy> {
     let rules = fields.take("rules");
     let tenants = fields.take("tenants");
     let trust = fields.take("trust");
+    let scaling = fields.take("scaling");
     fields.end(flaws);
 
     let trust = trust.map_or_else(Trust::default, |node| rule::trust(node, flaws));
@@ -152,6 +154,7 @@ fn read_policy(text: &str, flaws: &mut Flaws) -> Option<SloPolicy> {
         rules,
         tenants,
         trust,
+        scaling: scaling.and_then(|node| scaling::scaling(node, flaws)),
     };
     draft.check(flaws)
 }

@@ -6,7 +6,7 @@
 use super::class::Placed;
 use super::rule::{PlacedRule, PlacedTenant};
 use super::tree::{Flaws, Node};
-use cleave_domain::{SloPolicy, Trust, Unmet};
+use cleave_domain::{Scaling, SloPolicy, Trust, Unmet};
 use serde_saphyr::Location;
 use std::collections::BTreeSet;
 
@@ -18,6 +18,7 @@ pub(super) struct Draft<'a> {
     pub(super) rules: Vec<PlacedRule>,
     pub(super) tenants: Vec<PlacedTenant>,
     pub(super) trust: Trust,
+    pub(super) scaling: Option<Scaling>,
 }
 
 impl Draft<'_> {
@@ -27,6 +28,7 @@ impl Draft<'_> {
         let default_class = self.default_class(flaws);
         self.check_rules(flaws);
         self.check_tenants(flaws);
+        self.check_keys(flaws);
         self.check_downgrades(flaws);
         if let Some(default_class) = &default_class {
             self.check_reach(default_class, flaws);
@@ -37,6 +39,7 @@ impl Draft<'_> {
             rules: self.rules.into_iter().map(|one| one.rule).collect(),
             tenants: self.tenants.into_iter().map(|one| one.tenant).collect(),
             trust: self.trust,
+            scaling: self.scaling,
         })
     }
 
@@ -104,6 +107,15 @@ impl Draft<'_> {
                 );
                 flaws.add(*at, says);
             }
+        }
+    }
+
+    fn check_keys(&self, flaws: &mut Flaws) {
+        let keyed = self.tenants.iter().any(|one| one.is_keyed);
+        if self.trust.require_key && !keyed {
+            let says = "nobody has a key, and `trust` has `require_key: true`: give a tenant an \
+                        `api_key_sha256` (`cleave key` makes one)";
+            flaws.add(self.at, says);
         }
     }
 

@@ -4,7 +4,7 @@
 
 use super::class::{name_of, small};
 use super::tree::{Flaws, Node, Value};
-use cleave_domain::{Rule, Tenant, Trust};
+use cleave_domain::{Quota, Rule, Tenant, Trust};
 use serde_saphyr::Location;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -33,13 +33,16 @@ pub(super) fn trust(node: &Node, flaws: &mut Flaws) -> Trust {
     let Some(mut fields) = flaws.fields(node, "`trust`") else {
         return defaults;
     };
-    let (targets, tenant) = (fields.take("targets"), fields.take("tenant"));
+    let keys = ["targets", "tenant", "require_key", "shared_prefixes"];
+    let nodes = keys.map(|key| (key, fields.take(key)));
     fields.end(flaws);
-    let targets = targets.and_then(|node| flaws.truth(node, "targets"));
-    let tenant = tenant.and_then(|node| flaws.truth(node, "tenant"));
+    let [targets, tenant, require_key, shared_prefixes] =
+        nodes.map(|(key, node)| flaws.truth(node?, key));
     Trust {
         targets: targets.unwrap_or(defaults.targets),
         tenant: tenant.unwrap_or(defaults.tenant),
+        require_key: require_key.unwrap_or(defaults.require_key),
+        shared_prefixes: shared_prefixes.unwrap_or(defaults.shared_prefixes),
     }
 }
 
@@ -178,6 +181,12 @@ fn tenant(
     let mut fields = flaws.fields(node, "a tenant")?;
     let name = fields.need("name", flaws);
     let share = fields.take("share");
+    let quota = QuotaNodes {
+        requests: fields.take("requests_per_minute"),
+        tokens: fields.take("tokens_per_minute"),
+        streams: fields.take("streams_max"),
+        priority: fields.take("priority_min"),
+    };
     let digests = fields.take("api_key_sha256");
     // One whose last key was taken away must not become one that is believed by its name.
     let keys_taken_away = match digests {
@@ -186,6 +195,7 @@ fn tenant(
     };
     fields.end(flaws);
 
+    let quota = quota.read(flaws);
     let share = share.and_then(|node| flaws.whole(node, "share", &(1..=1_000_000)));
     if let Some(at) = keys_taken_away {
         let says = "`api_key_sha256` is empty: give a key, or drop the line if the tenant is to be \
@@ -211,10 +221,44 @@ fn tenant(
             name: name_of(node, flaws)?,
             key_digests,
             share: share.map_or(1, small),
+            quota,
         },
         is_keyed: digests.is_some() || keys_taken_away.is_some(),
         at: node.referenced,
     })
+}
+
+/// What a tenant's quota may be made of.
+struct QuotaNodes<'a> {
+    requests: Option<&'a Node>,
+    tokens: Option<&'a Node>,
+    streams: Option<&'a Node>,
+    priority: Option<&'a Node>,
+}
+
+impl QuotaNodes<'_> {
+    fn read(&self, flaws: &mut Flaws) -> Quota {
+        let Self {
+            requests,
+            tokens,
+            streams,
+            priority,
+        } = self;
+        let mut count = |node: &Option<&Node>, key| {
+            let number = flaws.whole((*node)?, key, &(1..=i64::from(u32::MAX)));
+            number.map(small)
+        };
+        let requests_per_minute = count(requests, "requests_per_minute");
+        let tokens_per_minute = count(tokens, "tokens_per_minute");
+        let streams_max = count(streams, "streams_max");
+        let priority = priority.and_then(|node| flaws.whole(node, "priority_min", &(-1000..=1000)));
+        Quota {
+            requests_per_minute,
+            tokens_per_minute,
+            streams_max,
+            priority_min: priority.map(small),
+        }
+    }
 }
 
 /// 64 hexadecimal digits.
@@ -223,8 +267,8 @@ fn digest_of(node: &Node, flaws: &mut Flaws) -> Option<[u8; 32]> {
     let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len() == 64);
     let Some(digits) = digits else {
-        let says =
-            "a key is given by its SHA-256 in 64 hexadecimal digits: printf %s KEY | sha256sum";
+        let says = "a key is given by its SHA-256 in 64 hexadecimal digits: `cleave key` makes one and \
+             prints it";
         flaws.add(node.referenced, says);
         return None;
     };

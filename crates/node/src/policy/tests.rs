@@ -1,7 +1,7 @@
 //! Every mistake that a policy's file can have, told at its line and column.
 
 use super::*;
-use cleave_domain::{SloClass, Unmet};
+use cleave_domain::{Quota, SloClass, Unmet};
 use std::time::Duration;
 
 /// What users are shown first.
@@ -30,7 +30,19 @@ fn the_example_says_what_its_comments_say() {
     assert_eq!(standard.unmet, Unmet::Queue(Duration::from_secs(5)));
     assert_eq!(policy.tenants.len(), 2);
     assert_eq!(policy.tenants[0].share, 3);
+    let quota = Quota {
+        requests_per_minute: Some(600),
+        tokens_per_minute: Some(200_000),
+        streams_max: Some(32),
+        priority_min: Some(0),
+    };
+    assert_eq!(policy.tenants[1].quota, quota);
+    assert_eq!(policy.tenants[0].quota, Quota::default());
     assert_eq!(policy.rules.len(), 3);
+    let scaling = policy.scaling.expect("the example has some");
+    assert_eq!((scaling.devices_max, scaling.prefill.max), (8, 6));
+    assert_eq!(scaling.decode.down_after, Duration::from_secs(600));
+    assert_eq!(scaling.mode, cleave_domain::ScalingMode::Advise);
 }
 
 #[test]
@@ -116,8 +128,24 @@ const WRONG: &[(&str, &str)] = &[
         "classes:\n- name: a\nrules:\n- header: {name: X-Api-Key, value: sk-1}\n  class: a\ntenants:\n- name: t\n  api_key_sha256: []\n- name: u\n  api_key_sha256:\n",
     ),
     (
+        "quotas",
+        "classes:\n- name: a\ntrust: {tenant: true, require_key: true}\ntenants:\n- name: t\n  requests_per_minute: 0\n  tokens_per_minute: many\n  streams_max: -1\n  priority_min: 2000\n  request_per_minute: 5\n",
+    ),
+    (
         "numbers that are none",
         "classes:\n- name: a\n  attainment: .nan\n- name: b\n  attainment: .inf\ndefault_class: a\n",
+    ),
+    (
+        "scaling",
+        "classes:\n- name: a\nscaling:\n  mode: maybe\n  devices_max: 0\n  turns_max: 1\n  flip: yes\n  idle_after: 5\n  pool: {}\n  pools:\n    prefill: {min: 3, max: 2, up_after: 0s}\n    decode: {}\n    mixed: {max: 1}\n",
+    ),
+    (
+        "a fleet that could serve nobody",
+        "classes:\n- name: a\nscaling: {devices_max: 4, pools: {prefill: {max: 4}}}\n",
+    ),
+    (
+        "a fleet that there are no devices for",
+        "classes:\n- name: a\nscaling: {devices_max: 4, pools: {prefill: {max: 4}, decode: {max: 2, devices: 4}}}\n",
     ),
     (
         "trust",

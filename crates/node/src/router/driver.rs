@@ -4,22 +4,29 @@
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
 use super::flights::{End, Flights};
+use super::lookout::{BlockSize, Lookout};
+use super::orders;
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
+use crate::scaling::Standing;
 use crate::tape::Recorder;
-use crate::telemetry::{PromiseMeters, RouterMeters};
+use crate::telemetry::{PromiseMeters, RouterMeters, ScalingSeries};
+use cleave_api::WorkerState;
 use cleave_domain::{
-    FlightId, HandoffId, Order, Report, Request, SloPolicy, TapeLine, TokenId, WorkerId, WorkerRef,
+    FlightId, HandoffId, Order, Report, Request, Role, ScalingMode, SloPolicy, TapeLine, TokenId,
+    WorkerId, WorkerRef,
 };
+use cleave_planner::scaling::Decision;
 use cleave_router::{
     Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Readiness,
 };
+use cleave_transfer::{Pass, Purse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, watch};
-use tracing::{error, info, warn};
+use tracing::{Level, error, info, warn};
 
 /// What the outside tells a router's driver.
 #[derive(Debug)]
@@ -35,6 +42,8 @@ pub(crate) enum RouterEvent {
         report: Report,
         read: Instant,
     },
+    /// Whoever is to send this may write to what a worker reserved.
+    Passed { handoff: HandoffId, pass: Pass },
     /// A client wants a sequence.
     Submitted {
         flight: FlightId,
@@ -50,6 +59,8 @@ pub(crate) enum RouterEvent {
     Commanded { worker: WorkerId, command: Command },
     /// Other promises hold from now on.
     PolicyChanged { policy: Arc<SloPolicy> },
+    /// So many requests wait for a worker's tokenizer.
+    WaitOutside { count: u32 },
     /// A worker measured a link to another one.
     Measured {
         worker: WorkerRef,
@@ -68,9 +79,13 @@ pub(crate) struct Hands {
     pub(crate) roster: Arc<Roster>,
     pub(crate) meters: RouterMeters,
     pub(crate) promises: PromiseMeters,
+    pub(crate) lookout: Arc<Lookout>,
     pub(crate) recorder: Recorder,
     pub(crate) readiness: watch::Sender<cleave_api::Readiness>,
     pub(crate) drained: watch::Sender<bool>,
+    /// How many workers there are to be, as it was said last.
+    pub(crate) scaling: watch::Sender<Standing>,
+    pub(crate) scaling_series: ScalingSeries,
 }
 
 /// Where facts come from: connections wait when the driver is behind, clients cannot.
@@ -94,6 +109,8 @@ pub(crate) struct Driver {
     ears: Ears,
     hands: Hands,
     workers: BTreeMap<WorkerId, Connected>,
+    /// For those who are to write to what others reserved.
+    passes: Purse,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
@@ -110,6 +127,7 @@ impl Driver {
             ears,
             hands,
             workers: BTreeMap::new(),
+            passes: Purse::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -178,7 +196,9 @@ impl Driver {
                 report,
                 read,
             } => self.hear_worker((worker, serial), report, read),
+            RouterEvent::Passed { handoff, pass } => self.passes.put(handoff, pass),
             RouterEvent::Submitted { flight, request } => {
+                self.hands.lookout.submitted(flight, request.prompt.len());
                 self.hear(Input::Submitted { flight, request });
             }
             RouterEvent::Cancelled { flight, why } => self.hear(Input::Cancelled { flight, why }),
@@ -197,8 +217,10 @@ impl Driver {
                     self.hands.roster.measured(worker, link);
                 }
             }
+            RouterEvent::WaitOutside { count } => self.hear(Input::Waiting { outside: count }),
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
+                self.rescale(&policy);
                 self.hear(Input::PolicyChanged { policy });
             }
             RouterEvent::Drain => self.hear(Input::Draining),
@@ -235,8 +257,11 @@ impl Driver {
         let description = line.introduction.description.clone();
         let (name, role) = (&line.introduction.name, description.role);
         info!(%worker, name, %role, "worker joined");
+        let serves = format!("serves {role}");
+        self.hands.lookout.worker(("joined", &serves), name);
         self.warn_of_stranger(&line.introduction);
-        self.hands.roster.join(&line.introduction);
+        let activity = Arc::clone(&line.activity);
+        self.hands.roster.join(&line.introduction, activity);
         let connected = Connected {
             line,
             knows: BTreeSet::new(),
@@ -284,6 +309,7 @@ impl Driver {
             return;
         }
         self.hands.roster.hear(worker, &report);
+        self.look(worker, &report);
         let reserved = match &report {
             Report::Reserved { handoff, .. } => Some(handoff.flight),
             _ => None,
@@ -292,6 +318,34 @@ impl Driver {
         if let Some(flight) = reserved {
             self.hands.flights.answered(flight, read);
         }
+    }
+
+    /// The page hears of what a worker says of hand-offs.
+    fn look(&self, worker: WorkerRef, report: &Report) {
+        let Some(connected) = self.workers.get(&worker.worker) else {
+            return;
+        };
+        let capacity = connected.line.introduction.description.capacity;
+        let blocks = BlockSize {
+            tokens: capacity.block_tokens,
+            bytes: capacity.block_bytes,
+        };
+        let flights = &self.hands.flights;
+        let given = |flight| flights.given_count(flight);
+        self.hands.lookout.hear(report, blocks, given);
+    }
+
+    /// A worker is connected no longer.
+    fn forget(&mut self, worker: WorkerRef) {
+        self.workers.remove(&worker.worker);
+        let Some((name, state)) = self.hands.roster.leave(worker) else {
+            return;
+        };
+        let what = match state {
+            WorkerState::Draining => ("left", "was asked to"),
+            WorkerState::Ready | WorkerState::Stuck => ("lost", "its connection is over"),
+        };
+        self.hands.lookout.worker(what, &name);
     }
 
     fn is_current(&self, worker: WorkerRef, serial: u64) -> bool {
@@ -322,7 +376,8 @@ impl Driver {
                     timing,
                 };
                 let seen = self.hands.flights.end(flight, end);
-                self.hands.promises.ended(flight, seen.as_ref());
+                let judged = self.hands.promises.ended(flight, seen.as_ref());
+                self.hands.lookout.ended(flight, judged.as_ref());
             }
             Output::Drained => {
                 self.hands.drained.send_replace(true);
@@ -330,8 +385,53 @@ impl Driver {
             Output::Readiness(readiness) => {
                 self.hands.readiness.send_replace(words(readiness));
             }
+            Output::Want(decision) => self.want(decision),
             Output::Note(note) => self.note(&note),
         }
+    }
+
+    /// The policy says something else of the fleet's size.
+    fn rescale(&mut self, policy: &SloPolicy) {
+        let scaling = policy.scaling.as_ref();
+        if scaling.is_none() {
+            self.hands.scaling_series.hide();
+        }
+        self.hands
+            .scaling
+            .send_modify(|standing| *standing = Standing::of(scaling, standing));
+    }
+
+    /// So many workers are wanted from now on.
+    fn want(&mut self, decision: Decision) {
+        let before = self.hands.scaling.borrow().clone();
+        let mode = match before {
+            Standing::Off => return,
+            Standing::Listening(mode) | Standing::Said(mode, _) => mode,
+        };
+        let known = matches!(&before, Standing::Said(_, said) if said.wanted == decision.wanted);
+        if !known {
+            let wanted = &decision.wanted;
+            let reason = |role| wanted.reasons.of(role).name();
+            info!(
+                prefill = wanted.workers.prefill,
+                decode = wanted.workers.decode,
+                both = wanted.workers.both,
+                prefill_legs = wanted.legs.prefill,
+                decode_legs = wanted.legs.decode,
+                why_prefill = reason(Role::Prefill),
+                why_decode = reason(Role::Decode),
+                why_both = reason(Role::Both),
+                rate = decision.rate,
+                waiting = decision.waiting,
+                advice = mode == ScalingMode::Advise,
+                "workers wanted"
+            );
+        }
+        self.hands.scaling_series.show(&decision);
+        self.hands.lookout.wants(&decision.wanted);
+        self.hands
+            .scaling
+            .send_replace(Standing::Said(mode, decision));
     }
 
     /// A flight that was ended from outside is asked about no more.
@@ -341,18 +441,23 @@ impl Driver {
     }
 
     fn note(&mut self, note: &Note) {
-        self.hands.meters.count(note);
+        let flights = &self.hands.flights;
+        if let Some(flight) = flight_of(note)
+            && flights.are_recorded()
+        {
+            flights.noted(flight, note);
+        }
+        let mark = match tracing::enabled!(Level::DEBUG) {
+            true => flight_of(note).and_then(|flight| flights.mark(flight)),
+            false => None,
+        };
+        self.hands.meters.count(note, mark.as_ref());
         self.hands.promises.hear(note);
         self.hands.roster.count(note);
-        let flights = &self.hands.flights;
+        let roster = &self.hands.roster;
+        self.hands.lookout.note(note, |worker| roster.name(worker));
         match note {
-            Note::Placed {
-                handoff,
-                prefill,
-                decode,
-                ..
-            } => flights.placed(handoff.flight, *prefill, *decode),
-            Note::Moving { handoff, to, .. } => flights.moving(*handoff, *to),
+            Note::Placed { handoff, .. } => flights.placed(handoff.flight),
             Note::Decided(decision) if decision.outcome == Decided::Waits => {
                 flights.waits(decision.flight);
             }
@@ -361,6 +466,7 @@ impl Driver {
             | Note::Decided(_)
             | Note::Judged { .. }
             | Note::Retried { .. }
+            | Note::Moving { .. }
             | Note::Moved { .. }
             | Note::Stayed { .. }
             | Note::CancelFreed { .. }
@@ -370,10 +476,17 @@ impl Driver {
     }
 
     fn tell(&mut self, worker: WorkerRef, order: Order) {
-        if let Some(peer) = peer_of(&order, worker) {
+        if let Some(peer) = orders::peer_of(&order, worker) {
             self.introduce(worker, peer);
         }
-        self.say(worker, Downward::Order(order));
+        let sends = orders::sends(&order);
+        if let Some(handoff) = sends
+            && let Some(pass) = self.passes.get(handoff)
+        {
+            self.say(worker, Downward::Pass { handoff, pass });
+        }
+        let mark = orders::begins(&order).and_then(|handoff| self.hands.flights.mark_of(handoff));
+        self.say(worker, Downward::Order { order, mark });
     }
 
     /// Tells a worker where a peer is, unless it knows.
@@ -407,8 +520,7 @@ impl Driver {
         }
         if let Err(error) = connected.line.out.try_send(word) {
             warn!(%worker, %error, "worker lost: it does not take its orders");
-            self.workers.remove(&worker.worker);
-            self.hands.roster.leave(worker);
+            self.forget(worker);
             self.pending.push_back(Input::WorkerLost { worker });
             self.tell_gone(worker);
         }
@@ -417,8 +529,7 @@ impl Driver {
     /// A worker is connected no longer. Its flights' other legs are told first: they end of their
     /// own, not by a lost link.
     fn remove(&mut self, worker: WorkerRef) {
-        self.workers.remove(&worker.worker);
-        self.hands.roster.leave(worker);
+        self.forget(worker);
         self.hear(Input::WorkerLost { worker });
         self.tell_gone(worker);
         // A line that was full has ended meanwhile.
@@ -439,6 +550,21 @@ impl Driver {
     }
 }
 
+/// Whose flight a note is about, if it is about one.
+fn flight_of(note: &Note) -> Option<FlightId> {
+    match note {
+        Note::Decided(decision) => Some(decision.flight),
+        Note::Judged { flight, .. } | Note::CancelFreed { flight, .. } => Some(*flight),
+        Note::Placed { handoff, .. }
+        | Note::PassedOver { handoff, .. }
+        | Note::Retried { handoff, .. }
+        | Note::Moving { handoff, .. }
+        | Note::Moved { handoff, .. }
+        | Note::Stayed { handoff, .. } => Some(handoff.flight),
+        Note::Stale { .. } | Note::WorkerStuck { .. } | Note::Fleet { .. } => None,
+    }
+}
+
 /// The last thing said on a line; a line that is full ends without it.
 fn tell_name_taken(line: &WorkerLine, data_address: String) {
     let _ = line.out.try_send(Downward::NameTaken { data_address });
@@ -455,17 +581,4 @@ fn words(readiness: Readiness) -> cleave_api::Readiness {
         ),
     };
     cleave_api::Readiness::NotReady(reason)
-}
-
-/// The other worker that this one will have to reach.
-fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
-    let peer = match order {
-        Order::Reserve(reserve) => reserve.sender,
-        Order::Prefill(prefill) => prefill.target.worker,
-        Order::Migrate(migrate) => migrate.target.worker,
-        Order::Renew { .. } | Order::Cancel { .. } | Order::Drain | Order::Serve { .. } => {
-            return None;
-        }
-    };
-    (peer != worker).then_some(peer)
 }

@@ -12,17 +12,18 @@
 use super::added::Added;
 use super::backlog::{Backlog, Receiver};
 use crate::telemetry::RouterMeters;
-use crate::trace::{Story, Traces, Turn};
+use crate::trace::{Mark, Story, Told, Traces, Turn};
 use cleave_api::FlightEvent;
 use cleave_domain::{
-    Emission, Ending, Failure, FlightId, HandoffId, Request, Timing, TokenId, Usage, WorkerRef,
+    Emission, Ending, Failure, FlightId, HandoffId, Request, Timing, TokenId, Usage,
 };
-use cleave_router::TokenStream;
+use cleave_router::{Note, TokenStream};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::error;
+use tracing::field::display;
 
 /// All flights of one router. Shared by the connections, which emit, and the driver, which ends.
 #[derive(Debug)]
@@ -47,7 +48,10 @@ struct Flight {
     prompt_tokens: u32,
     /// As the attempt that drew the first token found them.
     cached_tokens: u32,
-    story: Story,
+    /// As logs and workers know its request.
+    mark: Arc<Mark>,
+    /// If its trace is recorded.
+    story: Option<Box<Story>>,
 }
 
 /// How a flight ends.
@@ -83,10 +87,10 @@ impl Flights {
         self.open.len()
     }
 
-    /// Opens a flight's stream.
+    /// Opens a flight's stream; its client's trace goes on in the flight's.
     pub(crate) fn open(
         &self,
-        flight: FlightId,
+        (flight, mark): (FlightId, Mark),
         request: &Request,
         (client, stream): (Backlog, Receiver),
     ) -> (Receiver, Arc<Added>) {
@@ -100,16 +104,45 @@ impl Flights {
             last: None,
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
             cached_tokens: 0,
-            story: Story::begin(),
+            story: Story::begin(&self.traces, &mark),
+            mark: Arc::new(mark),
         };
         self.open.insert(flight, opened);
         (stream, added)
     }
 
+    /// As its request is called in logs.
+    pub(crate) fn mark(&self, flight: FlightId) -> Option<Arc<Mark>> {
+        self.open.get(&flight).map(|open| Arc::clone(&open.mark))
+    }
+
+    /// What goes with an order for this attempt.
+    pub(crate) fn mark_of(&self, handoff: HandoffId) -> Option<Arc<Mark>> {
+        let mut open = self.open.get_mut(&handoff.flight)?;
+        let Flight { mark, story, .. } = &mut *open;
+        Some(match story {
+            Some(story) => Arc::new(story.mark(mark, handoff)),
+            None => Arc::clone(mark),
+        })
+    }
+
+    /// Whether any trace may be recorded.
+    pub(crate) fn are_recorded(&self) -> bool {
+        self.traces.are_sent()
+    }
+
+    /// The brain noted something of it.
+    pub(crate) fn noted(&self, flight: FlightId, note: &Note) {
+        if let Some(mut open) = self.open.get_mut(&flight)
+            && let Some(story) = &mut open.story
+        {
+            story.hear(note);
+        }
+    }
+
     /// Both legs of an attempt have a worker.
-    pub(crate) fn placed(&self, flight: FlightId, prefill: WorkerRef, decode: WorkerRef) {
-        if let Some(mut open) = self.open.get_mut(&flight) {
-            open.story.placed(prefill, decode);
+    pub(crate) fn placed(&self, flight: FlightId) {
+        if let Some(open) = self.open.get(&flight) {
             open.added.rest();
         }
     }
@@ -125,13 +158,6 @@ impl Flights {
     pub(crate) fn answered(&self, flight: FlightId, read: Instant) {
         if let Some(open) = self.open.get(&flight) {
             open.added.add(read.elapsed());
-        }
-    }
-
-    /// Its sequence is to run on another worker.
-    pub(crate) fn moving(&self, handoff: HandoffId, to: WorkerRef) {
-        if let Some(mut open) = self.open.get_mut(&handoff.flight) {
-            open.story.moving(to);
         }
     }
 
@@ -159,13 +185,32 @@ impl Flights {
         Some(open.generated.as_slice().into())
     }
 
+    /// How many tokens that is.
+    pub(crate) fn given_count(&self, flight: FlightId) -> u32 {
+        let open = self.open.get(&flight);
+        open.map_or(0, |open| open.tokens.count())
+    }
+
     /// Ends a flight, after the last token. Gives the ending that its client sees.
     pub(crate) fn end(&self, flight: FlightId, end: End) -> Option<Ending> {
-        let (_, open) = self.open.remove(&flight)?;
-        let story = open.story.clone();
-        let (ending, usage) = open.close(flight, end);
+        let (_, mut open) = self.open.remove(&flight)?;
+        let End {
+            ending,
+            output_tokens,
+            timing,
+        } = end;
+        let (ending, usage) = open.sum_up(flight, (ending, output_tokens));
+        // Before its client hears of it, so that the request's span outlasts the flight's.
+        if let Some(story) = open.story.take() {
+            let told = Told {
+                ending: &ending,
+                usage,
+                timing,
+            };
+            story.tell(&self.traces, &told);
+        }
+        open.close(ending.clone(), (usage, timing));
         self.meters.ended(&ending);
-        self.traces.tell(flight, &story, (&ending, usage));
         Some(ending)
     }
 
@@ -206,7 +251,9 @@ impl Flight {
     /// between them is a pause that its client saw.
     fn turn(&mut self, attempt: u32, meters: &RouterMeters) {
         let now = Instant::now();
-        self.story.token();
+        if let Some(story) = &mut self.story {
+            story.token();
+        }
         let Some((before, at)) = self.last.replace((attempt, now)) else {
             return;
         };
@@ -218,22 +265,25 @@ impl Flight {
             let pause = now - at;
             meters.paused(turn, pause);
             let tokens = self.generated.len() - 1;
-            self.story.turned(turn, (attempt, tokens, pause));
+            if let Some(story) = &mut self.story {
+                story.turned(turn, (attempt, tokens, pause));
+            }
         }
     }
 
-    /// Says the ending; the one that is said comes back.
-    fn close(self, flight: FlightId, end: End) -> (Ending, Usage) {
-        let End {
-            ending,
-            output_tokens,
-            timing,
-        } = end;
+    /// The ending that its client is to hear.
+    fn sum_up(
+        &self,
+        flight: FlightId,
+        (ending, output_tokens): (Ending, Option<u32>),
+    ) -> (Ending, Usage) {
         let passed = self.tokens.count();
         let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
         let ending = match ending {
             Ending::Done { .. } if lacks => {
-                error!(%flight, passed, drawn = output_tokens, "a flight is done and lacks a token");
+                let request_id = &*self.mark.request_id;
+                let trace_id = self.mark.trace.map(display);
+                error!(request_id, trace_id, %flight, passed, drawn = output_tokens, "a flight is done and lacks a token");
                 Ending::Failed(Failure::WorkerLost)
             }
             ending => ending,
@@ -243,13 +293,17 @@ impl Flight {
             output_tokens: self.tokens.count(),
             cached_tokens: self.cached_tokens,
         };
+        (ending, usage)
+    }
+
+    /// Says it.
+    fn close(self, ending: Ending, (usage, timing): (Usage, Timing)) {
         let event = FlightEvent::Ended {
-            ending: ending.clone(),
+            ending,
             usage,
             timing,
         };
         self.client.send(event);
-        (ending, usage)
     }
 }
 
@@ -277,7 +331,7 @@ mod tests {
         let flights = Flights::new(RouterMeters::new(&telemetry.router), Traces::default());
         let (driver, _) = mpsc::unbounded_channel();
         let line = backlog::line(FLIGHT, u32::MAX, driver);
-        let (stream, _) = flights.open(FLIGHT, &request(), line);
+        let (stream, _) = flights.open((FLIGHT, Mark::default()), &request(), line);
         Desk {
             flights,
             stream,

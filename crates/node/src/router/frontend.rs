@@ -8,22 +8,30 @@ use super::added::Added;
 use super::backlog::{self, Receiver};
 use super::driver::RouterEvent;
 use super::flights::Flights;
+use super::lookout::{ClassSight, Lookout, Sight};
 use super::roster::Roster;
 use crate::health::Pulse;
+use crate::scaling::{Answers, Standing, shown};
 use crate::telemetry::Telemetry;
+use crate::trace::Mark;
 use crate::views::Novelty;
 use cleave_api::{
-    CommandError, Enough, FlightEvent, FlightStream, Frontend, Operator, Progress, RETRY_AFTER,
-    Readiness, WorkerCommand, WorkerView,
+    Board, Caller, ClassRow, CommandError, Enough, FlightEvent, FlightStream, Frontend, Handoffs,
+    Operator, Progress, RETRY_AFTER, Readiness, RequestSpan, ScalingAnswer, ScalingView, Streams,
+    TraceParent, WorkerCommand, WorkerView,
 };
-use cleave_domain::{Ending, FlightId, Refusal, Request, RouterId, SloPolicy, Timing, Usage};
+use cleave_domain::{
+    Ending, FlightId, Refusal, Request, RouterId, ScalingMode, SloPolicy, Timing, Usage,
+};
 use cleave_router::{CancelReason, Command};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 /// Opens flights and hands them to the router's driver.
@@ -32,15 +40,19 @@ pub(crate) struct RouterFrontend {
     pub(crate) router: RouterId,
     pub(crate) flights: Arc<Flights>,
     pub(crate) roster: Arc<Roster>,
+    pub(crate) lookout: Arc<Lookout>,
     /// What one client may be given before it takes something, or counts as a slow reader.
     pub(crate) backlog_max: u32,
     /// Streams that may be opened beside those that are; the brain's own limits are lower.
     pub(crate) streams: Arc<Semaphore>,
+    pub(crate) streams_max: usize,
     /// Bounded by the open streams, one submission and one cancellation each, and two words for each
     /// backlog that builds up; and by the commands that workers may leave unanswered.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
     /// What requests are promised from now on.
     pub(crate) policy: watch::Receiver<Arc<SloPolicy>>,
+    /// How many workers there are to be.
+    pub(crate) answers: Answers,
     pub(crate) readiness: watch::Receiver<Readiness>,
     pub(crate) telemetry: Telemetry,
     /// The engines of this process, if it has any: when one hangs, so does the service.
@@ -50,22 +62,29 @@ pub(crate) struct RouterFrontend {
 
 impl Frontend for RouterFrontend {
     fn submit(&self, request: Request) -> FlightStream {
-        self.submit_until(request, Enough::default())
+        self.submit_for(request, Caller::default())
     }
 
-    fn submit_until(&self, request: Request, enough: Enough) -> FlightStream {
+    fn submit_for(&self, request: Request, caller: Caller) -> FlightStream {
+        let Caller {
+            enough,
+            request_id,
+            trace,
+        } = caller;
         let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
-            let full = Ending::Refused(Refusal::QueueFull { retry_after });
+            let full = Refusal::QueueFull { retry_after };
             let promises = &self.telemetry.promises;
-            promises.turned_away(&request.slo.class, &full);
-            return ended(full);
+            let judgement = promises.turned_away(&request.slo.class, &full);
+            self.lookout.turned_away(&judgement);
+            return ended(Ending::Refused(full));
         };
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let flight = FlightId::new(self.router, number);
         let request = Arc::new(request);
         let line = backlog::line(flight, self.backlog_max, self.driver.clone());
-        let (events, added) = self.flights.open(flight, &request, line);
+        let mark = Mark { request_id, trace };
+        let (events, added) = self.flights.open((flight, mark), &request, line);
         let submitted = RouterEvent::Submitted { flight, request };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
@@ -96,6 +115,18 @@ impl Frontend for RouterFrontend {
         self.readiness.borrow().clone()
     }
 
+    fn patience(&self) -> Option<Duration> {
+        let policy = self.policy.borrow();
+        let scaling = policy.scaling.as_ref()?;
+        let comes = scaling.mode == ScalingMode::Act && scaling.serves();
+        comes.then_some(scaling.start_max)
+    }
+
+    fn wait_outside(&self, count: u32) {
+        // A stopped driver wants nobody any more.
+        let _ = self.driver.send(RouterEvent::WaitOutside { count });
+    }
+
     fn progress(&self) -> Progress {
         let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
         match pulses.iter().find_map(|pulse| pulse.check().err()) {
@@ -104,14 +135,114 @@ impl Frontend for RouterFrontend {
         }
     }
 
+    fn board(&self) -> Option<Board> {
+        if self.driver.is_closed() {
+            return None;
+        }
+        let Sight {
+            uptime,
+            flights,
+            stages,
+            classes,
+            handoffs,
+            history,
+            events,
+            decisions,
+        } = self.lookout.sight();
+        let (workers, links) = self.roster.rows();
+        let scaling = shown(&self.answers.standing(), &workers, decisions);
+        let (goodput, devices) = self.telemetry.promises.goodput();
+        Some(Board {
+            uptime,
+            workers,
+            flights,
+            stages,
+            classes: class_rows(&self.policy(), classes, &goodput),
+            devices,
+            handoffs: Handoffs { links, ..handoffs },
+            history,
+            events,
+            scaling,
+        })
+    }
+
+    fn streams(&self) -> Streams {
+        Streams {
+            open: self.streams_max - self.streams.available_permits(),
+            max: Some(self.streams_max),
+        }
+    }
+
+    fn begin_span(&self, client: Option<TraceParent>) -> Option<TraceParent> {
+        self.telemetry.traces.begin(client)
+    }
+
+    fn end_span(&self, span: RequestSpan) {
+        self.telemetry.traces.tell(&span);
+    }
+
     fn metrics(&self) -> String {
         self.telemetry.text()
     }
 }
 
+/// The classes of the policy in its order, then what else was judged.
+fn class_rows(
+    policy: &SloPolicy,
+    mut judged: BTreeMap<String, ClassSight>,
+    goodput: &[(String, f64)],
+) -> Vec<ClassRow> {
+    let rate = |name: &str| {
+        let found = goodput.iter().find(|(class, _)| class == name);
+        found.map_or(0.0, |(_, rate)| *rate)
+    };
+    let row = |name: &str, sight: ClassSight| ClassRow {
+        name: name.to_owned(),
+        minute: sight.minute.verdicts,
+        total: sight.total,
+        goodput: rate(name),
+        ttft: sight.minute.ttft,
+        tpot: sight.minute.tpot,
+        ..ClassRow::default()
+    };
+    let mut rows = Vec::new();
+    for class in &policy.classes {
+        let sight = judged.remove(&class.name).unwrap_or_default();
+        let promises = class.ttft.or(class.tpot).or(class.e2e).is_some();
+        rows.push(ClassRow {
+            ttft_target: class.ttft,
+            tpot_target: class.tpot,
+            goal_permille: promises.then_some(class.attainment_permille),
+            ..row(&class.name, sight)
+        });
+    }
+    rows.extend(judged.into_iter().map(|(name, sight)| row(&name, sight)));
+    rows
+}
+
 impl Operator for RouterFrontend {
     fn workers(&self) -> Vec<WorkerView> {
         self.roster.views()
+    }
+
+    fn scaling(&self) -> Option<ScalingView> {
+        let (mode, decision) = match self.answers.standing() {
+            Standing::Off => return None,
+            Standing::Listening(mode) => (mode, None),
+            Standing::Said(mode, decision) => (mode, Some(decision)),
+        };
+        Some(ScalingView {
+            mode,
+            answer: decision.map(|decision| ScalingAnswer {
+                wanted: decision.wanted,
+                own: decision.own,
+                rate: decision.rate,
+                prefill_load: decision.prefill_load,
+                decode_load: decision.decode_load,
+                waiting: decision.waiting,
+                starting: decision.starting,
+            }),
+        })
     }
 
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
@@ -222,10 +353,13 @@ mod tests {
             router: RouterId(7),
             flights: Arc::clone(&flights),
             roster: Arc::default(),
+            lookout: Arc::default(),
             backlog_max: 4,
             streams: Arc::new(Semaphore::new(1)),
+            streams_max: 1,
             driver,
             policy: watch::channel(Arc::default()).1,
+            answers: Answers::new(watch::channel(Standing::Off).1),
             readiness: watch::channel(Readiness::Ready).1,
             telemetry,
             pulses: Mutex::default(),
@@ -238,6 +372,8 @@ mod tests {
             matches!(event, Some(FlightEvent::Ended { ending, .. }) if full(&ending))
         };
         let unread = frontend.submit(request());
+        let (open, max) = (1, Some(1));
+        assert_eq!(frontend.streams(), Streams { open, max });
         let reason = FinishReason::Length;
         let flight = FlightId::new(RouterId(7), 0);
         flights.end(flight, Ending::Done { reason }.into());

@@ -7,15 +7,19 @@ mod backlog;
 mod driver;
 mod flights;
 mod frontend;
+mod lookout;
+mod orders;
 mod roster;
 
 pub(crate) use added::Added;
 pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
+pub(crate) use lookout::Judgement;
 
 use crate::door::RouterDoor;
 use crate::health::Pulse;
 use crate::policy::{Reload, Watch};
+use crate::scaling::{Answers, Standing};
 use crate::tape::Recorder;
 use crate::telemetry::{PolicySeries, PromiseMeters, RouterMeters, Telemetry};
 use crate::trace::Traces;
@@ -24,6 +28,7 @@ use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
 use driver::{Driver, Ears, Hands};
 use frontend::RouterFrontend;
+use lookout::Lookout;
 use roster::Roster;
 use std::error::Error;
 use std::sync::atomic::AtomicU64;
@@ -45,6 +50,8 @@ pub(crate) struct RouterBody {
     readiness: watch::Receiver<Readiness>,
     drained: watch::Receiver<bool>,
     pub(crate) pulse: Arc<Pulse>,
+    /// How many workers there are to be.
+    pub(crate) answers: Answers,
     traces: Traces,
     task: JoinHandle<()>,
     /// Follows the policy's file.
@@ -95,28 +102,36 @@ impl RouterBody {
         // Drawn anew at each start, so that a late word about an old life harms nothing.
         let router = RouterId(rand::random_range(0..1 << 24));
         let mut limits = options.limits.clone();
+        limits.me = router;
         if let Some(file) = &options.policy {
             limits.policy = Arc::clone(file.policy());
         }
         let meters = RouterMeters::new(&telemetry.router);
         let promises = PromiseMeters::new(&telemetry.promises, &limits.policy);
         let (tell_policy, policy) = watch::channel(Arc::clone(&limits.policy));
-        let traces = Traces::to(options.otlp_endpoint.as_deref())?;
+        let traces = telemetry.traces.clone();
         let flights = Arc::new(Flights::new(meters.clone(), traces.clone()));
         let roster = Arc::new(Roster::default());
+        let lookout = Arc::new(Lookout::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
         let starting = Readiness::NotReady("starting".into());
         let (tell_readiness, readiness) = watch::channel(starting);
         let (tell_drained, drained) = watch::channel(false);
+        let begins = Standing::of(limits.policy.scaling.as_ref(), &Standing::Off);
+        let (tell_scaling, scaling) = watch::channel(begins);
+        let answers = Answers::new(scaling);
         let hands = Hands {
             flights: Arc::clone(&flights),
             roster: Arc::clone(&roster),
             meters,
             promises,
+            lookout: Arc::clone(&lookout),
             recorder: Recorder::create(options.tape.as_deref())?,
             readiness: tell_readiness,
             drained: tell_drained,
+            scaling: tell_scaling,
+            scaling_series: telemetry.scaling.clone(),
         };
         let ears = Ears { workers, clients };
         let body = Driver::new(limits, ears, hands);
@@ -133,10 +148,13 @@ impl RouterBody {
             router,
             flights: Arc::clone(&flights),
             roster,
+            lookout,
             backlog_max: options.reader_backlog_max,
             streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
             driver: driver.clone(),
             policy,
+            answers: answers.clone(),
             readiness: readiness.clone(),
             telemetry: telemetry.clone(),
             pulses: Mutex::new(vec![Arc::clone(&pulse)]),
@@ -164,6 +182,7 @@ impl RouterBody {
             readiness,
             drained,
             pulse,
+            answers,
             traces,
             task,
             watch,
@@ -203,6 +222,6 @@ impl RouterBody {
         }
         // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;
-        self.traces.close().await;
+        self.traces.flush().await;
     }
 }

@@ -5,13 +5,14 @@
 //! words. Invariant: a view is there exactly as long as the worker is connected, and shows links to
 //! workers that are.
 
-use crate::line::{Introduction, LinkState};
+use crate::line::{Activity, Introduction, LinkState};
 use crate::views::{self, Commands, Novelty};
-use cleave_api::{CommandError, WorkerCommand, WorkerState, WorkerView};
+use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
 use cleave_domain::{Progress, Report, WorkerId, WorkerRef};
 use cleave_router::Note;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Links of one worker to others that are not connected: after a router's restart they join one by
 /// one, and bring what they measured before.
@@ -30,7 +31,12 @@ struct Entry {
     in_process: bool,
     commands: Commands,
     links: BTreeMap<WorkerId, LinkState>,
+    /// Their sums, once somebody looked and until one changes: a large fleet has a million.
+    link_sums: Option<Vec<LinkRow>>,
     counts: Counts,
+    activity: Arc<Activity>,
+    /// Its tokens when somebody looked last, and when that was.
+    looked: Option<(Instant, u64)>,
 }
 
 /// What the router did with a worker since it joined.
@@ -44,24 +50,39 @@ struct Counts {
 }
 
 impl Roster {
-    pub(crate) fn join(&self, introduction: &Introduction) {
+    pub(crate) fn join(&self, introduction: &Introduction, activity: Arc<Activity>) {
         let entry = Entry {
             view: views::joined(introduction),
             draining: false,
             in_process: introduction.data_address.is_empty(),
             commands: Commands::default(),
             links: BTreeMap::new(),
+            link_sums: None,
             counts: Counts::default(),
+            activity,
+            looked: None,
         };
         self.lock().insert(introduction.worker.worker, entry);
     }
 
-    pub(crate) fn leave(&self, worker: WorkerRef) {
+    /// Says what it was called and whether it was about to leave, if it was there.
+    pub(crate) fn leave(&self, worker: WorkerRef) -> Option<(String, WorkerState)> {
         let mut workers = self.lock();
-        workers.remove(&worker.worker);
+        let left = workers.remove(&worker.worker);
+        let left = left.map(|entry| (entry.view.name.clone(), entry.state()));
         for entry in workers.values_mut() {
-            entry.links.remove(&worker.worker);
+            if entry.links.remove(&worker.worker).is_some() {
+                entry.link_sums = None;
+            }
         }
+        left
+    }
+
+    /// What a worker is called.
+    pub(crate) fn name(&self, worker: &WorkerRef) -> String {
+        let workers = self.lock();
+        let entry = workers.get(&worker.worker);
+        entry.map_or_else(|| worker.to_string(), |entry| entry.view.name.clone())
     }
 
     /// A worker said something that an operator may want to know.
@@ -93,7 +114,8 @@ impl Roster {
             | Report::Finished { .. }
             | Report::LegFailed { .. }
             | Report::Released { .. }
-            | Report::Prefix { .. } => {}
+            | Report::Prefix { .. }
+            | Report::PassedOn(_) => {}
         }
     }
 
@@ -107,6 +129,7 @@ impl Roster {
         };
         if here || entry.links.len() < LINKS_AHEAD_MAX {
             entry.links.insert(peer, link);
+            entry.link_sums = None;
         }
     }
 
@@ -150,6 +173,33 @@ impl Roster {
         views
     }
 
+    /// All of them, by name, for the page; and the links between them.
+    pub(crate) fn rows(&self) -> (Vec<WorkerRow>, Vec<LinkRow>) {
+        let now = Instant::now();
+        let mut workers = self.lock();
+        let mut devices: BTreeMap<String, u32> = BTreeMap::new();
+        let mut links: BTreeMap<String, LinkRow> = BTreeMap::new();
+        for entry in workers.values_mut() {
+            if let Some(device) = &entry.view.device {
+                *devices.entry(device.clone()).or_default() += 1;
+            }
+            let sums = entry
+                .link_sums
+                .get_or_insert_with(|| views::link_sums(entry.links.values()));
+            for sum in sums.iter() {
+                views::add_links(&mut links, sum);
+            }
+        }
+        let row = |entry: &mut Entry| {
+            let device = entry.view.device.as_ref();
+            let there = device.and_then(|device| devices.get(device));
+            entry.row(now, there.map_or(0, |there| there - 1))
+        };
+        let mut rows: Vec<WorkerRow> = workers.values_mut().map(row).collect();
+        rows.sort_by(|a, b| a.name.cmp(&b.name));
+        (rows, links.into_values().collect())
+    }
+
     /// How a worker will stand once it has done this, and whether it is to be told.
     pub(crate) fn command(
         &self,
@@ -174,6 +224,49 @@ impl Roster {
 }
 
 impl Entry {
+    fn state(&self) -> WorkerState {
+        match (self.draining, self.view.load.progress) {
+            (true, _) => WorkerState::Draining,
+            (false, Progress::Stuck) => WorkerState::Stuck,
+            (false, Progress::Moving) => WorkerState::Ready,
+        }
+    }
+
+    /// As the page shows it; `sharing` others take the same device.
+    fn row(&mut self, now: Instant, sharing: u32) -> WorkerRow {
+        let tokens = self.activity.tokens();
+        let looked = self.looked.replace((now, tokens));
+        let rate = looked.and_then(|(at, before)| {
+            let spent = now.saturating_duration_since(at).as_secs_f64();
+            (spent > 0.0).then(|| (tokens - before) as f64 / spent)
+        });
+        let WorkerView {
+            name,
+            role,
+            device,
+            load,
+            blocks_count,
+            ..
+        } = &self.view;
+        WorkerRow {
+            name: name.clone(),
+            role: *role,
+            state: self.state(),
+            device: device.clone(),
+            sharing,
+            running: load.sequences_running,
+            waiting: load.sequences_waiting,
+            queue_tokens: load.queue_tokens,
+            backlog: load.backlog.ahead(i32::MAX, None),
+            blocks_held: blocks_count.saturating_sub(load.blocks_free),
+            blocks_count: *blocks_count,
+            step: self.activity.step(),
+            heard: self.activity.silence(),
+            tokens_per_second: rate,
+            placed: self.counts.prefills + self.counts.decodes,
+        }
+    }
+
     fn view(&self, workers: &BTreeMap<WorkerId, Entry>) -> WorkerView {
         let link = |(peer, link): (&WorkerId, &LinkState)| {
             let name = workers.get(peer)?.view.name.clone();
@@ -187,11 +280,7 @@ impl Entry {
             passed_over,
         } = self.counts;
         WorkerView {
-            state: match (self.draining, self.view.load.progress) {
-                (true, _) => WorkerState::Draining,
-                (false, Progress::Stuck) => WorkerState::Stuck,
-                (false, Progress::Moving) => WorkerState::Ready,
-            },
+            state: self.state(),
             links: self.links.iter().filter_map(link).collect(),
             counters: vec![
                 ("prefills", prefills),
@@ -247,13 +336,13 @@ mod tests {
     #[test]
     fn links_to_workers_that_had_left_were_kept_for_ever() {
         let roster = Roster::default();
-        roster.join(&named(1, "h:1"));
-        roster.join(&named(2, "h:2"));
+        roster.join(&named(1, "h:1"), Arc::default());
+        roster.join(&named(2, "h:2"), Arc::default());
         roster.measured(life(1), link(2));
         // Measured before it joined here.
         roster.measured(life(1), link(3));
         assert_eq!(peers(&roster, "w1"), ["w2"]);
-        roster.join(&named(3, "h:3"));
+        roster.join(&named(3, "h:3"), Arc::default());
         assert_eq!(peers(&roster, "w1"), ["w2", "w3"]);
         roster.leave(life(2));
         roster.leave(life(3));
@@ -264,7 +353,7 @@ mod tests {
         }
         let kept = roster.lock()[&WorkerId(1)].links.len();
         assert_eq!(kept, LINKS_AHEAD_MAX);
-        roster.join(&named(9, "h:9"));
+        roster.join(&named(9, "h:9"), Arc::default());
         roster.measured(life(1), link(9));
         assert_eq!(peers(&roster, "w1"), ["w9"]);
     }
@@ -272,7 +361,7 @@ mod tests {
     #[test]
     fn a_command_was_passed_on_as_often_as_it_was_repeated() {
         let roster = Roster::default();
-        roster.join(&named(1, "h:1"));
+        roster.join(&named(1, "h:1"), Arc::default());
         let take = |command| roster.command("w1", command);
         let serve = WorkerCommand::Serve(Role::Prefill);
         let (view, novelty) = take(serve).unwrap();
@@ -291,14 +380,14 @@ mod tests {
         // Another life of it has heard nothing.
         roster.leave(life(1));
         assert_eq!(take(WorkerCommand::Drain), Err(CommandError::Unknown));
-        roster.join(&named(1, "h:1"));
+        roster.join(&named(1, "h:1"), Arc::default());
         assert_eq!(take(WorkerCommand::Drain).unwrap().1, Novelty::New);
     }
 
     #[test]
     fn a_worker_that_could_not_be_taken_back_was_drained() {
         let roster = Roster::default();
-        roster.join(&named(1, ""));
+        roster.join(&named(1, ""), Arc::default());
         let drained = roster.command("w1", WorkerCommand::Drain);
         assert_eq!(drained, Err(CommandError::SameProcess));
         assert_eq!(roster.views()[0].state, WorkerState::Ready);

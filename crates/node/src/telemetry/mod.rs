@@ -4,60 +4,97 @@
 //! simulator counts the same notes. Invariant: base units; every series of the hand-off exists from
 //! the start, so that a zero is a zero and not an absence.
 
+mod page;
+mod picker;
 mod policy;
+mod process;
 mod promises;
 mod router;
+mod scaling;
+mod server;
 mod worker;
 
+pub use page::metrics_page;
+pub(crate) use picker::PickerSeries;
 pub(crate) use policy::PolicySeries;
 pub(crate) use promises::{PromiseMeters, Series as PromiseSeries};
-pub(crate) use router::RouterMeters;
+pub(crate) use router::{RouterMeters, reason as failure_name, refused as refusal_name};
+pub(crate) use scaling::ScalingSeries;
+pub(crate) use server::ServerSeries;
 pub use worker::Ceilings;
 pub(crate) use worker::WorkerMeters;
 
+use crate::trace::{TraceError, TraceOptions, TraceSeries, Traces};
+use cleave_api::Book;
+use process::ProcessSeries;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// All series of a process. Clones are the same ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
-    registry: Arc<Registry>,
+    book: Arc<Book>,
     pub(crate) workers: worker::Series,
     pub(crate) router: router::Series,
     pub(crate) promises: PromiseSeries,
     pub(crate) policy: PolicySeries,
+    pub(crate) picker: PickerSeries,
+    pub(crate) scaling: ScalingSeries,
+    pub(crate) servers: ServerSeries,
+    process: ProcessSeries,
+    pub(crate) trace_series: TraceSeries,
+    /// Where spans go.
+    pub(crate) traces: Traces,
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
-        let mut registry = Registry::default();
-        let workers = worker::Series::register(&mut registry);
-        let router = router::Series::register(&mut registry);
-        let promises = PromiseSeries::register(&mut registry);
-        let policy = PolicySeries::register(&mut registry);
+        let mut book = Book::default();
+        let workers = worker::Series::register(&mut book);
+        let router = router::Series::register(&mut book);
+        let promises = PromiseSeries::register(&mut book);
+        let policy = PolicySeries::register(&mut book);
+        let picker = PickerSeries::register(&mut book);
+        let scaling = ScalingSeries::register(&mut book);
+        let servers = ServerSeries::register(&mut book);
+        let process = ProcessSeries::register(&mut book);
+        let trace_series = TraceSeries::register(&mut book);
         Self {
-            registry: Arc::new(registry),
+            book: Arc::new(book),
             workers,
             router,
             promises,
             policy,
+            picker,
+            scaling,
+            servers,
+            process,
+            trace_series,
+            traces: Traces::default(),
         }
     }
 }
 
 impl Telemetry {
+    /// With traces to the collector that the options name, if any. Must be called within a tokio runtime.
+    pub(crate) fn with_traces(options: &TraceOptions) -> Result<Self, TraceError> {
+        let telemetry = Self::default();
+        let traces = Traces::to(options, &telemetry.trace_series)?;
+        Ok(Self {
+            traces,
+            ..telemetry
+        })
+    }
+
     /// The OpenMetrics text, without the closing `# EOF`.
     pub(crate) fn text(&self) -> String {
         self.promises.refresh();
-        let mut text = String::new();
-        encode_registry(&mut text, &self.registry).expect("a string takes all that is written");
-        text
+        self.process.refresh();
+        self.book.text()
     }
 }
 
@@ -76,6 +113,25 @@ fn split_seconds() -> Histogram {
 }
 
 type FloatGauge = Gauge<f64, AtomicU64>;
+
+/// Times to the first token: a class's target is some tenths of a second to some seconds, and a bound is near
+/// each that is usual.
+fn first_token_seconds() -> Histogram {
+    const BOUNDS: [f64; 20] = [
+        0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0,
+        5.0, 10.0, 30.0, 120.0,
+    ];
+    Histogram::new(BOUNDS)
+}
+
+/// Gaps between tokens: targets are some hundredths of a second.
+fn gap_seconds() -> Histogram {
+    const BOUNDS: [f64; 18] = [
+        0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1,
+        0.2, 0.5, 1.0, 5.0,
+    ];
+    Histogram::new(BOUNDS)
+}
 
 /// Of real times by predicted ones: about right is the middle; a factor of two either way is seen.
 fn ratios() -> Histogram {

@@ -3,18 +3,18 @@
 //! Owns: these series. Never: reads a file. Invariant: one policy is shown at a time.
 
 use crate::policy::{PolicyFile, Reload};
+use cleave_api::Book;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
     outcome: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Digest {
     digest: String,
 }
@@ -27,19 +27,19 @@ pub(crate) struct PolicySeries {
 }
 
 impl PolicySeries {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(book: &mut Book) -> Self {
         let series = Self {
             reloads: Family::default(),
             info: Family::default(),
         };
-        registry.register(
+        book.register(
             "cleave_policy_reloads",
             "Times that the policy's file was found changed: changed (it holds now), same (it says \
              what held before), rejected (it has mistakes), unreadable; after the last two the one \
              before stays",
             series.reloads.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_policy_info",
             "1 for the file's content that holds, by its digest; none without --policy",
             series.info.clone(),

@@ -5,13 +5,17 @@
 //! refused and failed ones too (lesson 25), and a class that no policy named makes no series.
 
 use super::router::{reason, refused};
-use super::{FloatGauge, Histograms, histograms, ratio_histograms};
-use cleave_domain::{Aim, Ending, FlightId, SloPolicy, Stage, Timing, Verdict};
+use super::{
+    FloatGauge, Histograms, first_token_seconds, gap_seconds, histograms, ratio_histograms,
+};
+use crate::router::Judgement;
+use cleave_api::Book;
+use cleave_domain::{Aim, Ending, FlightId, Refusal, SloPolicy, Stage, Timing, Verdict};
 use cleave_router::{Decided, Decision, Forecast, Note, PlaceReason};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::histogram::Histogram;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,31 +27,31 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// A class that neither this policy nor the one before it named.
 const OTHER: &str = "other";
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Class {
     class: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Staged {
     stage: &'static str,
     class: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Judged {
     class: String,
     verdict: &'static str,
     reason: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Aimed {
     class: String,
     aim: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
 }
@@ -69,12 +73,12 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(book: &mut Book) -> Self {
         let series = Self {
             requests: Family::default(),
             stages: histograms(),
-            ttft: histograms(),
-            tpot: histograms(),
+            ttft: Family::new_with_constructor(first_token_seconds as fn() -> Histogram),
+            tpot: Family::new_with_constructor(gap_seconds as fn() -> Histogram),
             e2e: histograms(),
             goodput: Family::default(),
             goodput_each: Family::default(),
@@ -83,9 +87,9 @@ impl Series {
             downgrades: Family::default(),
             recent: Arc::default(),
         };
-        series.register_verdicts(registry);
-        series.register_times(registry);
-        registry.register(
+        series.register_verdicts(book);
+        series.register_times(book);
+        book.register(
             "cleave_placement_reasons",
             "Placements by why: split (two workers), both (one that serves both legs by its role), \
              on_decode, on_prefill, load (nothing is known of times), turn",
@@ -94,53 +98,53 @@ impl Series {
         series
     }
 
-    fn register_verdicts(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_verdicts(&self, book: &mut Book) {
+        book.register(
             "cleave_slo_requests",
             "Sequences (a request with n=2 is two) by class and verdict: good (met), late (reason: the stage that took the most \
              beyond its forecast), refused, failed, cancelled; only good ones count for goodput",
             self.requests.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_slo_downgrades",
             "Sequences that became one of this class because their own could not be kept",
             self.downgrades.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_goodput_requests_per_second",
             "Sequences of the last minute that met all their targets, by class",
             self.goodput.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_goodput_requests_per_second_per_device",
             "The same for each connected worker",
             self.goodput_each.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_forecast_ratio",
             "Real times of requests by those predicted when they were placed; 1 is right",
             self.forecasts.clone(),
         );
     }
 
-    fn register_times(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_times(&self, book: &mut Book) {
+        book.register(
             "cleave_stage_seconds",
             "Where the time of requests that were done went; the first four make up the time to \
              first token",
             self.stages.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_ttft_seconds",
             "From arrival at the router to the first token, of requests that were done",
             self.ttft.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_tpot_seconds",
             "Mean gap between output tokens after the first, of requests that were done",
             self.tpot.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_e2e_seconds",
             "From arrival at the router to the last token, of requests that were done",
             self.e2e.clone(),
@@ -295,12 +299,10 @@ impl PromiseMeters {
         }
     }
 
-    /// A flight ended so, as its client saw it; or had been ended from outside.
-    pub(crate) fn ended(&mut self, flight: FlightId, ending: Option<&Ending>) {
+    /// A flight ended so, as its client saw it; or had been ended from outside. Says what was counted.
+    pub(crate) fn ended(&mut self, flight: FlightId, ending: Option<&Ending>) -> Option<Judgement> {
         let judged = self.judged.remove(&flight);
-        let Some(ending) = ending else {
-            return;
-        };
+        let ending = ending?;
         let Some(Note::Judged {
             flight: _,
             class,
@@ -311,7 +313,7 @@ impl PromiseMeters {
             forecast,
         }) = judged
         else {
-            return;
+            return None;
         };
         let class = self.series.known(&class);
         // What lost a token on its way to the client is worth nothing, whatever the workers did.
@@ -333,15 +335,33 @@ impl PromiseMeters {
                     .compare(&class, &forecast, (&timing, output_tokens));
             }
         }
+        Some(Judgement {
+            class,
+            verdict,
+            reason,
+            timing,
+            output_tokens,
+        })
     }
 }
 
 impl Series {
-    /// Turned away before the brain saw it.
-    pub(crate) fn turned_away(&self, class: &str, ending: &Ending) {
-        if let Ending::Refused(refusal) = ending {
-            self.judge(&self.known(class), "refused", refused(refusal));
-        }
+    /// Turned away before the brain saw it. Says what was counted.
+    pub(crate) fn turned_away(&self, class: &str, refusal: &Refusal) -> Judgement {
+        let judgement = Judgement {
+            class: self.known(class),
+            verdict: "refused",
+            reason: refused(refusal),
+            timing: Timing::default(),
+            output_tokens: 0,
+        };
+        self.judge(&judgement.class, judgement.verdict, judgement.reason);
+        judgement
+    }
+
+    /// Good ones per second over the last minute, by class, and the devices they were of.
+    pub(crate) fn goodput(&self) -> (Vec<(String, f64)>, u32) {
+        self.lock().rates(Instant::now())
     }
 
     fn judge(&self, class: &str, verdict: &'static str, reason: &'static str) {
@@ -541,8 +561,7 @@ mod tests {
         desk.ends("slow", Verdict::Good, &Ending::Cancelled);
         // The workers said that all is well; its client lacks a token.
         desk.ends("slow", Verdict::Good, &Ending::Failed(Failure::WorkerLost));
-        let turned_away = Ending::Refused(late);
-        desk.telemetry.promises.turned_away("slow", &turned_away);
+        desk.telemetry.promises.turned_away("slow", &late);
         let line = |class: &str, verdict: &str, reason: &str| {
             format!(
                 "cleave_slo_requests_total{{class=\"{class}\",verdict=\"{verdict}\",reason=\"{reason}\"}} 1"

@@ -5,7 +5,8 @@
 
 use super::{Histograms, histograms, seconds, split_seconds};
 use crate::router::Added;
-use crate::trace::Turn;
+use crate::trace::{Mark, Turn, named};
+use cleave_api::Book;
 use cleave_domain::{Aim, Ending, Failure, Refusal, Role};
 use cleave_router::{CancelStage, Census, Decision, MoveReason, Note};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -13,23 +14,23 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::field::display;
 use tracing::{debug, info, warn};
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Kind {
     kind: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Staged {
     stage: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Connected {
     role: String,
 }
@@ -61,7 +62,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    pub(super) fn register(registry: &mut Registry) -> Self {
+    pub(super) fn register(book: &mut Book) -> Self {
         let series = Self {
             flights: Gauge::default(),
             flights_waiting: Gauge::default(),
@@ -85,124 +86,124 @@ impl Series {
             stuck: Counter::default(),
             exceeded: Counter::default(),
         };
-        series.register_flights(registry);
-        series.register_placement(registry);
-        series.register_limits(registry);
-        series.register_turns(registry);
+        series.register_flights(book);
+        series.register_placement(book);
+        series.register_limits(book);
+        series.register_turns(book);
         series
     }
 
-    fn register_flights(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_flights(&self, book: &mut Book) {
+        book.register(
             "cleave_flights",
             "Flights that have not ended",
             self.flights.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_flights_waiting",
             "Flights waiting for room",
             self.flights_waiting.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_flights_ended",
             "Flights by how they ended",
             self.ended.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_cancel_to_free_seconds",
             "From the client's leaving to every block free on both pools, by how far the flight had come",
             self.cancel_seconds.clone(),
         );
     }
 
-    fn register_limits(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_limits(&self, book: &mut Book) {
+        book.register(
             "cleave_tokens_beyond_limit",
             "Tokens from workers beyond what their request may have, dropped: a defect of a worker",
             self.exceeded.clone(),
         );
     }
 
-    fn register_placement(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_placement(&self, book: &mut Book) {
+        book.register(
             "cleave_workers",
             "Connected workers by role",
             self.workers.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_placements",
             "Attempts placed: on two workers, or both legs on one",
             self.placed.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_placement_cached_tokens",
             "Prompt tokens believed cached where they were placed",
             self.cached_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_placement_wait_seconds",
             "From submission to placement",
             self.placement_wait.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_router_added_seconds",
             "What the router adds to the time to first token: choosing, ordering and passing on, not waiting",
             self.added.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_retries",
             "Attempts that failed and were followed by another, by reason",
             self.retries.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_workers_passed_over",
             "Workers that refused a leg, by reason, or did not answer in time (silent)",
             self.passed_over.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_stale_reports",
             "Reports of past attempts or lives, ignored",
             self.stale.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_workers_stuck",
             "Workers that stopped making progress while they answered",
             self.stuck.clone(),
         );
     }
 
-    fn register_turns(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_turns(&self, book: &mut Book) {
+        book.register(
             "cleave_streams_resumed",
             "Streams continued by another attempt after their worker failed in mid-stream",
             self.resumed.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_resumed_tokens",
             "Output tokens that resumed streams had, whose KV was computed again",
             self.resumed_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_moves",
             "Running sequences that were to move to another worker, by reason",
             self.moves.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_moves_done",
             "Running sequences that moved",
             self.moved.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_moves_stayed",
             "Running sequences that were to move and went on where they were, by reason",
             self.stayed.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_move_seconds",
             "From the order to move to running on the other worker",
             self.move_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_stream_pause_seconds",
             "Gap between two tokens of a stream where another attempt took over: resumed after a \
              failure, or migrated",
@@ -259,12 +260,16 @@ impl RouterMeters {
         self.series.exceeded.inc();
     }
 
-    /// Counts what the brain noted, and logs it.
-    pub(crate) fn count(&self, note: &Note) {
+    /// Counts what the brain noted, and logs it with the name of the request that it is about.
+    pub(crate) fn count(&self, note: &Note, mark: Option<&Arc<Mark>>) {
+        let (request_id, trace) = named(mark);
+        let trace_id = trace.map(display);
         match note {
             // As JSON, for whoever wants to know why a request went where it went.
-            Note::Decided(decision) => debug!(target: "decision", record = %Record(decision)),
-            note => debug!(?note),
+            Note::Decided(decision) => {
+                debug!(target: "decision", request_id, trace_id, record = %Record(decision));
+            }
+            note => debug!(request_id, trace_id, ?note),
         }
         let series = &self.series;
         match note {
@@ -431,7 +436,7 @@ fn why(reason: MoveReason) -> &'static str {
     }
 }
 
-pub(super) fn refused(refusal: &Refusal) -> &'static str {
+pub(crate) fn refused(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::QueueFull { .. } => "queue_full",
         Refusal::NoBlocks { .. } => "no_blocks",
@@ -447,7 +452,7 @@ pub(super) fn refused(refusal: &Refusal) -> &'static str {
     }
 }
 
-pub(super) fn reason(failure: &Failure) -> &'static str {
+pub(crate) fn reason(failure: &Failure) -> &'static str {
     match failure {
         Failure::WorkerLost => "worker_lost",
         Failure::WorkerStuck => "worker_stuck",

@@ -11,7 +11,7 @@ pub(crate) use series::Series;
 pub use used::Ceilings;
 
 use super::{FloatGauge, Histograms};
-use cleave_domain::{Load, Progress, Role, Work, WorkerId, WorkerRef};
+use cleave_domain::{Capacity, Load, Progress, Role, Work, WorkerId, WorkerRef};
 use cleave_sched::Note;
 use cleave_transfer::{LinkSpeed, Transport};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -19,30 +19,30 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use std::time::Duration;
-use tracing::{debug, warn};
+use tracing::warn;
 use used::Used;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Worker {
     worker: String,
     role: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Sorted {
     worker: String,
     role: String,
     kind: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Peer {
     worker: String,
     role: String,
     peer: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Carried {
     worker: String,
     role: String,
@@ -50,11 +50,20 @@ struct Carried {
     transport: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Model {
     worker: String,
     role: String,
     model_name: String,
+}
+
+/// Named as pickers know it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheShape {
+    worker: String,
+    model_name: String,
+    block_size: String,
+    num_gpu_blocks: String,
 }
 
 /// What becomes of hand-offs at one end.
@@ -119,6 +128,18 @@ impl WorkerMeters {
         self
     }
 
+    /// The size of its pool is shown from now on.
+    pub(crate) fn with_capacity(self, capacity: Capacity) -> Self {
+        let shape = CacheShape {
+            worker: self.worker.worker.clone(),
+            model_name: self.model.clone(),
+            block_size: capacity.block_tokens.to_string(),
+            num_gpu_blocks: capacity.blocks_count.to_string(),
+        };
+        self.series.vllm_cache.get_or_create(&shape).set(1);
+        self
+    }
+
     /// Every series of the hand-off and of the pool, at zero.
     fn begin(&self) {
         let series = &self.series;
@@ -137,6 +158,7 @@ impl WorkerMeters {
         }
         for counter in [
             &series.frames_discarded,
+            &series.passes_refused,
             &series.preemptions,
             &series.recomputed_tokens,
         ] {
@@ -201,6 +223,10 @@ impl WorkerMeters {
         }
     }
 
+    pub(crate) fn pass_refused(&self) {
+        self.series.passes_refused.get_or_create(&self.worker).inc();
+    }
+
     pub(crate) fn link_fell_back(&self, peer: WorkerRef) {
         let labels = self.peer(peer.worker);
         self.series.link_fallbacks.get_or_create(&labels).inc();
@@ -234,9 +260,8 @@ impl WorkerMeters {
         set(&self.series.vllm_waiting, &model, load.sequences_waiting);
     }
 
-    /// Counts what the brain noted, and logs it at `debug`.
+    /// Counts what the brain noted.
     pub(crate) fn count(&mut self, note: &Note) {
-        debug!(worker = self.worker.worker, ?note);
         match note {
             Note::Sealed { .. }
             | Note::Landed { .. }

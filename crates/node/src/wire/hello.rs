@@ -71,6 +71,7 @@ impl From<WorkerDescription> for proto::WorkerDescription {
     fn from(description: WorkerDescription) -> Self {
         let WorkerDescription {
             role,
+            home,
             model,
             fingerprint: Fingerprint(fingerprint),
             capacity,
@@ -79,6 +80,7 @@ impl From<WorkerDescription> for proto::WorkerDescription {
         } = description;
         Self {
             role: proto::Role::from(role).into(),
+            home: proto::Role::from(home).into(),
             model,
             fingerprint,
             capacity: Some(capacity.into()),
@@ -94,6 +96,7 @@ impl TryFrom<proto::WorkerDescription> for WorkerDescription {
     fn try_from(description: proto::WorkerDescription) -> Result<Self, WireError> {
         let proto::WorkerDescription {
             role,
+            home,
             model,
             fingerprint,
             capacity,
@@ -103,6 +106,7 @@ impl TryFrom<proto::WorkerDescription> for WorkerDescription {
         within("description.queue_max", queue_max.into(), QUEUE)?;
         Ok(Self {
             role: role_of(role, "description.role")?.try_into()?,
+            home: role_of(home, "description.home")?.try_into()?,
             model,
             fingerprint: Fingerprint(fingerprint),
             capacity: required(capacity, "description.capacity")?.try_into()?,

@@ -12,6 +12,7 @@ mod report;
 mod request;
 #[cfg(test)]
 pub(crate) mod sample;
+mod scaling;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, WorkerId,
     WorkerRef,
 };
+use cleave_transfer::Pass;
 use std::time::Duration;
 
 /// The generated types.
@@ -34,7 +36,7 @@ pub(crate) mod proto {
 }
 
 /// Grows when a message changes its meaning; both ends must agree.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// What a message from outside lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,6 +147,28 @@ impl From<HandoffId> for proto::HandoffId {
             attempt,
         } = handoff;
         Self { flight, attempt }
+    }
+}
+
+impl From<(HandoffId, Pass)> for proto::Pass {
+    fn from((handoff, Pass(pass)): (HandoffId, Pass)) -> Self {
+        Self {
+            handoff: Some(handoff.into()),
+            pass: pass.to_vec(),
+        }
+    }
+}
+
+impl TryFrom<proto::Pass> for (HandoffId, Pass) {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Pass) -> Result<Self, WireError> {
+        let proto::Pass { handoff, pass } = wire;
+        let pass = pass
+            .try_into()
+            .map_err(|_| WireError::Missing("pass.pass"))?;
+        let handoff = handoff.ok_or(WireError::Missing("pass.handoff"))?;
+        Ok((handoff.into(), Pass(pass)))
     }
 }
 

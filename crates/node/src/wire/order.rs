@@ -18,8 +18,12 @@ impl From<Order> for proto::Order {
             Order::Cancel { handoff } => Kind::Cancel(handoff.into()),
             Order::Drain => Kind::Drain(proto::Nothing {}),
             Order::Serve { role } => Kind::Serve(proto::Role::from(role).into()),
+            Order::PassOn(voice) => Kind::PassOn(Arc::unwrap_or_clone(voice).into()),
         };
-        Self { kind: Some(kind) }
+        Self {
+            kind: Some(kind),
+            mark: None,
+        }
     }
 }
 
@@ -42,6 +46,7 @@ impl TryFrom<proto::Order> for Order {
             Kind::Serve(role) => Self::Serve {
                 role: Role::try_from(role_of(role, "order.serve")?)?,
             },
+            Kind::PassOn(voice) => Self::PassOn(Arc::new(voice.try_into()?)),
         })
     }
 }

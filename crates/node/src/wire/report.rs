@@ -9,6 +9,7 @@ use cleave_domain::{
     Aim, Backlog, Emission, Failure, FinishReason, HandoffId, Load, Progress, PromptFacts, Refusal,
     Report, Sampled, Scores,
 };
+use std::sync::Arc;
 use std::time::Duration;
 
 impl From<Report> for proto::Report {
@@ -60,6 +61,7 @@ impl From<Report> for proto::Report {
             Report::Prices(prices) => Kind::Prices(prices.into()),
             Report::Serves { role } => Kind::Serves(proto::Role::from(role).into()),
             Report::Draining => Kind::Draining(proto::Draining {}),
+            Report::PassedOn(voice) => Kind::PassedOn(Arc::unwrap_or_clone(voice).into()),
             Report::Prefix { stored, evicted } => Kind::Prefix(proto::Prefix {
                 stored: hashes_out(stored),
                 evicted: hashes_out(evicted),
@@ -116,6 +118,7 @@ impl TryFrom<proto::Report> for Report {
                 role: role_of(role, "report.serves")?.try_into()?,
             },
             Kind::Draining(proto::Draining {}) => Self::Draining,
+            Kind::PassedOn(voice) => Self::PassedOn(Arc::new(voice.try_into()?)),
             Kind::Prefix(proto::Prefix { stored, evicted }) => Self::Prefix {
                 stored: hashes_in(stored, "prefix.stored")?,
                 evicted: hashes_in(evicted, "prefix.evicted")?,

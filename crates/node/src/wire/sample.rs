@@ -12,6 +12,7 @@ pub(crate) fn introduction() -> Introduction {
         name: "w".to_owned(),
         description: WorkerDescription {
             role: Role::Both,
+            home: Role::Both,
             model: "m".to_owned(),
             fingerprint: Fingerprint("f".to_owned()),
             capacity: Capacity {

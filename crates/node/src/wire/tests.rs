@@ -359,6 +359,7 @@ fn introduction() -> impl Strategy<Value = Introduction> {
     let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(
         |(role, (model, fingerprint, device), capacity, queue_max)| WorkerDescription {
             role,
+            home: Role::Both,
             model,
             fingerprint: Fingerprint(fingerprint),
             capacity,
@@ -480,7 +481,10 @@ fn drawn<S: Strategy, M: Message + From<S::Value>>(from: S, runner: &mut TestRun
 
 #[test]
 fn what_is_missing_is_named() {
-    let empty = proto::Order { kind: None };
+    let empty = proto::Order {
+        kind: None,
+        mark: None,
+    };
     assert_eq!(
         Order::try_from(empty),
         Err(WireError::Missing("order.kind"))

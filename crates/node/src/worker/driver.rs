@@ -8,24 +8,25 @@ use super::desk::Desk;
 use super::directory::Directory;
 use super::engine::{EngineHost, Import, Work};
 use super::exports::Exports;
+use super::facts::{handoff_of, price_of, stopped};
 use super::stops::Stops;
 use super::swap::{Swap, Way};
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, LinkState, RouterLine, Upward};
 use crate::tape::Recorder;
 use crate::telemetry::WorkerMeters;
-use crate::wire::nanos;
+use crate::trace::{Legs, named};
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockIndex, Emission, HandoffId, LinkPrice, Load, Order, Role, RouterId, TapeLine, WorkerRef,
+    BlockIndex, Emission, HandoffId, Load, Order, Reserve, Role, RouterId, TapeLine, WorkerRef,
 };
 use cleave_kv::Packet;
-use cleave_sched::{Brain, Condition, Input, Limits, Output};
-use cleave_transfer::{LinkDown, LinkEvent, LinkSpeed, Links, Payload, Reach, Route};
+use cleave_sched::{Brain, Input, Limits, Note, Output};
+use cleave_transfer::{LinkDown, LinkEvent, Links, Passes, Payload, Reach, Route};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
-use tracing::{debug, error, info, warn};
+use tracing::{Level, debug, error, info, warn};
 
 /// What the outside tells a worker's driver.
 #[derive(Debug)]
@@ -71,7 +72,10 @@ pub(crate) struct Ears {
 pub(crate) struct Hands {
     pub(crate) engine: EngineHost,
     pub(crate) links: Links,
+    /// By which senders in other processes show that they may write here, and this one there.
+    pub(crate) passes: Option<Passes>,
     pub(crate) meters: WorkerMeters,
+    pub(crate) legs: Legs,
     /// For messages: how this worker is called, and where its blocks are reached.
     pub(crate) name: String,
     pub(crate) data_address: String,
@@ -88,24 +92,6 @@ pub(crate) enum LinkPrices {
     Measured,
     /// They are given with those of the steps.
     Given,
-}
-
-/// Half the shortest round trip, and what is measured one way.
-fn price_of(speed: LinkSpeed) -> LinkPrice {
-    const PICOS: u64 = 1_000_000_000_000;
-    LinkPrice {
-        latency_nanos: nanos(speed.latency / 2),
-        byte_picos: PICOS / speed.bytes_per_second.max(1),
-    }
-}
-
-/// What a sender that cannot write here would say.
-fn stopped(from: WorkerRef, handoff: HandoffId) -> Input {
-    Input::Arrived {
-        from,
-        packet: Packet::Stopped { handoff },
-        condition: Condition::Intact,
-    }
 }
 
 /// A worker's brain and its body.
@@ -305,19 +291,37 @@ impl Driver {
                      this one is cut off; give one of the two another name (--name)"
                 );
             }
-            Downward::Order(order) => {
+            Downward::Pass { handoff, pass } => {
+                if let Some(passes) = &self.hands.passes {
+                    passes.hold(handoff, pass);
+                }
+            }
+            Downward::Order { order, mark } => {
+                self.hands.legs.ordered(&order, mark);
                 match &order {
                     Order::Drain => self.hands.desk.leaves(),
                     Order::Serve { role } => self.serve(*role),
-                    Order::Reserve(_)
-                    | Order::Prefill(_)
+                    Order::Reserve(reserve) => self.make_pass(router, reserve),
+                    Order::Prefill(_)
                     | Order::Migrate(_)
                     | Order::Renew { .. }
-                    | Order::Cancel { .. } => {}
+                    | Order::Cancel { .. }
+                    | Order::PassOn(_) => {}
                 }
                 self.hear(Input::Ordered { router, order });
             }
         }
+    }
+
+    /// Whoever is to write to what is about to be reserved is given what it takes; if it is not reserved,
+    /// that opens nothing.
+    fn make_pass(&mut self, router: RouterId, reserve: &Reserve) {
+        let Some(passes) = &self.hands.passes else {
+            return;
+        };
+        let handoff = reserve.handoff;
+        let pass = passes.make(handoff, reserve.sender, &reserve.request.slo.tenant);
+        self.tell(router, Upward::Pass { handoff, pass });
     }
 
     /// The brain is about to hear that it serves these legs from now on.
@@ -344,6 +348,10 @@ impl Driver {
                     packet,
                     condition,
                 });
+            }
+            LinkEvent::Forged { peer } => {
+                warn!(%peer, "a peer wanted to write what it has no pass for");
+                self.hands.meters.pass_refused();
             }
             LinkEvent::Granted { peer } => self.pump(peer),
             LinkEvent::Measured { peer, speed } => {
@@ -394,8 +402,12 @@ impl Driver {
     fn perform(&mut self, output: Output) {
         match output {
             Output::Step(plan) => self.hands.engine.push(Work::Step(plan)),
-            Output::Tell { router, report } => self.tell(router, Upward::Report(report)),
+            Output::Tell { router, report } => {
+                self.hands.legs.reported(&report);
+                self.tell(router, Upward::Report(report));
+            }
             Output::Emit { handoff, emission } => {
+                self.hands.legs.emitted(handoff, &emission);
                 let emitted = self.emitted.entry(handoff.flight.router()).or_default();
                 emitted.push((handoff, emission));
             }
@@ -431,8 +443,24 @@ impl Driver {
             Output::Drained => {
                 self.hands.drained.send_replace(true);
             }
-            Output::Note(note) => self.hands.meters.count(&note),
+            Output::Note(note) => self.note(&note),
         }
+    }
+
+    fn note(&mut self, note: &Note) {
+        let Hands { legs, name, .. } = &self.hands;
+        if tracing::enabled!(Level::DEBUG) {
+            let mark = handoff_of(note).and_then(|handoff| legs.mark(handoff));
+            let (request_id, trace) = named(mark);
+            debug!(
+                worker = name,
+                request_id,
+                trace_id = trace.map(display),
+                ?note
+            );
+        }
+        self.hands.legs.noted(note);
+        self.hands.meters.count(note);
     }
 
     fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, way: Way) {
@@ -465,6 +493,7 @@ impl Driver {
     /// Its flights end first, while the peers they concern can still be told.
     fn lose_router(&mut self, router: RouterId) {
         self.hear(Input::RouterLost { router });
+        self.hands.legs.router_lost(router);
         let gone = self.peers.strike_all(router);
         self.forget(gone);
         self.settle();

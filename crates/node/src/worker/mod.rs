@@ -7,6 +7,7 @@ mod directory;
 mod driver;
 mod engine;
 mod exports;
+mod facts;
 mod overlap;
 mod pace;
 mod pools;
@@ -24,12 +25,14 @@ use crate::health::Pulse;
 use crate::line::Introduction;
 use crate::tape::Recorder;
 use crate::telemetry::{Telemetry, WorkerMeters};
+use crate::trace::Legs;
 use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_sched::Writer;
-use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Pools};
+use cleave_tls::PeerTls;
+use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Nixl, Passes, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
 use engine::{EngineHost, EngineLimits};
 use pools::DevicePools;
@@ -52,6 +55,10 @@ pub(crate) struct Parts {
     pub(crate) net: LocalNet,
     /// Where workers of other processes reach this one, and by which addresses.
     pub(crate) data: Option<(Listeners, String)>,
+    /// By which it and they know each other.
+    pub(crate) peers: Option<PeerTls>,
+    /// NVIDIA's transfer library, if it is there.
+    pub(crate) nixl: Option<Arc<Nixl>>,
 }
 
 /// A worker that runs.
@@ -74,6 +81,8 @@ impl WorkerBody {
             files,
             net,
             data,
+            peers,
+            nixl,
         } = parts;
         let description = engine.describe().clone();
         let me = identity(&options.name);
@@ -95,8 +104,13 @@ impl WorkerBody {
             Some(_) => Writer::Sender,
             None => Writer::Receiver,
         };
+        // Within a process nobody can say that he is somebody else.
+        let passes = data.is_some().then(|| Passes::new(rand::random()));
         let links_config = LinksConfig {
             pools,
+            peers,
+            passes: passes.clone(),
+            nixl,
             ..links_config(&options, me, &description)
         };
         let links = Links::new(links_config, link_events, net);
@@ -108,6 +122,7 @@ impl WorkerBody {
             name: options.name.clone(),
             description: WorkerDescription {
                 role: options.role,
+                home: options.role,
                 model: files.name.clone(),
                 fingerprint: description.fingerprint.clone(),
                 capacity: description.capacity,
@@ -123,8 +138,11 @@ impl WorkerBody {
         let hands = Hands {
             engine: host,
             links: links.clone(),
+            passes,
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
-                .with_ceilings(options.ceilings),
+                .with_ceilings(options.ceilings)
+                .with_capacity(description.capacity),
+            legs: Legs::new(telemetry.traces.clone(), options.name.clone()),
             recorder: Recorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
             data_address: introduction.data_address.clone(),
@@ -205,6 +223,7 @@ fn links_config(options: &WorkerOptions, me: WorkerRef, engine: &EngineDescripti
         credit_bytes: options.credit_bytes,
         frame_bytes_max: options.frame_bytes_max,
         streams_count: options.streams_count,
+        transports: options.transports.clone(),
         ..LinksConfig::new(me, engine.fingerprint.clone(), block_bytes)
     }
 }
@@ -300,6 +319,8 @@ mod tests {
             files: introduction.files,
             net: LocalNet::default(),
             data: None,
+            peers: None,
+            nixl: None,
         };
         WorkerBody::start(parts, &Telemetry::default()).unwrap()
     }

@@ -529,7 +529,7 @@ async fn post(address: &str, path: &str, body: &str) -> String {
     crate::exchange(
         address,
         format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         ),
     )
     .await

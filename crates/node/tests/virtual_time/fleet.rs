@@ -180,6 +180,7 @@ pub(crate) fn day(seed: u64, (count, gap_millis): (u64, u64), promises: Promises
         noise_permille: 0,
         grain: Duration::from_millis(1),
         misses_max: BTreeMap::new(),
+        starter: None,
         seed,
     }
 }

@@ -58,6 +58,7 @@ async fn live(scenario: &Scenario, routers_count: usize) -> (Vec<Got>, f64) {
         let node = RouterNode {
             listen: "127.0.0.1:0".into(),
             options: options.clone(),
+            picker: None,
         };
         let router = node.start().await.unwrap();
         running.join(&router);

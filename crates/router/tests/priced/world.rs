@@ -366,6 +366,7 @@ impl World {
             world.workers.insert(me.worker, worker);
             let description = WorkerDescription {
                 role: *role,
+                home: *role,
                 model: "m".to_owned(),
                 fingerprint: Fingerprint("a".to_owned()),
                 capacity: capacity(),
@@ -455,7 +456,7 @@ impl World {
                     outcome.placed = Some(reason);
                 }
             }
-            Output::Note(_) | Output::Readiness(_) | Output::Drained => {}
+            Output::Note(_) | Output::Readiness(_) | Output::Drained | Output::Want(_) => {}
             Output::Fence { handoff } | Output::Count { handoff } => {
                 panic!("{handoff} breaks in a world without faults")
             }

@@ -418,6 +418,7 @@ impl Chaos {
             | Report::Draining
             | Report::Crowded { .. }
             | Report::Serves { .. }
+            | Report::PassedOn(_)
             | Report::Prefix { .. } => {}
         }
     }

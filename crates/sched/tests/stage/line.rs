@@ -89,6 +89,7 @@ fn order(order: &Order) -> String {
         ),
         Order::Drain => "drain".into(),
         Order::Serve { role } => format!("serve {role}"),
+        Order::PassOn(_) => "pass on".into(),
         Order::Renew { handoffs } => format!("renew {}", ids(handoffs)),
         Order::Cancel { handoff } => format!("cancel {}", id(*handoff)),
     }
@@ -249,6 +250,7 @@ fn report(report: &Report) -> String {
         Report::Stayed { handoff, failure } => format!("stayed {} {failure:?}", id(*handoff)),
         Report::Crowded { handoff } => format!("crowded {}", id(*handoff)),
         Report::Serves { role } => format!("serves {role}"),
+        Report::PassedOn(voice) => format!("passed on {}", voice.number),
         Report::Draining => "draining".into(),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())

@@ -244,7 +244,8 @@ impl State {
                 }
                 cleave_router::Output::Note(_)
                 | cleave_router::Output::Drained
-                | cleave_router::Output::Readiness(_) => {}
+                | cleave_router::Output::Readiness(_)
+                | cleave_router::Output::Want(_) => {}
             }
         }
         Ok(())

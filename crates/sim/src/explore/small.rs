@@ -233,6 +233,7 @@ impl Small {
     pub(super) fn about(&self, worker: usize) -> WorkerDescription {
         WorkerDescription {
             role: self.roles[worker],
+            home: self.roles[worker],
             model: String::new(),
             fingerprint: Fingerprint::default(),
             capacity: CAPACITY,

@@ -180,6 +180,7 @@ impl Contest {
             noise_permille: self.noise_permille,
             grain: Duration::ZERO,
             misses_max: BTreeMap::new(),
+            starter: None,
             seed: self.seed,
         }
     }

@@ -14,6 +14,7 @@ mod profile;
 mod run;
 mod scenario;
 mod score;
+mod starter;
 mod wire;
 mod worker;
 mod workload;
@@ -24,7 +25,8 @@ pub use fleet::Fleet;
 pub use profile::{Profile, profiles};
 pub use scenario::{Arrival, Device, Part, Prompt, Scenario, VOCAB_SIZE};
 pub use score::{ClassScore, Client, End, Outcome, Quantiles, Score};
-pub use workload::{Workload, promise};
+pub use starter::{Growth, Starter, Who};
+pub use workload::{Workload, promise, shaped};
 
 use cleave_router::Note;
 

@@ -6,9 +6,11 @@
 
 use super::agenda::Agenda;
 use super::score::{Clients, Outcome};
+use super::starter::Works;
 use super::wire::{Wire, latency, link};
+pub(crate) use super::worker::Life;
 use super::worker::{self, Flaws, Worker};
-use super::{Observer, Scenario};
+use super::{Device, Observer, Scenario, Starter};
 use cleave_domain::{
     FlightId, HandoffId, LinkPrice, Order, Report, RouterId, StepResult, Time, WorkerId, WorkerRef,
 };
@@ -21,7 +23,7 @@ use std::time::Duration;
 
 /// Everything that can happen next.
 #[derive(Debug)]
-enum Event {
+pub(crate) enum Event {
     /// The next client asks.
     Asks,
     /// A report reaches a router.
@@ -72,43 +74,61 @@ enum Event {
     WakeRouter(usize),
     /// As above.
     WakeWorker(usize),
+    /// A worker that was started is there.
+    Joins(usize),
+    /// Whoever starts workers looks at the fleet.
+    Look,
+    /// A worker dies.
+    Kill,
 }
 
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug)]
-enum Copy {
+pub(crate) enum Copy {
     Out,
     In,
 }
 
 #[derive(Debug)]
-struct Router {
-    brain: cleave_router::Brain,
+pub(crate) struct Router {
+    pub(crate) brain: cleave_router::Brain,
     id: RouterId,
     wake: Option<Time>,
 }
 
 pub(crate) struct World<'a> {
-    scenario: &'a Scenario,
-    now: Time,
-    agenda: Agenda<Event>,
-    routers: Vec<Router>,
-    workers: Vec<Worker>,
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) now: Time,
+    pub(crate) agenda: Agenda<Event>,
+    pub(crate) routers: Vec<Router>,
+    pub(crate) workers: Vec<Worker>,
+    /// Each one's hardware.
+    pub(crate) devices: Vec<Device>,
+    /// Whoever starts and stops them.
+    pub(crate) works: Option<Works>,
     /// Places of workers in the scenario.
-    places: BTreeMap<WorkerId, usize>,
-    wire: Wire,
-    clients: Clients<'a>,
+    pub(crate) places: BTreeMap<WorkerId, usize>,
+    pub(crate) wire: Wire,
+    pub(crate) clients: Clients<'a>,
     asked: usize,
     events: u64,
     observer: Option<&'a mut dyn Observer>,
     decisions: Option<Vec<Note>>,
+    pub(crate) ends_at: Option<Time>,
 }
 
 impl<'a> World<'a> {
     pub(crate) fn new(scenario: &'a Scenario) -> Self {
-        let devices = &scenario.devices;
+        let first = scenario
+            .starter
+            .as_ref()
+            .map(|starter| starter.fleet().devices());
+        let devices = first.unwrap_or_else(|| scenario.devices.clone());
         let router = |number: u32| Router {
-            brain: cleave_router::Brain::new(scenario.router.clone()),
+            brain: cleave_router::Brain::new(cleave_router::Limits {
+                me: RouterId(u64::from(number) + 1),
+                ..scenario.router.clone()
+            }),
             id: RouterId(u64::from(number) + 1),
             wake: None,
         };
@@ -127,11 +147,17 @@ impl<'a> World<'a> {
                 .map(|(place, device)| (device.me().worker, place))
                 .collect(),
             wire: Wire::new(devices.len(), scenario.grain),
+            works: scenario
+                .starter
+                .as_ref()
+                .map(|starter| Works::new(starter, scenario.seed)),
+            devices,
             clients: Clients::new(scenario),
             asked: 0,
             events: 0,
             observer: None,
             decisions: None,
+            ends_at: None,
         }
     }
 
@@ -146,6 +172,12 @@ impl<'a> World<'a> {
     /// Until everybody was answered and nothing is held, or enough was missed.
     pub(crate) fn run(mut self) -> Outcome {
         self.meet();
+        if let Some(starter) = &self.scenario.starter {
+            self.agenda.plan(Time::ZERO + starter.every(), Event::Look);
+            for at in &starter.kills {
+                self.agenda.plan(Time::ZERO + *at, Event::Kill);
+            }
+        }
         if let Some(first) = self.scenario.arrivals.first() {
             self.agenda.plan(first.at, Event::Asks);
         }
@@ -153,34 +185,42 @@ impl<'a> World<'a> {
             self.now = at;
             self.events += 1;
             self.happen(event);
-            if self.clients.missed_enough() {
+            if self.clients.missed_enough() || self.is_over() {
                 break;
             }
         }
         let rests = self.clients.all_ended();
         if rests {
-            for worker in &self.workers {
+            for worker in self.workers.iter().filter(|worker| worker.life.runs()) {
                 assert!(worker.brain.idle(), "a worker holds what nobody wants");
             }
         }
         let decisions = self.decisions.unwrap_or_default();
-        self.clients.outcome(self.events, decisions)
+        let outcome = self.clients.outcome(self.events, decisions);
+        Outcome {
+            growth: self.works.map(Works::growth),
+            ..outcome
+        }
     }
 
     /// Everybody joins, before anything else happens.
     fn meet(&mut self) {
         for router in 0..self.routers.len() {
             for place in 0..self.workers.len() {
-                let device = &self.scenario.devices[place];
-                let joined = cleave_router::Input::WorkerJoined {
-                    worker: device.me(),
-                    description: device.description(),
-                };
-                self.router_hears(router, joined);
-                let router = self.routers[router].id;
-                self.worker_hears(place, Input::RouterJoined { router });
+                self.meet_one(router, place);
             }
         }
+    }
+
+    pub(crate) fn meet_one(&mut self, router: usize, place: usize) {
+        let device = &self.devices[place];
+        let joined = cleave_router::Input::WorkerJoined {
+            worker: device.me(),
+            description: device.description(),
+        };
+        self.router_hears(router, joined);
+        let router = self.routers[router].id;
+        self.worker_hears(place, Input::RouterJoined { router });
     }
 
     fn happen(&mut self, event: Event) {
@@ -232,6 +272,14 @@ impl<'a> World<'a> {
             } => self.swapped(worker, copy, (handoff, took)),
             Event::WakeRouter(router) => self.wake_router(router),
             Event::WakeWorker(worker) => self.wake_worker(worker),
+            Event::Joins(worker) => self.joins(worker),
+            Event::Kill => self.kill_one(),
+            Event::Look => {
+                self.look();
+                let every = self.scenario.starter.as_ref().map(Starter::every);
+                let next = self.now + every.unwrap_or_default();
+                self.agenda.plan(next, Event::Look);
+            }
         }
     }
 
@@ -257,7 +305,7 @@ impl<'a> World<'a> {
 
     // === routers ===
 
-    fn router_hears(&mut self, router: usize, input: cleave_router::Input) {
+    pub(crate) fn router_hears(&mut self, router: usize, input: cleave_router::Input) {
         if let Some(observer) = &mut self.observer {
             observer.begins(&input);
         }
@@ -280,6 +328,11 @@ impl<'a> World<'a> {
     fn router_says(&mut self, router: usize, output: cleave_router::Output) {
         match output {
             cleave_router::Output::Tell { worker, order } => {
+                if matches!(order, Order::Serve { .. })
+                    && let Some(works) = &mut self.works
+                {
+                    works.flipped();
+                }
                 let worker = self.places[&worker.worker];
                 let event = Event::ToWorker {
                     router,
@@ -303,6 +356,7 @@ impl<'a> World<'a> {
             }
             cleave_router::Output::Note(note) => self.note(note),
             cleave_router::Output::Drained | cleave_router::Output::Readiness(_) => {}
+            cleave_router::Output::Want(decision) => self.wants(router, decision),
         }
     }
 
@@ -324,7 +378,10 @@ impl<'a> World<'a> {
 
     // === workers ===
 
-    fn worker_hears(&mut self, place: usize, input: Input) {
+    pub(crate) fn worker_hears(&mut self, place: usize, input: Input) {
+        if !self.workers[place].life.runs() {
+            return;
+        }
         let mut next = Some(input);
         while let Some(input) = next {
             self.workers[place].brain.handle(self.now, input);
@@ -332,6 +389,9 @@ impl<'a> World<'a> {
                 self.worker_says(place, output);
             }
             next = self.workers[place].owed.pop_front();
+        }
+        if std::mem::take(&mut self.workers[place].left) {
+            return self.gone(place);
         }
         if !self.workers[place].leaving.is_empty() {
             self.ship(place);
@@ -346,7 +406,7 @@ impl<'a> World<'a> {
     }
 
     fn worker_says(&mut self, place: usize, output: Output) {
-        let device = &self.scenario.devices[place];
+        let device = &self.devices[place];
         match output {
             Output::Step(plan) => {
                 let flaws = Flaws {
@@ -398,14 +458,15 @@ impl<'a> World<'a> {
             }
             // A frame without a payload leaves nothing to discard, and copies under way are answered
             // when they are over.
-            Output::Discard { .. } | Output::Forget { .. } | Output::Drained => {}
+            Output::Discard { .. } | Output::Forget { .. } => {}
+            Output::Drained => self.workers[place].left = true,
             Output::Note(note) => self.clients.worker_note(&note),
         }
     }
 
     fn wake_worker(&mut self, place: usize) {
         let worker = &mut self.workers[place];
-        if worker.wake.take_if(|at| *at <= self.now).is_none() {
+        if worker.wake.take_if(|at| *at <= self.now).is_none() || !worker.life.runs() {
             return;
         }
         // Many deadlines have moved on by the time they were planned for.
@@ -422,12 +483,12 @@ impl<'a> World<'a> {
     // === from worker to worker ===
 
     fn block_bytes(&self, place: usize) -> u32 {
-        self.scenario.devices[place].limits.capacity.block_bytes
+        self.devices[place].limits.capacity.block_bytes
     }
 
     /// Sends what was asked for at once, as one train of blocks for each hand-off.
     fn ship(&mut self, place: usize) {
-        let device = &self.scenario.devices[place];
+        let device = &self.devices[place];
         let leaving = std::mem::take(&mut self.workers[place].leaving);
         for exports in leaving.chunk_by(|a, b| (a.handoff, a.to) == (b.handoff, b.to)) {
             let to = exports[0].to.worker;
@@ -451,6 +512,10 @@ impl<'a> World<'a> {
     }
 
     fn receive(&mut self, place: usize, from: WorkerRef, exports: &[Export]) {
+        // A link that broke brings nothing more.
+        if !self.workers[self.places[&from.worker]].life.runs() {
+            return;
+        }
         let bytes = self.block_bytes(place);
         for export in exports {
             let packet = Packet::Frame {
@@ -464,7 +529,7 @@ impl<'a> World<'a> {
     }
 
     fn send(&mut self, place: usize, to: WorkerRef, packet: Packet) {
-        let device = &self.scenario.devices[place];
+        let device = &self.devices[place];
         let event = Event::Packet {
             worker: self.places[&to.worker],
             from: device.me(),
@@ -475,6 +540,9 @@ impl<'a> World<'a> {
     }
 
     fn arrived(&mut self, place: usize, from: WorkerRef, packet: Packet) {
+        if !self.workers[self.places[&from.worker]].life.runs() {
+            return;
+        }
         let input = Input::Arrived {
             from,
             packet,
@@ -487,7 +555,7 @@ impl<'a> World<'a> {
 
     fn copy(&mut self, place: usize, copy: Copy, (handoff, blocks): (HandoffId, usize)) {
         let bytes = u64::from(self.block_bytes(place)) * blocks as u64;
-        let host: LinkPrice = self.scenario.devices[place].host;
+        let host: LinkPrice = self.devices[place].host;
         let took = cleave_planner::predict_link(&host, bytes);
         self.workers[place].unwanted.remove(&handoff);
         let event = Event::Swapped {

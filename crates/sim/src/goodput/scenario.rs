@@ -3,6 +3,7 @@
 //! Owns: devices, arrivals and the limits of the router. Never: draws any of it; see the callers.
 //! Invariant: plain data; a prompt is a recipe of a few words however many tokens it has.
 
+use super::Starter;
 use super::wire::whole_grains;
 use crate::dice::mix;
 use cleave_domain::{
@@ -37,6 +38,8 @@ pub struct Scenario {
     /// By class as arrivals name it: stop once more of them than this missed their targets. Those under
     /// way then are unfinished.
     pub misses_max: BTreeMap<String, u64>,
+    /// Starts and stops workers while the world runs; those that `devices` names are its first ones.
+    pub starter: Option<Starter>,
     /// Draws noise and tokens.
     pub seed: u64,
 }
@@ -148,6 +151,7 @@ impl Device {
     pub fn description(&self) -> WorkerDescription {
         WorkerDescription {
             role: self.limits.role,
+            home: self.limits.role,
             model: "simulated".to_owned(),
             fingerprint: Fingerprint("simulated".to_owned()),
             capacity: self.limits.capacity,

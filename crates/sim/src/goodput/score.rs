@@ -6,7 +6,7 @@
 //! Invariant: every arrival ends once; what was refused or failed is a miss as what was late is.
 
 use super::worker::token;
-use super::{Arrival, Scenario};
+use super::{Arrival, Growth, Scenario};
 use cleave_domain::{Aim, Ending, FlightId, HandoffId, Slo, Stage, Time, TokenId, Verdict};
 use cleave_router::{Decided, Note};
 use serde::Serialize;
@@ -117,6 +117,8 @@ pub struct Outcome {
     pub decisions: Vec<Note>,
     /// Events that happened.
     pub events: u64,
+    /// How the fleet's size went, where anybody started workers.
+    pub growth: Option<Growth>,
 }
 
 impl ClassScore {
@@ -417,6 +419,7 @@ impl<'a> Clients<'a> {
             clients: self.all,
             decisions,
             events,
+            growth: None,
         }
     }
 

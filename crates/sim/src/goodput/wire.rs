@@ -24,6 +24,12 @@ impl Wire {
         }
     }
 
+    /// One more worker.
+    pub(crate) fn enrol(&mut self) {
+        self.out_until.push(Time::ZERO);
+        self.in_until.push(Time::ZERO);
+    }
+
     /// Takes so many bytes on their way; says when the last has left, and when it is there.
     pub(crate) fn carry(
         &mut self,

@@ -26,6 +26,9 @@ pub(crate) struct Flaws {
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) brain: Brain,
+    pub(crate) life: Life,
+    /// It said that nothing is left of it.
+    pub(crate) left: bool,
     /// When it is to be woken.
     pub(crate) wake: Option<Time>,
     /// Answers that the brain is owed before anything else.
@@ -41,10 +44,37 @@ pub(crate) struct Worker {
     dice: Dice,
 }
 
+/// How far a worker's life has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// It loads its weights.
+    Starting,
+    /// It serves.
+    Up,
+    /// It was asked to leave, and holds something.
+    Leaving,
+    /// It is no more.
+    Gone,
+}
+
+impl Life {
+    /// Whether whoever starts workers counts on it.
+    pub(crate) fn counts(self) -> bool {
+        matches!(self, Self::Starting | Self::Up)
+    }
+
+    /// Whether it hears and answers.
+    pub(crate) fn runs(self) -> bool {
+        matches!(self, Self::Up | Self::Leaving)
+    }
+}
+
 impl Worker {
     pub(crate) fn new(device: &Device, seed: u64) -> Self {
         Self {
             brain: Brain::new(device.limits.clone()),
+            life: Life::Up,
+            left: false,
             wake: None,
             owed: VecDeque::new(),
             leaving: Vec::new(),

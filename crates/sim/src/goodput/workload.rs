@@ -177,6 +177,24 @@ impl Workload {
     }
 }
 
+/// Of these arrivals as many as a curve says, drawn from a seed: knots of (second, share in thousandths),
+/// ascending, straight lines between them, the last one's share after it.
+pub fn shaped(arrivals: Vec<Arrival>, curve: &[(u64, u32)], seed: u64) -> Vec<Arrival> {
+    let mut dice = Dice::new(mix(seed));
+    let share = |second: u64| {
+        let above = curve.partition_point(|(at, _)| *at <= second);
+        let left = curve[above.saturating_sub(1)];
+        let Some(right) = curve.get(above) else {
+            return left.1;
+        };
+        let (along, run) = (second - left.0, (right.0 - left.0).max(1));
+        let (from, to) = (u64::from(left.1), u64::from(right.1));
+        ((from * (run - along) + to * along) / run) as u32
+    };
+    let mut stays = |arrival: &Arrival| dice.chance(share(arrival.at.since(Time::ZERO).as_secs()));
+    arrivals.into_iter().filter(|one| stays(one)).collect()
+}
+
 /// What a policy promises to a request that asks for a class by name.
 pub fn promise(policy: &SloPolicy, class: &str) -> Slo {
     let class = policy.class(class);

@@ -92,6 +92,7 @@ impl Worker {
         Addresses {
             tcp: Some(self.address.clone()),
             shared_memory: Some(self.host_address.clone()),
+            nixl: false,
         }
     }
 
@@ -99,7 +100,7 @@ impl Worker {
         match transport {
             Transport::Local => Route::Local,
             Transport::SharedMemory | Transport::CudaIpc => Route::Remote(self.addresses()),
-            Transport::Tcp => Route::tcp(&self.address),
+            Transport::Tcp | Transport::Nixl => Route::tcp(&self.address),
         }
     }
 
@@ -136,6 +137,7 @@ impl Worker {
                 }
                 LinkEvent::Lost { peer, reason } => panic!("{peer} lost: {reason}"),
                 LinkEvent::FellBack { reason, .. } => panic!("{reason}"),
+                LinkEvent::Forged { peer } => panic!("{peer} had no pass"),
                 LinkEvent::Severed { peer } => panic!("{peer} has ended"),
                 LinkEvent::Granted { .. } | LinkEvent::Measured { .. } => {}
             }

@@ -2,12 +2,12 @@
 //!
 //! Owns: each name with its help. Never: counts. Invariant: every series is registered once.
 
-use super::{Carried, FloatGauge, Model, Peer, Sorted, Worker};
+use super::{CacheShape, Carried, FloatGauge, Model, Peer, Sorted, Worker};
 use crate::telemetry::{Histograms, histograms, ratio_histograms};
+use cleave_api::Book;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
 /// The series of all workers of this process.
 #[derive(Clone, Debug)]
@@ -19,6 +19,7 @@ pub(crate) struct Series {
     pub(super) exposed_seconds: Histograms<Worker>,
     pub(super) send_seconds: Histograms<Worker>,
     pub(super) frames_discarded: Family<Worker, Counter>,
+    pub(super) passes_refused: Family<Worker, Counter>,
     pub(super) step_tokens: Family<Sorted, Counter>,
     pub(super) step_seconds: Histograms<Sorted>,
     pub(super) step_ratio: Histograms<Worker>,
@@ -44,10 +45,11 @@ pub(crate) struct Series {
     pub(super) vllm_running: Family<Model, Gauge>,
     pub(super) vllm_waiting: Family<Model, Gauge>,
     pub(super) vllm_usage: Family<Model, FloatGauge>,
+    pub(super) vllm_cache: Family<CacheShape, Gauge>,
 }
 
 impl Series {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(book: &mut Book) -> Self {
         let series = Self {
             handoffs: Family::default(),
             handoff_bytes: Family::default(),
@@ -56,6 +58,7 @@ impl Series {
             exposed_seconds: histograms(),
             send_seconds: histograms(),
             frames_discarded: Family::default(),
+            passes_refused: Family::default(),
             step_tokens: Family::default(),
             step_seconds: histograms(),
             step_ratio: ratio_histograms(),
@@ -81,69 +84,75 @@ impl Series {
             vllm_running: Family::default(),
             vllm_waiting: Family::default(),
             vllm_usage: Family::default(),
+            vllm_cache: Family::default(),
         };
-        series.register_handoffs(registry);
-        series.register_steps(registry);
-        series.register_prices(registry);
-        series.register_pool(registry);
-        series.register_pressure(registry);
+        series.register_handoffs(book);
+        series.register_steps(book);
+        series.register_prices(book);
+        series.register_pool(book);
+        series.register_pressure(book);
         series
     }
 
-    fn register_handoffs(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_handoffs(&self, book: &mut Book) {
+        book.register(
             "cleave_handoffs",
             "Hand-offs at this end: sealed (sent), landed (received and used), joined (both legs here, \
              nothing moved), recomputed (landed, and computed again here), moved (a running sequence \
              left), stayed (it was to, and did not), failed",
             self.handoffs.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_handoff_bytes",
             "KV bytes of finished hand-offs, sent and received",
             self.handoff_bytes.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_handoff_blocks",
             "KV blocks of finished hand-offs, sent and received",
             self.handoff_blocks.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_handoff_seconds",
             "From reservation to landing",
             self.handoff_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_handoff_exposed_seconds",
             "From the seal's arrival to landing: what the overlap with prefill did not hide",
             self.exposed_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_handoff_send_seconds",
             "From the first frame to the seal",
             self.send_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_frames_discarded",
             "Late, foreign or doubled frames dropped",
             self.frames_discarded.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_link_bytes_per_second",
             "Bandwidth of the link to a peer, measured at its start",
             self.link_bandwidth.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_link_latency_seconds",
             "Round trip of the link to a peer, measured at its start",
             self.link_latency.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_link_transport",
             "1 for what carries blocks to a peer now: local, cuda-ipc, shm or tcp",
             self.link_transport.clone(),
         );
-        registry.register(
+        book.register(
+            "cleave_handoff_passes_refused",
+            "Links that ended because the peer wanted to write what it had no pass for, or an old one",
+            self.passes_refused.clone(),
+        );
+        book.register(
             "cleave_link_fallbacks",
             "Links to a peer that run over a slower transport than both ends have, because that did \
              not work",
@@ -151,94 +160,94 @@ impl Series {
         );
     }
 
-    fn register_steps(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_steps(&self, book: &mut Book) {
+        book.register(
             "cleave_step_tokens",
             "Tokens run, by leg",
             self.step_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_step_seconds",
             "Engine time per step, by what was in it",
             self.step_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_prompt_tokens",
             "Prompt tokens looked up in the prefix cache",
             self.prompt_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_prefix_cached_tokens",
             "Prompt tokens found in the prefix cache",
             self.cached_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_prefill_wait_seconds",
             "From the order to a prompt's first chunk",
             self.prefill_wait.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_orders_repeated",
             "Orders that named what was here already",
             self.orders_repeated.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_worker_cancel_to_free_seconds",
             "From the order to cancel to every block free",
             self.cancel_seconds.clone(),
         );
     }
 
-    fn register_pressure(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_pressure(&self, book: &mut Book) {
+        book.register(
             "cleave_preemptions",
             "Running sequences that lost their blocks and were computed again",
             self.preemptions.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_recomputed_tokens",
             "Tokens computed again after a preemption",
             self.recomputed_tokens.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_swap_blocks",
             "KV blocks copied to host memory (out) and back (in)",
             self.swap_blocks.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_swap_seconds",
             "Copying one sequence's blocks to host memory (out) or back (in)",
             self.swap_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_handoff_move_seconds",
             "From the order to move a running sequence to its landing elsewhere",
             self.move_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_handoff_still_seconds",
             "Of that, how long the sequence stood still",
             self.still_seconds.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_worker_stuck",
             "1 while the step under way takes too long",
             self.stuck.clone(),
         );
     }
 
-    fn register_prices(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_prices(&self, book: &mut Book) {
+        book.register(
             "cleave_step_forecast_ratio",
             "Real times of steps by those predicted from the worker's prices; 1 is right",
             self.step_ratio.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_mfu_ratio",
             "Part of the device's arithmetic used in the steps of late (an estimate; idle time aside)",
             self.mfu.clone(),
         );
-        registry.register(
+        book.register(
             "cleave_mbu_ratio",
             "Part of the device's memory bandwidth used in the steps of late (an estimate; idle time \
              aside)",
@@ -246,28 +255,33 @@ impl Series {
         );
     }
 
-    fn register_pool(&self, registry: &mut Registry) {
-        registry.register(
+    fn register_pool(&self, book: &mut Book) {
+        book.register(
             "cleave_pool_blocks",
             "KV blocks: held, free (or only cached), cached; of those held: reserved (not landed), leased \
              (to be handed on), quarantined (over, and the writer has not stopped), leaked (nobody's: a \
              defect); swapped are in host memory",
             self.blocks.clone(),
         );
-        registry.register(
+        book.register(
             "vllm:num_requests_running",
             "Sequences in the running batch",
             self.vllm_running.clone(),
         );
-        registry.register(
+        book.register(
             "vllm:num_requests_waiting",
             "Sequences waiting",
             self.vllm_waiting.clone(),
         );
-        registry.register(
+        book.register(
             "vllm:kv_cache_usage_perc",
             "Share of KV blocks held, 0 to 1",
             self.vllm_usage.clone(),
+        );
+        book.register(
+            "vllm:cache_config_info",
+            "1 for the size of the KV cache: tokens of a block, and blocks",
+            self.vllm_cache.clone(),
         );
     }
 }

@@ -1,0 +1,98 @@
+//! What these routes take and give, as a document that tools read: `GET /openapi.json`.
+//!
+//! Owns: the document, kept by hand in `openapi.json` beside this file, since fields are read by hand too.
+//! Never: is asked by the code that reads a request. Invariant: it names every route and every field
+//! that is read, and no other but `/ui` and what is below it, which are a page of this version for
+//! browsers; the tests beside it hold it against the sources, and a tool that makes requests up from
+//! it (`scripts/clients/check.py`) against a server.
+
+use axum::http::header;
+use axum::response::IntoResponse;
+
+const DOCUMENT: &str = include_str!("openapi.json");
+
+pub(crate) async fn openapi() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DOCUMENT;
+    use serde_json::Value;
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    fn source(path: &str) -> String {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let text = fs::read_to_string(root.join(path)).unwrap();
+        text.split("#[cfg(test)]").next().unwrap().to_owned()
+    }
+
+    /// Every text in quotes that stands right behind one of `before`.
+    fn quoted(text: &str, before: &[&str]) -> BTreeSet<String> {
+        let after = before.iter().flat_map(|word| text.split(word).skip(1));
+        let quoted =
+            after.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next());
+        quoted.map(str::to_owned).collect()
+    }
+
+    /// The names of all properties below the request bodies' schemas.
+    fn properties(value: &Value, document: &Value, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(map) => {
+                if let Some(Value::Object(properties)) = map.get("properties") {
+                    found.extend(properties.keys().cloned());
+                }
+                if let Some(Value::String(reference)) = map.get("$ref") {
+                    let target = document.pointer(reference.trim_start_matches('#')).unwrap();
+                    properties(target, document, found);
+                }
+                map.values()
+                    .for_each(|inner| properties(inner, document, found));
+            }
+            Value::Array(items) => items
+                .iter()
+                .for_each(|inner| properties(inner, document, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn a_route_was_served_that_the_document_does_not_name() {
+        let document: Value = serde_json::from_str(DOCUMENT).unwrap();
+        let served = quoted(&(source("routes.rs") + &source("admin.rs")), &[".route("]);
+        let served: BTreeSet<_> = served.iter().map(|path| path.replace("{*", "{")).collect();
+        let named: BTreeSet<_> = document["paths"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect();
+        assert_eq!(served, named);
+        assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn a_field_was_read_that_the_document_does_not_name() {
+        let document: Value = serde_json::from_str(DOCUMENT).unwrap();
+        let files = ["mod", "chat", "completion", "message", "sampling", "text"];
+        let ask = files.map(|file| source(&format!("ask/{file}.rs"))).concat();
+        let readers = [
+            "text(", "flag(", "integer(", "number(", "object(", "array(", "any(",
+        ];
+        let read = quoted(&(ask.clone() + &source("admin.rs")), &readers);
+        let mut named = BTreeSet::new();
+        for (_, path) in document["paths"].as_object().unwrap() {
+            properties(&path["post"]["requestBody"], &document, &mut named);
+        }
+        let unnamed: Vec<_> = read.difference(&named).collect();
+        assert!(unnamed.is_empty(), "not in openapi.json: {unnamed:?}");
+        let words = quoted(&(ask + &source("admin.rs")), &["(", "[", ", ", "| ", "=> "]);
+        let unread: Vec<_> = named
+            .difference(&words)
+            .filter(|name| *name != "id")
+            .collect();
+        assert!(unread.is_empty(), "nobody reads {unread:?}");
+    }
+}

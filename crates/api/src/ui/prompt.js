@@ -1,0 +1,137 @@
+// A prompt of the viewer's own, and where its time went. Owns: that box. Never: keeps what was asked.
+import { $, make, say, time } from "./words.js";
+
+/** Name, colour, and the field of the answer's `timing`. */
+const STAGES = [
+  ["router queue", "queued", "router_queue_ms"],
+  ["retry", "queued", "retry_ms"],
+  ["prefill wait", "prefill", "prefill_wait_ms"],
+  ["prefill", "prefill", "prefill_ms"],
+  ["transfer", "transfer", "transfer_ms"],
+  ["decode wait", "decode", "decode_wait_ms"],
+  ["first decode", "decode", "first_decode_ms"],
+  ["decode", "decode", "decode_ms"],
+];
+
+let stop = null;
+let known = "";
+
+/** Offers the policy's classes. */
+export function prepare(classes) {
+  const names = classes.map((one) => one.name).join("\n");
+  if (names === known) return;
+  known = names;
+  const list = $("class");
+  const before = list.value;
+  list.replaceChildren(...["", ...names.split("\n").filter(Boolean)].map((name) => {
+    const option = make("option", "", name || "default");
+    option.value = name;
+    return option;
+  }));
+  list.value = [...list.options].some((option) => option.value === before) ? before : "";
+}
+
+/** Which model is served; without one here (another port serves clients) there is nothing to try. */
+async function look() {
+  const answer = await fetch("v1/models", { headers: headers(), credentials: "omit" }).catch(() => null);
+  if (answer?.status === 401) {
+    $("api-key-field").hidden = false;
+    return;
+  }
+  $("try").hidden = answer?.status === 404;
+  const models = answer?.ok ? (await answer.json()).data : [];
+  say($("model"), models[0]?.id ?? "no model yet");
+  if (!models.length && answer?.status !== 404) setTimeout(look, 2000);
+}
+
+function headers() {
+  const all = { "content-type": "application/json", "x-cleave-timing": "1" };
+  if ($("class").value) all["x-slo-class"] = $("class").value;
+  if ($("api-key").value) all.authorization = `Bearer ${$("api-key").value}`;
+  return all;
+}
+
+async function send() {
+  stop = new AbortController();
+  say($("send"), "Stop");
+  say($("answer"), "");
+  $("waterfall").hidden = true;
+  say($("prompt-status"), "Sent.");
+  const kind = $("kind").value;
+  const text = $("prompt").value;
+  const asked = kind === "completions" ? { prompt: text } : { messages: [{ role: "user", content: text }] };
+  const body = JSON.stringify({ ...asked, max_tokens: Number($("max-tokens").value) || 64, stream: true, stream_options: { include_usage: true } });
+  const begun = performance.now();
+  try {
+    const answer = await fetch(`v1/${kind}`, { method: "POST", headers: headers(), body, signal: stop.signal, credentials: "omit" });
+    if (answer.status === 401) $("api-key-field").hidden = false;
+    if (!answer.ok) {
+      const said = await answer.json().catch(() => null);
+      throw new Error(said?.error?.message ?? `status ${answer.status}`);
+    }
+    await show(answer.body, begun);
+  } catch (error) {
+    say($("prompt-status"), stop.signal.aborted ? "Stopped." : `Not answered: ${error.message}`);
+  }
+  stop = null;
+  say($("send"), "Send");
+}
+
+async function show(body, begun) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let [rest, first, usage, timing] = ["", null, null, null];
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    rest += value;
+    const events = rest.split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
+      const chunk = JSON.parse(event.slice(6));
+      if (chunk.error) throw new Error(chunk.error.message);
+      const choice = chunk.choices?.[0];
+      const text = choice?.text ?? choice?.delta?.content ?? "";
+      if (text) {
+        first ??= performance.now() - begun;
+        $("answer").append(text);
+        $("answer").scrollTop = $("answer").scrollHeight;
+      }
+      usage = chunk.usage ?? usage;
+      timing = chunk.timing ?? timing;
+    }
+  }
+  const tokens = usage ? `${usage.prompt_tokens} prompt tokens, ${usage.completion_tokens} output tokens. ` : "";
+  const gap = timing?.tpot_ms ? `, ${time(timing.tpot_ms)} per token` : "";
+  say($("prompt-status"), `${tokens}First text here after ${time(first)}; at the router first token ${time(timing?.ttft_ms)}${gap}, ${time(timing?.e2e_ms)} in all.`);
+  if (timing) waterfall(timing);
+}
+
+function waterfall(timing) {
+  const all = STAGES.map(([, , field]) => timing[field] ?? 0).reduce((sum, part) => sum + part, 0) || 1;
+  let before = 0;
+  const rows = STAGES.filter(([, , field]) => timing[field] !== undefined).map(([name, tone, field]) => {
+    const row = make("tr");
+    const head = make("th", "", name);
+    head.scope = "row";
+    const cell = make("td");
+    const lane = make("div", `lane tone-${tone}`);
+    const bar = lane.appendChild(make("i"));
+    bar.style.left = `${(before / all) * 100}%`;
+    bar.style.width = `${(timing[field] / all) * 100}%`;
+    bar.hidden = !timing[field];
+    before += timing[field];
+    cell.append(lane);
+    row.append(head, cell, make("td", "num", time(timing[field])));
+    return row;
+  });
+  $("stages").replaceChildren(...rows);
+  $("waterfall").hidden = false;
+}
+
+$("prompt-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (stop) stop.abort();
+  else send();
+});
+look();

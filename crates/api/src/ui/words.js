@@ -1,0 +1,44 @@
+// How the page finds, makes and words things. Never: knows what is shown.
+
+export const $ = (id) => document.getElementById(id);
+
+/** Sets a text only where it differs: what does not change is not laid out again. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** A new element with a class and a text. */
+export function make(tag, name, text) {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+/** A number in as many digits as one reads. */
+export function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value >= 100 || Number.isInteger(value)) return whole.format(value);
+  return value >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+/** Milliseconds, as people say them. */
+export function time(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms >= 100_000) return `${whole.format(ms / 1000)} s`;
+  if (ms >= 1000) return `${(ms / 1000).toFixed(ms >= 10_000 ? 1 : 2)} s`;
+  return `${ms >= 100 ? ms.toFixed(0) : ms >= 10 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
+}
+
+/** Bytes per second: a number and its unit. */
+export function rate(bytes) {
+  const units = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
+  let unit = 0;
+  while (bytes >= 1000 && unit < units.length - 1) {
+    bytes /= 1000;
+    unit += 1;
+  }
+  return [unit === 0 ? whole.format(bytes) : bytes >= 100 ? bytes.toFixed(0) : bytes.toFixed(1), units[unit]];
+}

@@ -1,0 +1,11 @@
+//! `cleave metrics`: the page that documents every metric.
+
+use anyhow::Context;
+use std::io::Write;
+
+/// Prints `docs/metrics.md`.
+pub(crate) fn print() -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(cleave_node::metrics_page().as_bytes());
+    written.context("cannot write the page")
+}

@@ -1,0 +1,476 @@
+//! What a proxy tells of one request, and what it is answered.
+//!
+//! Owns: the order of answers that Envoy demands. Never: keeps a byte of an answer on its way to the
+//! client; each leaves as it came. Invariant: the request's headers are answered once, by an endpoint
+//! or by the answer that the client gets instead, and every chunk of a body is given back once, in order.
+//!
+//! Where the request's body is streamed both ways, its headers are answered when it is whole: what it
+//! begins with says where it belongs. Otherwise headers alone must do.
+
+use super::choose::Choice;
+use super::proto::header_value_option::AppendAction;
+use super::proto::processing_request::Request as Word;
+use super::proto::processing_response::Response as Answer;
+use super::proto::{
+    BodyMutation, BodyResponse, BodySendMode, CommonResponse, HeaderMutation, HeaderValue,
+    HeaderValueOption, HeadersResponse, HttpBody, HttpStatus, ImmediateResponse, ProcessingRequest,
+    ProcessingResponse, ProtocolConfiguration, StreamedBodyResponse, TrailersResponse,
+    body_mutation,
+};
+use super::wish::{Wish, beginning, session, subset};
+use bytes::Bytes;
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
+use std::net::SocketAddr;
+
+/// The header and the metadata by which the endpoint is told.
+const DESTINATION: &str = "x-gateway-destination-endpoint";
+const NAMESPACE: &str = "envoy.lb";
+/// As the routers' own limit.
+const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    wish: Wish,
+    /// The request's, until it is whole.
+    body: Vec<Bytes>,
+    body_bytes: usize,
+    duplex: Duplex,
+    decided: bool,
+}
+
+/// Which bodies are streamed both ways.
+#[derive(Clone, Copy, Debug)]
+struct Duplex {
+    request: bool,
+    response: bool,
+}
+
+impl Default for Conversation {
+    fn default() -> Self {
+        Self {
+            wish: Wish::default(),
+            body: Vec::new(),
+            body_bytes: 0,
+            // As the endpoint-picker protocol has it.
+            duplex: Duplex {
+                request: true,
+                response: true,
+            },
+            decided: false,
+        }
+    }
+}
+
+impl Conversation {
+    /// Takes a word; what is to be said to it, in order.
+    pub(crate) fn hear(
+        &mut self,
+        word: ProcessingRequest,
+        choose: impl FnOnce(&Wish) -> Choice,
+    ) -> Vec<ProcessingResponse> {
+        if let Some(modes) = &word.protocol_config {
+            self.duplex = duplex(modes);
+        }
+        if let Some(subset) = subset(word.metadata_context.as_ref()) {
+            self.wish.subset = Some(subset);
+        }
+        match word.request {
+            Some(Word::RequestHeaders(headers)) => {
+                self.wish.key = session(&headers);
+                match headers.end_of_stream || !self.duplex.request {
+                    true => self.decide(choose),
+                    false => Vec::new(),
+                }
+            }
+            Some(Word::RequestBody(body)) if self.duplex.request => self.gather(body, choose),
+            Some(Word::RequestBody(_)) => vec![say(Answer::RequestBody(unchanged()))],
+            Some(Word::RequestTrailers(_)) => {
+                let mut answers = match self.decided {
+                    true => Vec::new(),
+                    false => self.decide(choose),
+                };
+                answers.push(say(Answer::RequestTrailers(TrailersResponse {})));
+                answers
+            }
+            Some(Word::ResponseHeaders(_)) => {
+                vec![say(Answer::ResponseHeaders(HeadersResponse::default()))]
+            }
+            Some(Word::ResponseBody(body)) if self.duplex.response => {
+                vec![say(Answer::ResponseBody(returned(body)))]
+            }
+            Some(Word::ResponseBody(_)) => vec![say(Answer::ResponseBody(unchanged()))],
+            Some(Word::ResponseTrailers(_)) => {
+                vec![say(Answer::ResponseTrailers(TrailersResponse {}))]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    fn gather(
+        &mut self,
+        HttpBody {
+            body,
+            end_of_stream,
+        }: HttpBody,
+        choose: impl FnOnce(&Wish) -> Choice,
+    ) -> Vec<ProcessingResponse> {
+        self.body_bytes += body.len();
+        self.body.push(body);
+        if self.body_bytes > BODY_BYTES_MAX {
+            return vec![instead(
+                413,
+                "body_too_large",
+                "The request body is too large.",
+            )];
+        }
+        if !end_of_stream {
+            return Vec::new();
+        }
+        let mut answers = self.decide(choose);
+        if let Some(ProcessingResponse {
+            response: Some(Answer::RequestBody(last)),
+            ..
+        }) = answers.last_mut()
+        {
+            end(last);
+        }
+        answers
+    }
+
+    /// The endpoint and the body so far, or the answer that the client gets instead.
+    fn decide(&mut self, choose: impl FnOnce(&Wish) -> Choice) -> Vec<ProcessingResponse> {
+        self.decided = true;
+        let chunks = std::mem::take(&mut self.body);
+        if self.wish.key.is_none() && !chunks.is_empty() {
+            self.wish.key = beginning(&chunks.concat());
+        }
+        match choose(&self.wish) {
+            Choice::Endpoint(address) => {
+                let body = chunks.into_iter().map(|body| {
+                    let end_of_stream = false;
+                    say(Answer::RequestBody(returned(HttpBody {
+                        body,
+                        end_of_stream,
+                    })))
+                });
+                std::iter::once(endpoint(address)).chain(body).collect()
+            }
+            Choice::Full => vec![instead(
+                429,
+                "queue_full",
+                "All routers are at their limit; try again.",
+            )],
+            Choice::Nobody => vec![instead(503, "no_endpoint", "No router is ready.")],
+        }
+    }
+}
+
+fn duplex(modes: &ProtocolConfiguration) -> Duplex {
+    let both_ways = BodySendMode::FullDuplexStreamed;
+    Duplex {
+        request: modes.request_body_mode() == both_ways,
+        response: modes.response_body_mode() == both_ways,
+    }
+}
+
+fn say(response: Answer) -> ProcessingResponse {
+    ProcessingResponse {
+        response: Some(response),
+        dynamic_metadata: None,
+    }
+}
+
+/// The request goes there: told twice, since proxies look at one or the other.
+fn endpoint(address: SocketAddr) -> ProcessingResponse {
+    let address = address.to_string();
+    let value = |kind| Value { kind: Some(kind) };
+    let inner = Struct {
+        fields: [(
+            DESTINATION.to_owned(),
+            value(Kind::StringValue(address.clone())),
+        )]
+        .into(),
+    };
+    let metadata = Struct {
+        fields: [(NAMESPACE.to_owned(), value(Kind::StructValue(inner)))].into(),
+    };
+    let headers = HeadersResponse {
+        response: Some(CommonResponse {
+            header_mutation: Some(with_header(DESTINATION, &address)),
+            clear_route_cache: true,
+            ..CommonResponse::default()
+        }),
+    };
+    ProcessingResponse {
+        response: Some(Answer::RequestHeaders(headers)),
+        dynamic_metadata: Some(metadata),
+    }
+}
+
+fn with_header(key: &str, value: &str) -> HeaderMutation {
+    HeaderMutation {
+        set_headers: vec![header(key, value)],
+        remove_headers: Vec::new(),
+    }
+}
+
+/// In place of whatever the client sent under this name.
+fn header(key: &str, value: &str) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(HeaderValue {
+            key: key.to_owned(),
+            value: String::new(),
+            raw_value: Bytes::copy_from_slice(value.as_bytes()),
+        }),
+        append_action: AppendAction::OverwriteIfExistsOrAdd.into(),
+    }
+}
+
+/// The client's answer, in the shape that a router's errors have.
+fn instead(status: i32, code: &str, message: &str) -> ProcessingResponse {
+    let kind = match status {
+        429 => "rate_limit_error",
+        503 => "service_unavailable_error",
+        _ => "invalid_request_error",
+    };
+    let error = serde_json::json!({"error": {
+        "message": message, "type": kind, "param": null, "code": code,
+    }});
+    let mut headers = with_header("content-type", "application/json");
+    if status == 429 || status == 503 {
+        let more = [("retry-after", "1"), ("x-cleave-refused-reason", code)];
+        headers
+            .set_headers
+            .extend(more.map(|(key, value)| header(key, value)));
+    }
+    if status == 429 {
+        let reason = header("x-llm-d-request-dropped-reason", "rejected-saturated");
+        headers.set_headers.push(reason);
+    }
+    say(Answer::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus { code: status }),
+        headers: Some(headers),
+        body: error.to_string().into(),
+        details: code.to_owned(),
+    }))
+}
+
+fn unchanged() -> BodyResponse {
+    BodyResponse::default()
+}
+
+/// A chunk, as it came.
+fn returned(
+    HttpBody {
+        body,
+        end_of_stream,
+    }: HttpBody,
+) -> BodyResponse {
+    let streamed = StreamedBodyResponse {
+        body,
+        end_of_stream,
+    };
+    BodyResponse {
+        response: Some(CommonResponse {
+            body_mutation: Some(BodyMutation {
+                mutation: Some(body_mutation::Mutation::StreamedResponse(streamed)),
+            }),
+            ..CommonResponse::default()
+        }),
+    }
+}
+
+/// Nothing comes after this chunk.
+fn end(chunk: &mut BodyResponse) {
+    let mutation = chunk
+        .response
+        .as_mut()
+        .and_then(|it| it.body_mutation.as_mut());
+    if let Some(body_mutation::Mutation::StreamedResponse(chunk)) =
+        mutation.and_then(|it| it.mutation.as_mut())
+    {
+        chunk.end_of_stream = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::picker::proto::{HeaderMap, HttpHeaders, HttpTrailers, Metadata};
+
+    const THERE: Choice = Choice::Endpoint(SocketAddr::new(
+        std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        8001,
+    ));
+
+    fn word(word: Word) -> ProcessingRequest {
+        ProcessingRequest {
+            request: Some(word),
+            ..ProcessingRequest::default()
+        }
+    }
+
+    fn headers(end_of_stream: bool) -> ProcessingRequest {
+        let path = HeaderValue {
+            key: ":path".into(),
+            value: String::new(),
+            raw_value: "/v1/completions".into(),
+        };
+        word(Word::RequestHeaders(HttpHeaders {
+            headers: Some(HeaderMap {
+                headers: vec![path],
+            }),
+            end_of_stream,
+        }))
+    }
+
+    fn body(text: &'static str, end_of_stream: bool) -> ProcessingRequest {
+        word(Word::RequestBody(HttpBody {
+            body: text.into(),
+            end_of_stream,
+        }))
+    }
+
+    /// An answer in a word, with a chunk's text and a bar for its end.
+    fn told(answer: &ProcessingResponse) -> String {
+        let chunk = |name: &str, body: &BodyResponse| {
+            let mutation = body
+                .response
+                .as_ref()
+                .and_then(|it| it.body_mutation.as_ref());
+            match mutation.and_then(|it| it.mutation.as_ref()) {
+                Some(body_mutation::Mutation::StreamedResponse(one)) => {
+                    let end = if one.end_of_stream { "|" } else { "" };
+                    format!("{name} {}{end}", String::from_utf8_lossy(&one.body))
+                }
+                _ => format!("{name} as it is"),
+            }
+        };
+        match answer.response.as_ref().unwrap() {
+            Answer::RequestHeaders(headers) => {
+                let mutation = headers.response.as_ref().unwrap().header_mutation.as_ref();
+                let header = mutation.unwrap().set_headers[0].header.as_ref().unwrap();
+                let value = String::from_utf8_lossy(&header.raw_value);
+                let metadata = answer.dynamic_metadata.as_ref().unwrap();
+                let Some(Kind::StructValue(inner)) = &metadata.fields[NAMESPACE].kind else {
+                    panic!("{metadata:?}");
+                };
+                let said = &inner.fields[DESTINATION].kind;
+                assert_eq!(said, &Some(Kind::StringValue(value.to_string())));
+                assert_eq!(header.key, DESTINATION);
+                format!("to {value}")
+            }
+            Answer::RequestBody(body) => chunk("asked", body),
+            Answer::ResponseBody(body) => chunk("answered", body),
+            Answer::ResponseHeaders(_) => "answer".into(),
+            Answer::RequestTrailers(_) | Answer::ResponseTrailers(_) => "trailers".into(),
+            Answer::ImmediateResponse(instead) => {
+                format!("instead {}", instead.status.as_ref().unwrap().code)
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check(
+        conversation: &mut Conversation,
+        word: ProcessingRequest,
+        (choice, expected): (Choice, &[&str]),
+    ) {
+        let answers = conversation.hear(word, |_| choice);
+        let answers: Vec<String> = answers.iter().map(told).collect();
+        assert_eq!(answers, expected);
+    }
+
+    #[test]
+    fn a_body_was_answered_before_its_headers_or_out_of_order() {
+        let talk = &mut Conversation::default();
+        check(talk, headers(false), (THERE, &[]));
+        check(talk, body("{\"prompt\"", false), (THERE, &[]));
+        let all = ["to 127.0.0.1:8001", "asked {\"prompt\"", "asked : \"a\"}|"];
+        check(talk, body(": \"a\"}", true), (THERE, &all));
+        assert_eq!(talk.wish.key.as_deref(), Some(&b"a"[..]));
+        let answer = word(Word::ResponseHeaders(HttpHeaders::default()));
+        check(talk, answer, (THERE, &["answer"]));
+        let chunk = |text: &'static str, end_of_stream| {
+            word(Word::ResponseBody(HttpBody {
+                body: text.into(),
+                end_of_stream,
+            }))
+        };
+        check(
+            talk,
+            chunk("data: 1", false),
+            (THERE, &["answered data: 1"]),
+        );
+        check(talk, chunk("", true), (THERE, &["answered |"]));
+    }
+
+    #[test]
+    fn a_request_without_a_body_or_with_trailers_got_no_endpoint() {
+        let talk = &mut Conversation::default();
+        check(talk, headers(true), (THERE, &["to 127.0.0.1:8001"]));
+        let talk = &mut Conversation::default();
+        check(talk, headers(false), (THERE, &[]));
+        check(talk, body("{}", false), (THERE, &[]));
+        let trailers = word(Word::RequestTrailers(HttpTrailers::default()));
+        let all = ["to 127.0.0.1:8001", "asked {}", "trailers"];
+        check(talk, trailers, (THERE, &all));
+    }
+
+    #[test]
+    fn a_proxy_that_streams_one_way_waited_for_its_headers() {
+        let talk = &mut Conversation::default();
+        let mut first = headers(false);
+        first.protocol_config = Some(ProtocolConfiguration {
+            request_body_mode: BodySendMode::Buffered.into(),
+            response_body_mode: BodySendMode::None.into(),
+        });
+        check(talk, first, (THERE, &["to 127.0.0.1:8001"]));
+        check(talk, body("{}", true), (THERE, &["asked as it is"]));
+    }
+
+    #[test]
+    fn whom_nobody_can_serve_was_sent_somewhere() {
+        for (choice, status) in [
+            (Choice::Full, "instead 429"),
+            (Choice::Nobody, "instead 503"),
+        ] {
+            let talk = &mut Conversation::default();
+            check(talk, headers(false), (choice, &[]));
+            check(talk, body("{}", true), (choice, &[status]));
+        }
+        let talk = &mut Conversation::default();
+        check(talk, headers(false), (THERE, &[]));
+        let long: &'static str = "x".repeat(BODY_BYTES_MAX + 1).leak();
+        check(talk, body(long, false), (THERE, &["instead 413"]));
+    }
+
+    #[test]
+    fn the_proxys_subset_was_not_heard() {
+        let value = |kind| Value { kind: Some(kind) };
+        let listed = ["127.0.0.1:8001", " 127.0.0.1:8002", "no address"];
+        let list = listed.map(|one| value(Kind::StringValue(one.into())));
+        let list = Kind::ListValue(prost_types::ListValue {
+            values: list.into(),
+        });
+        for hint in [list, Kind::StringValue(listed.join(","))] {
+            let key = "x-gateway-destination-endpoint-subset".to_owned();
+            let hint = Struct {
+                fields: [(key, value(hint))].into(),
+            };
+            let mut first = headers(true);
+            first.metadata_context = Some(Metadata {
+                filter_metadata: [("envoy.lb.subset_hint".to_owned(), hint)].into(),
+            });
+            let mut seen = None;
+            Conversation::default().hear(first, |wish| {
+                seen.clone_from(&wish.subset);
+                Choice::Nobody
+            });
+            let ports = seen.unwrap().into_iter().map(|address| address.port());
+            assert_eq!(ports.collect::<Vec<_>>(), [8001, 8002]);
+        }
+    }
+}

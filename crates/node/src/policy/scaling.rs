@@ -1,0 +1,135 @@
+//! How a fleet grows and shrinks, in a policy's file.
+//!
+//! Owns: the keys of `scaling`, and which numbers can be. Never: says how many workers there are to be.
+
+use super::class::small;
+use super::tree::{Flaws, Node, Value};
+use cleave_domain::{PoolScaling, Role, Scaling, ScalingMode};
+
+/// More than any fleet has.
+const DEVICES_MAX: i64 = 100_000;
+const POOLS: [(Role, &str); 3] = [
+    (Role::Prefill, "prefill"),
+    (Role::Decode, "decode"),
+    (Role::Both, "both"),
+];
+
+pub(super) fn scaling(node: &Node, flaws: &mut Flaws) -> Option<Scaling> {
+    let mut fields = flaws.fields(node, "`scaling`")?;
+    let mode = fields.take("mode");
+    let devices_max = fields.need("devices_max", flaws);
+    let pools = fields.need("pools", flaws);
+    let flip = fields.take("flip");
+    let idle_after = fields.take("idle_after");
+    let start_max = fields.take("start_max");
+    let turns_max = fields.take("turns_max");
+    fields.end(flaws);
+
+    let devices = devices_max.and_then(|n| flaws.whole(n, "devices_max", &(1..=DEVICES_MAX)));
+    let mut scaling = Scaling::new(devices.map_or(1, small));
+    scaling.mode = mode.map_or(scaling.mode, |node| mode_of(node, flaws));
+    scaling.flip = flip.and_then(|n| flaws.truth(n, "flip")).unwrap_or(true);
+    let idle_after = idle_after.and_then(|n| flaws.time(n, "idle_after"));
+    scaling.idle_after = idle_after.unwrap_or(scaling.idle_after);
+    let start_max = start_max.and_then(|n| flaws.time(n, "start_max"));
+    scaling.start_max = start_max.unwrap_or(scaling.start_max);
+    let turns = turns_max.and_then(|n| flaws.whole(n, "turns_max", &(2..=3600)));
+    scaling.turns_max = turns.map_or(scaling.turns_max, small);
+
+    let pools_node = pools?;
+    let mut named = flaws.fields(pools_node, "`pools`")?;
+    for (role, key) in POOLS {
+        if let Some(node) = named.take(key) {
+            *scaling.pool_mut(role) = pool(node, role, flaws)?;
+        }
+    }
+    named.end(flaws);
+    devices?;
+    check(&scaling, pools_node, flaws).then_some(scaling)
+}
+
+fn mode_of(node: &Node, flaws: &mut Flaws) -> ScalingMode {
+    match &node.value {
+        Value::Text(word) if word == "act" => ScalingMode::Act,
+        Value::Text(word) if word == "advise" => ScalingMode::Advise,
+        _ => {
+            let says = "`mode` is act (workers are started and stopped, and change their leg) or \
+                        advise (numbers are shown, and nothing changes)";
+            flaws.add(node.referenced, says);
+            ScalingMode::Advise
+        }
+    }
+}
+
+fn pool(node: &Node, role: Role, flaws: &mut Flaws) -> Option<PoolScaling> {
+    let mut fields = flaws.fields(node, "a pool")?;
+    let min = fields.take("min");
+    let max = fields.need("max", flaws);
+    let devices = fields.take("devices");
+    let up_after = fields.take("up_after");
+    let down_after = fields.take("down_after");
+    fields.end(flaws);
+
+    let defaults = PoolScaling::none(role);
+    let max_node = max?;
+    let max = flaws.whole(max_node, "max", &(0..=4096));
+    let min_of = |node| flaws.whole(node, "min", &(0..=4096));
+    let min = min.map_or(Some(0), min_of);
+    let devices = devices.map_or(Some(1), |n| flaws.whole(n, "devices", &(1..=1024)));
+    let up_after = up_after.map_or(Some(defaults.up_after), |n| flaws.time(n, "up_after"));
+    let down_after = down_after.map_or(Some(defaults.down_after), |n| flaws.time(n, "down_after"));
+    let pool = PoolScaling {
+        min: small(min?),
+        max: small(max?),
+        devices: small(devices?),
+        up_after: up_after?,
+        down_after: down_after?,
+    };
+    if pool.min > pool.max {
+        let says = format!(
+            "`max` is {}, less than `min`, which is {}",
+            pool.max, pool.min
+        );
+        flaws.add(max_node.referenced, says);
+    }
+    Some(pool)
+}
+
+/// Whether such a fleet can be, and can serve.
+fn check(scaling: &Scaling, pools: &Node, flaws: &mut Flaws) -> bool {
+    if !scaling.serves() {
+        let says = "no request could be served: `pools` needs `prefill` and `decode` with a `max` \
+                    above 0, or `both`";
+        flaws.add(pools.referenced, says);
+        return false;
+    }
+    let pools_of = |count: fn(&PoolScaling) -> u32| -> u64 {
+        let of = |(role, _): (Role, &str)| {
+            let pool = scaling.pool(role);
+            u64::from(count(pool)) * u64::from(pool.devices)
+        };
+        POOLS.into_iter().map(of).sum()
+    };
+    let least = pools_of(|pool| pool.min).max(pair(scaling));
+    let devices_max = scaling.devices_max;
+    if least > u64::from(devices_max) {
+        let says = format!(
+            "`devices_max` is {devices_max}, and the pools take {least} devices at least (each \
+             `min`, and one worker for each leg)"
+        );
+        flaws.add(pools.referenced, says);
+        return false;
+    }
+    true
+}
+
+/// Devices of the least fleet that serves.
+fn pair(scaling: &Scaling) -> u64 {
+    let (prefill, decode, both) = (&scaling.prefill, &scaling.decode, &scaling.both);
+    let split = u64::from(prefill.devices) + u64::from(decode.devices);
+    match (prefill.max > 0 && decode.max > 0, both.max > 0) {
+        (true, true) => split.max(u64::from(both.devices)),
+        (true, false) => split,
+        (false, _) => u64::from(both.devices),
+    }
+}

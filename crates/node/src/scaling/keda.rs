@@ -1,0 +1,261 @@
+//! KEDA's external scaler.
+//!
+//! Owns: its five methods. Never: remembers who asked. Invariant: every method answers from the same word of
+//! the brain, which is the same at every router that shares workers with another.
+
+use super::{Answers, POOLS, Unknown};
+use cleave_domain::Role;
+use futures::Stream;
+use futures::stream::{self, StreamExt};
+use std::pin::Pin;
+use tonic::{Request, Response, Status};
+
+#[allow(clippy::all, missing_docs, unreachable_pub)]
+mod proto {
+    tonic::include_proto!("externalscaler");
+}
+
+use proto::external_scaler_server::{ExternalScaler, ExternalScalerServer};
+use proto::{
+    GetMetricSpecResponse, GetMetricsRequest, GetMetricsResponse, IsActiveResponse, MetricSpec,
+    MetricValue, ScaledObjectRef,
+};
+
+/// The gRPC service, to be mounted where workers dial.
+pub(crate) fn scaler_service(answers: Answers) -> ExternalScalerServer<ScalerService> {
+    ExternalScalerServer::new(ScalerService { answers })
+}
+
+/// See [`scaler_service`].
+#[derive(Clone, Debug)]
+pub(crate) struct ScalerService {
+    answers: Answers,
+}
+
+type Answered<T> = Result<Response<T>, Status>;
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl From<Unknown> for Status {
+    fn from(unknown: Unknown) -> Self {
+        match unknown {
+            Unknown::Listening => Self::unavailable(unknown.to_string()),
+            Unknown::Off | Unknown::Advises => Self::failed_precondition(unknown.to_string()),
+        }
+    }
+}
+
+/// Of which pool, by its trigger's metadata.
+fn pool(object: &ScaledObjectRef) -> Result<(&'static str, Role), Status> {
+    let named = object.scaler_metadata.get("pool");
+    let found = POOLS
+        .into_iter()
+        .find(|(name, _)| named.is_some_and(|n| n == name));
+    found.ok_or_else(|| {
+        let got = named.map_or("nothing", String::as_str);
+        Status::invalid_argument(format!(
+            "the trigger's metadata needs `pool`: prefill, decode or both, not {got}"
+        ))
+    })
+}
+
+fn metric(pool: &str) -> String {
+    format!("cleave-workers-{pool}")
+}
+
+fn spec(pool: &str) -> GetMetricSpecResponse {
+    GetMetricSpecResponse {
+        metric_specs: vec![MetricSpec {
+            metric_name: metric(pool),
+            target_size: 1,
+            target_size_float: 1.0,
+        }],
+    }
+}
+
+impl ScalerService {
+    fn wanted(&self, role: Role) -> Result<u32, Status> {
+        Ok(self.answers.wanted()?.of(role))
+    }
+}
+
+#[tonic::async_trait]
+impl ExternalScaler for ScalerService {
+    type StreamIsActiveStream = Streamed<IsActiveResponse>;
+    type StreamMetricSpecStream = Streamed<GetMetricSpecResponse>;
+
+    async fn is_active(&self, request: Request<ScaledObjectRef>) -> Answered<IsActiveResponse> {
+        let (_, role) = pool(request.get_ref())?;
+        let result = self.wanted(role)? > 0;
+        Ok(Response::new(IsActiveResponse { result }))
+    }
+
+    async fn stream_is_active(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Answered<Self::StreamIsActiveStream> {
+        let (_, role) = pool(request.get_ref())?;
+        let begin = (self.answers.clone(), None);
+        let said = stream::unfold(begin, move |(mut answers, before)| async move {
+            loop {
+                let now = answers.wanted().ok().map(|wanted| wanted.of(role) > 0);
+                if let Some(result) = now.filter(|_| now != before) {
+                    let response = IsActiveResponse { result };
+                    return Some((Ok(response), (answers, now)));
+                }
+                if !answers.changed().await {
+                    return None;
+                }
+            }
+        });
+        Ok(Response::new(said.boxed()))
+    }
+
+    async fn get_metric_spec(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Answered<GetMetricSpecResponse> {
+        let (pool, _) = pool(request.get_ref())?;
+        Ok(Response::new(spec(pool)))
+    }
+
+    async fn get_metrics(
+        &self,
+        request: Request<GetMetricsRequest>,
+    ) -> Answered<GetMetricsResponse> {
+        let GetMetricsRequest {
+            scaled_object_ref,
+            metric_name,
+        } = request.into_inner();
+        let object = scaled_object_ref.unwrap_or_default();
+        let (pool, role) = pool(&object)?;
+        let ours = metric(pool);
+        // KEDA's own metrics are called `s<trigger>-<name>`.
+        if !metric_name.is_empty() && !metric_name.ends_with(&ours) {
+            return Err(Status::invalid_argument(format!(
+                "there is no metric `{metric_name}` of this pool; there is `{ours}`"
+            )));
+        }
+        let wanted = self.wanted(role)?;
+        let value = MetricValue {
+            metric_name,
+            metric_value: wanted.into(),
+            metric_value_float: wanted.into(),
+        };
+        Ok(Response::new(GetMetricsResponse {
+            metric_values: vec![value],
+        }))
+    }
+
+    /// It never changes; the stream stays open for as long as the router answers at all.
+    async fn stream_metric_spec(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Answered<Self::StreamMetricSpecStream> {
+        let (pool, _) = pool(request.get_ref())?;
+        let mut answers = self.answers.clone();
+        let first = stream::iter([Ok(spec(pool))]);
+        let rest = stream::once(async move { while answers.changed().await {} });
+        let said = first.chain(rest.filter_map(|()| async { None }));
+        Ok(Response::new(said.boxed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Standing;
+    use super::*;
+    use cleave_domain::{PoolCounts, ScalingMode, Wanted};
+    use cleave_planner::scaling::Decision;
+    use tokio::sync::watch;
+
+    fn object(pool: &str) -> ScaledObjectRef {
+        ScaledObjectRef {
+            scaler_metadata: [("pool".to_owned(), pool.to_owned())].into(),
+            ..ScaledObjectRef::default()
+        }
+    }
+
+    fn said(mode: ScalingMode, decode: u32) -> Standing {
+        let workers = PoolCounts {
+            decode,
+            ..PoolCounts::default()
+        };
+        let wanted = Wanted {
+            workers,
+            ..Wanted::default()
+        };
+        let decision = Decision {
+            wanted,
+            ..Decision::default()
+        };
+        Standing::Said(mode, decision)
+    }
+
+    #[tokio::test]
+    async fn a_number_was_answered_where_nothing_was_known_or_nothing_was_to_change() {
+        let (tell, standing) = watch::channel(Standing::Off);
+        let service = ScalerService {
+            answers: Answers::new(standing),
+        };
+        let ask = || service.is_active(Request::new(object("decode")));
+        assert_eq!(
+            ask().await.unwrap_err().code(),
+            tonic::Code::FailedPrecondition
+        );
+        tell.send_replace(Standing::Listening(ScalingMode::Act));
+        assert_eq!(ask().await.unwrap_err().code(), tonic::Code::Unavailable);
+        tell.send_replace(said(ScalingMode::Advise, 3));
+        assert_eq!(
+            ask().await.unwrap_err().code(),
+            tonic::Code::FailedPrecondition
+        );
+        tell.send_replace(said(ScalingMode::Act, 3));
+        assert!(ask().await.unwrap().into_inner().result);
+        let other = service.is_active(Request::new(object("queue"))).await;
+        assert!(
+            other
+                .unwrap_err()
+                .message()
+                .contains("prefill, decode or both")
+        );
+    }
+
+    #[tokio::test]
+    async fn the_five_methods_answer_from_one_word() {
+        let (tell, standing) = watch::channel(said(ScalingMode::Act, 0));
+        let service = ScalerService {
+            answers: Answers::new(standing),
+        };
+        let streamed = service
+            .stream_is_active(Request::new(object("decode")))
+            .await;
+        let mut active = streamed.unwrap().into_inner();
+        assert!(!active.next().await.unwrap().unwrap().result, "at once");
+        tell.send_replace(said(ScalingMode::Act, 2));
+        assert!(active.next().await.unwrap().unwrap().result);
+        let spec = service
+            .get_metric_spec(Request::new(object("decode")))
+            .await;
+        let spec = spec.unwrap().into_inner();
+        assert_eq!(spec.metric_specs[0].metric_name, "cleave-workers-decode");
+        let streamed = service
+            .stream_metric_spec(Request::new(object("decode")))
+            .await;
+        let mut specs = streamed.unwrap().into_inner();
+        assert_eq!(specs.next().await.unwrap().unwrap(), spec);
+        let ask = |name: &str| {
+            let request = GetMetricsRequest {
+                scaled_object_ref: Some(object("decode")),
+                metric_name: name.to_owned(),
+            };
+            service.get_metrics(Request::new(request))
+        };
+        let got = ask("cleave-workers-decode").await.unwrap().into_inner();
+        let value = &got.metric_values[0];
+        assert_eq!((value.metric_value, value.metric_value_float), (2, 2.0));
+        assert!(ask("s0-cleave-workers-decode").await.is_ok());
+        assert!(ask("requests").await.is_err());
+        drop(tell);
+        assert!(specs.next().await.is_none() && active.next().await.is_none());
+    }
+}

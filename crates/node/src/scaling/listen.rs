@@ -1,0 +1,241 @@
+//! HTTPS for the external metrics API, which API servers ask by nothing else.
+//!
+//! Owns: a certificate made at the start, the handshakes. Never: writes a key anywhere. Invariant: a handshake
+//! that hangs holds up nobody.
+
+use crate::NodeError;
+use crate::server::bind;
+use axum::Router;
+use axum::serve::Listener;
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::server::TlsStream;
+use tracing::{debug, error};
+
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// Handshakes under way at once; others wait to be accepted.
+const HANDSHAKES_MAX: usize = 64;
+
+/// What an API server asks, and where.
+#[derive(Debug)]
+pub(crate) struct Secured {
+    pub(crate) address: SocketAddr,
+    #[cfg(test)]
+    certificate: CertificateDer<'static>,
+    task: JoinHandle<()>,
+}
+
+impl Secured {
+    /// Binds and serves with a certificate of its own, which an APIService names as
+    /// `insecureSkipTLSVerify`.
+    pub(crate) async fn start(address: &str, routes: Router) -> Result<Self, NodeError> {
+        let broken = |error: io::Error| NodeError::Bind(address.to_owned(), error);
+        let (config, _certificate) = self_signed().map_err(broken)?;
+        let listener = bind(address).await?;
+        let address = listener.local_addr().map_err(broken)?;
+        let (shaken, ready) = mpsc::channel(HANDSHAKES_MAX);
+        let handshakes = accept(listener, TlsAcceptor::from(config), shaken);
+        let task = tokio::spawn(async move {
+            let served = axum::serve(Handshaken { address, ready }, routes);
+            tokio::select! {
+                () = handshakes => {}
+                served = async { served.await } => {
+                    if let Err(error) = served {
+                        error!(%error, "the external metrics server ended");
+                    }
+                }
+            }
+        });
+        Ok(Self {
+            address,
+            #[cfg(test)]
+            certificate: _certificate,
+            task,
+        })
+    }
+}
+
+impl Drop for Secured {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A key that nobody else has, and what it is known by.
+fn self_signed() -> io::Result<(Arc<ServerConfig>, CertificateDer<'static>)> {
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed(["cleave".to_owned(), "localhost".to_owned()])
+            .map_err(io::Error::other)?;
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
+    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key)
+        .map_err(io::Error::other)?;
+    Ok((Arc::new(config), cert.der().clone()))
+}
+
+type Secure = (TlsStream<TcpStream>, SocketAddr);
+
+/// Each handshake is a task of its own.
+async fn accept(listener: TcpListener, acceptor: TlsAcceptor, shaken: mpsc::Sender<Secure>) {
+    let seats = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    loop {
+        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else {
+            return;
+        };
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                debug!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (acceptor, shaken) = (acceptor.clone(), shaken.clone());
+        tokio::spawn(async move {
+            let _seat = seat;
+            match timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
+                // A server that has stopped takes nobody.
+                Ok(Ok(stream)) => drop(shaken.send((stream, from)).await),
+                Ok(Err(error)) => debug!(%from, %error, "a TLS handshake failed"),
+                Err(_) => debug!(%from, "a TLS handshake took too long"),
+            }
+        });
+    }
+}
+
+/// Connections whose handshake is over.
+struct Handshaken {
+    address: SocketAddr,
+    ready: mpsc::Receiver<Secure>,
+}
+
+impl Listener for Handshaken {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.ready.recv().await {
+            Some(secure) => secure,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(self.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scaling::{Answers, Standing, external_metrics_routes};
+    use cleave_domain::{PoolCounts, ScalingMode, Wanted};
+    use cleave_planner::scaling::Decision;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::watch;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+    async fn get(secured: &Secured, path: &str) -> (u16, serde_json::Value) {
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(secured.certificate.clone())
+            .expect("a certificate");
+        let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(secured.address)
+            .await
+            .expect("it listens");
+        let name = "localhost".try_into().expect("a name");
+        let connector = TlsConnector::from(Arc::new(config));
+        let mut stream = connector.connect(name, stream).await.expect("a handshake");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream
+            .write_all(request.as_bytes())
+            .await
+            .expect("it reads");
+        let mut answer = Vec::new();
+        // Some servers leave without a word; what came is whole.
+        let _ = stream.read_to_end(&mut answer).await;
+        let answer = String::from_utf8(answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+        let body = serde_json::from_str(body).unwrap_or_default();
+        (status.expect("a status"), body)
+    }
+
+    #[tokio::test]
+    async fn an_hpa_is_answered_as_an_api_server_expects() {
+        let (tell, standing) = watch::channel(Standing::Off);
+        let routes = external_metrics_routes(Answers::new(standing));
+        let secured = Secured::start("127.0.0.1:0", routes)
+            .await
+            .expect("it starts");
+        let group = "/apis/external.metrics.k8s.io/v1beta1";
+        let (status, groups) = get(&secured, "/apis").await;
+        assert_eq!(
+            (status, &groups["groups"][0]["name"]),
+            (200, &"external.metrics.k8s.io".into())
+        );
+        let (status, resources) = get(&secured, group).await;
+        assert_eq!(
+            (status, &resources["kind"]),
+            (200, &"APIResourceList".into())
+        );
+        assert_eq!(resources["resources"][0]["name"], "cleave_workers_wanted");
+        let metric =
+            format!("{group}/namespaces/n/cleave_workers_wanted?labelSelector=pool%3Ddecode");
+        let (status, unknown) = get(&secured, &metric).await;
+        assert_eq!(
+            (status, &unknown["kind"]),
+            (503, &"Status".into()),
+            "never a number"
+        );
+        let workers = PoolCounts {
+            decode: 3,
+            ..PoolCounts::default()
+        };
+        let wanted = Wanted {
+            workers,
+            ..Wanted::default()
+        };
+        let decision = Decision {
+            wanted,
+            ..Decision::default()
+        };
+        tell.send_replace(Standing::Said(ScalingMode::Act, decision));
+        let (status, list) = get(&secured, &metric).await;
+        assert_eq!(
+            (status, &list["kind"]),
+            (200, &"ExternalMetricValueList".into())
+        );
+        let items = list["items"].as_array().expect("a list");
+        assert_eq!(items.len(), 1);
+        assert_eq!(items[0]["value"], "3");
+        assert_eq!(items[0]["metricLabels"]["pool"], "decode");
+        let stamp = items[0]["timestamp"].as_str().expect("a time");
+        assert!(stamp.len() >= 20 && stamp.ends_with('Z'), "{stamp}");
+        let (status, _) = get(&secured, &format!("{group}/namespaces/n/requests")).await;
+        assert_eq!(status, 404);
+        let (status, _) = get(&secured, &metric.replace("%3D", "%28")).await;
+        assert_eq!(status, 400);
+    }
+}

@@ -1,0 +1,298 @@
+//! What strangers do to a port, over real sockets.
+
+use super::*;
+use crate::telemetry::Telemetry;
+use axum::body::{Body, Bytes};
+use axum::routing::get;
+use futures::stream;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(300);
+
+fn limits() -> HttpLimits {
+    HttpLimits {
+        connections_max: 400,
+        ..HttpLimits::default()
+    }
+}
+
+struct Port {
+    server: Server,
+    telemetry: Telemetry,
+    /// Lets `/wait` answer.
+    go: Arc<Notify>,
+}
+
+async fn port(limits: HttpLimits) -> Port {
+    let go = Arc::new(Notify::new());
+    let wait = Arc::clone(&go);
+    let endless = async || {
+        let chunk = Bytes::from(vec![b'x'; 1 << 16]);
+        Body::from_stream(stream::repeat_with(move || {
+            Ok::<_, io::Error>(chunk.clone())
+        }))
+    };
+    let waits = async move || {
+        wait.notified().await;
+        "waited"
+    };
+    let routes = Router::new()
+        .route("/", get(async || "here"))
+        .route("/wait", get(waits))
+        .route("/endless", get(endless));
+    let telemetry = Telemetry::default();
+    let listener = bind("127.0.0.1:0").await.unwrap();
+    let terms = (limits, telemetry.servers.clone());
+    let server = Server::start(listener, Faces::clear(routes), terms).unwrap();
+    Port {
+        server,
+        telemetry,
+        go,
+    }
+}
+
+impl Port {
+    async fn dial(&self) -> TcpStream {
+        TcpStream::connect(self.server.address).await.unwrap()
+    }
+
+    fn let_go(&self, reason: &str) -> bool {
+        let line = format!("cleave_connections_let_go_total{{reason=\"{reason}\"}} 0");
+        !self.telemetry.text().contains(&line)
+    }
+}
+
+/// Sends these bytes and reads until the other end closes.
+async fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> String {
+    // It may have closed already, and said why.
+    let _ = stream.write_all(bytes).await;
+    let mut answer = Vec::new();
+    let read = timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    let _reset = read.expect("the server closes in time");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+const LAST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+
+/// One answer on a connection that stays.
+async fn ask(stream: &mut TcpStream) -> String {
+    stream.write_all(GET).await.unwrap();
+    let mut answer = String::new();
+    while !answer.ends_with("here") {
+        let mut some = [0; 512];
+        let count = timeout(PATIENCE, stream.read(&mut some)).await.unwrap();
+        let count = count.unwrap();
+        assert!(count > 0, "closed after {answer:?}");
+        answer += std::str::from_utf8(&some[..count]).unwrap();
+    }
+    answer
+}
+
+#[tokio::test]
+async fn headers_that_never_end_kept_a_connection() {
+    let limits = HttpLimits {
+        headers_wait_max: SHORT,
+        ..limits()
+    };
+    let port = port(limits).await;
+    let mut slow = port.dial().await;
+    // A first request is answered; the second one trickles for as long as anybody listens.
+    ask(&mut slow).await;
+    let (mut reads, mut writes) = slow.into_split();
+    let trickle = async {
+        let mut sent = writes.write_all(b"GET / HTTP/1.1\r\n").await;
+        while sent.is_ok() {
+            tokio::time::sleep(SHORT / 20).await;
+            sent = writes.write_all(b"x: y\r\n").await;
+        }
+    };
+    let closed = async {
+        let mut rest = Vec::new();
+        reads.read_to_end(&mut rest).await
+    };
+    let ended = timeout(PATIENCE, async {
+        tokio::select! {
+            () = trickle => {}
+            _ = closed => {}
+        }
+    });
+    ended.await.expect("it is closed in time");
+    assert!(port.let_go("slow_headers"));
+    assert!(
+        exchange(&mut port.dial().await, LAST)
+            .await
+            .contains("here")
+    );
+}
+
+#[tokio::test]
+async fn headers_without_measure_were_kept_in_memory() {
+    let port = port(limits()).await;
+    let one = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
+    let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(1000));
+    for text in [one, many] {
+        let answer = exchange(&mut port.dial().await, text.as_bytes()).await;
+        // Whoever is still writing may find the connection reset before the answer.
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 431"),
+            "{answer}"
+        );
+    }
+    assert!(
+        exchange(&mut port.dial().await, LAST)
+            .await
+            .contains("here")
+    );
+}
+
+#[tokio::test]
+async fn more_connections_than_may_be_took_the_place_of_those_that_were_there() {
+    let port = port(limits()).await;
+    let mut first = port.dial().await;
+    ask(&mut first).await;
+    let mut crowd = Vec::new();
+    for _ in 0..1000 {
+        crowd.push(port.dial().await);
+    }
+    // Those beyond the limit are closed, and 399 of them stand.
+    let mut closed = 0;
+    for stream in &mut crowd {
+        let answer = async {
+            let mut byte = [0; 1];
+            stream.write_all(GET).await?;
+            stream.read(&mut byte).await
+        };
+        let answered = timeout(PATIENCE, answer).await.unwrap();
+        closed += usize::from(!matches!(answered, Ok(1)));
+    }
+    assert_eq!(closed, 1000 - 399);
+    assert!(port.let_go("full"));
+    ask(&mut first).await;
+    drop(crowd);
+    // Places are free again.
+    let served = async {
+        while !exchange(&mut port.dial().await, LAST)
+            .await
+            .contains("here")
+        {}
+    };
+    timeout(PATIENCE, served).await.expect("a place in time");
+}
+
+#[tokio::test]
+async fn connections_without_a_request_stood_for_ever_and_those_with_one_did_not() {
+    let limits = HttpLimits {
+        idle_max: SHORT,
+        ..limits()
+    };
+    let port = port(limits).await;
+    let mut busy = port.dial().await;
+    let wait = b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    busy.write_all(wait).await.unwrap();
+    let mut used = port.dial().await;
+    ask(&mut used).await;
+    let mut silent = port.dial().await;
+    for idle in [&mut used, &mut silent] {
+        assert_eq!(exchange(idle, b"").await, "", "closed without a word");
+    }
+    assert!(port.let_go("idle"));
+    port.go.notify_one();
+    assert!(exchange(&mut busy, b"").await.contains("waited"));
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_kept_its_answer_in_memory() {
+    let limits = HttpLimits {
+        stall_max: SHORT,
+        ..limits()
+    };
+    let port = port(limits).await;
+    let mut stream = port.dial().await;
+    let endless = b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(endless).await.unwrap();
+    let gone = async {
+        while !port.let_go("stalled") {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, gone).await.expect("it is let go in time");
+}
+
+#[tokio::test]
+async fn a_client_of_http2_that_gives_no_window_kept_its_answer_in_memory() {
+    let limits = HttpLimits {
+        stall_max: SHORT,
+        ..limits()
+    };
+    let port = port(limits).await;
+    let io = TokioIo::new(port.dial().await);
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(1 << 16)
+        .handshake(io)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let get = |path: &str| {
+        let uri = format!("http://x{path}");
+        hyper::Request::get(uri)
+            .body(Empty::<Bytes>::new())
+            .unwrap()
+    };
+    let unread = sender.send_request(get("/endless")).await.unwrap();
+    // The connection itself moves: what is read on it is not what is not read.
+    let gone = async {
+        while !port.let_go("stalled") {
+            if let Ok(answer) = sender.send_request(get("/")).await {
+                // It may be cut off in the middle.
+                let _ = answer.into_body().collect().await;
+            }
+        }
+    };
+    timeout(PATIENCE, gone).await.expect("it is let go in time");
+    drop(unread);
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+#[tokio::test]
+async fn requests_taken_back_as_fast_as_they_are_sent_cost_a_client_nothing() {
+    let port = port(limits()).await;
+    let (mut reads, mut writes) = port.dial().await.into_split();
+    let flood = async {
+        writes
+            .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            .await?;
+        writes.write_all(&frame(4, 0, 0, &[])).await?;
+        // GET http / by the static table, its end, and CANCEL.
+        for stream in (1..).step_by(2) {
+            let mut pair = frame(1, 0x5, stream, &[0x82, 0x86, 0x84]);
+            pair.extend(frame(3, 0, stream, &8_u32.to_be_bytes()));
+            writes.write_all(&pair).await?;
+        }
+        Ok::<_, io::Error>(())
+    };
+    let mut said = Vec::new();
+    let ended = timeout(PATIENCE, async {
+        tokio::join!(flood, reads.read_to_end(&mut said))
+    });
+    let (flooded, _) = ended.await.expect("it is cut off in time");
+    assert!(flooded.is_err());
+    assert!(
+        exchange(&mut port.dial().await, LAST)
+            .await
+            .contains("here")
+    );
+}

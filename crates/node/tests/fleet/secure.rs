@@ -1,0 +1,281 @@
+//! Who is let in: clients by TLS and key, workers by certificate.
+
+use crate::abacus::{Abacus, Gate};
+use crate::authority::Authority;
+use crate::{PATIENCE, check, exchange, files, http, prompt, router_with, worker_node};
+use cleave_domain::Role;
+use cleave_node::{CertificateFiles, PolicyFile, RouterOptions, Running, Serve, WorkerOptions};
+use cleave_tls::PEER_NAME;
+use cleave_tls::rustls::pki_types::pem::PemObject;
+use cleave_tls::rustls::pki_types::{CertificateDer, ServerName};
+use cleave_tls::rustls::{ClientConfig, RootCertStore};
+use cleave_tls::tokio_rustls::TlsConnector;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+async fn serve(options: RouterOptions) -> Running {
+    let worker = |role: Role| {
+        let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+        (WorkerOptions::new(role.to_string(), role), engine)
+    };
+    let serve = Serve {
+        listen: "127.0.0.1:0".into(),
+        router: options,
+        workers: [Role::Prefill, Role::Decode].map(worker).into(),
+        files: files(),
+    };
+    let running = serve.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    running
+}
+
+fn certificate(folder: &Path) -> CertificateFiles {
+    CertificateFiles {
+        certificate: folder.join("tls.crt"),
+        key: folder.join("tls.key"),
+    }
+}
+
+/// What a client that trusts `authority` is answered, speaking one of these protocols.
+async fn https(address: &str, authority: &Authority, alpn: &str) -> io::Result<String> {
+    let mut roots = RootCertStore::empty();
+    let pem = authority.pem();
+    roots
+        .add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap())
+        .unwrap();
+    let ring = cleave_tls::rustls::crypto::ring::default_provider();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
+    let stream = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    let connector = TlsConnector::from(Arc::new(config));
+    let mut stream = connector.connect(name, stream).await?;
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(alpn.as_bytes()));
+    if alpn == "h2" {
+        return Ok(String::new());
+    }
+    let request = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+#[tokio::test]
+async fn clients_see_the_certificate_that_there_is_now() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (Authority::new(), Authority::new());
+    old.sign(folder.path(), "localhost");
+    let running = serve(RouterOptions {
+        certificate: Some(certificate(folder.path())),
+        ..RouterOptions::default()
+    })
+    .await;
+    let address = running.address().to_string();
+    let answer = https(&address, &old, "http/1.1").await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    https(&address, &old, "h2").await.unwrap();
+    assert!(https(&address, &new, "http/1.1").await.is_err());
+    // In clear nothing is told but that.
+    let clear = http(&address, "/version").await;
+    assert!(
+        clear.starts_with("HTTP/1.1 400") && clear.contains("HTTPS"),
+        "{clear}"
+    );
+    // A file that is none changes nothing; another one is in force soon.
+    std::fs::write(folder.path().join("tls.key"), "no key").unwrap();
+    assert!(https(&address, &old, "http/1.1").await.is_ok());
+    new.sign(folder.path(), "localhost");
+    let changed = async { while https(&address, &new, "http/1.1").await.is_err() {} };
+    timeout(PATIENCE, changed)
+        .await
+        .expect("it is seen in time");
+    assert!(https(&address, &old, "http/1.1").await.is_err());
+    running.drain(PATIENCE).await;
+}
+
+/// A wire whose bytes are kept.
+async fn tapped(target: std::net::SocketAddr, listener: TcpListener) -> Arc<Mutex<Vec<u8>>> {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let keep = Arc::clone(&heard);
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let (mut reads, mut back) = near.into_split();
+            let far = TcpStream::connect(target).await.unwrap();
+            let (mut answers, mut writes) = far.into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut answers, &mut back).await });
+            let keep = Arc::clone(&keep);
+            tokio::spawn(async move {
+                let mut some = vec![0; 1 << 16];
+                while let Ok(count @ 1..) = reads.read(&mut some).await {
+                    keep.lock().unwrap().extend(&some[..count]);
+                    if writes.write_all(&some[..count]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    heard
+}
+
+#[tokio::test]
+async fn workers_join_and_hand_over_only_by_certificate() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let [router_folder, prefill_folder, decode_folder, foreign_folder] = &folders;
+    for folder in [router_folder, prefill_folder, decode_folder] {
+        ours.sign(folder.path(), PEER_NAME);
+    }
+    theirs.sign(foreign_folder.path(), PEER_NAME);
+    let router = router_with(RouterOptions {
+        peer_tls: Some(router_folder.path().to_owned()),
+        ..RouterOptions::default()
+    })
+    .await;
+    let address = router.address().to_string();
+    // Strangers first: one without a certificate, one with another fleet's.
+    let strangers = [None, Some(foreign_folder.path().to_owned())].map(|folder| {
+        let name = format!("stranger-{}", folder.is_some());
+        let mut node = worker_node(&name, Role::Both, &address, &Gate::new());
+        node.options.peer_tls = folder;
+        node
+    });
+    let mut turned_away = Vec::new();
+    for node in strangers {
+        turned_away.push(node.start().await.unwrap());
+    }
+    let tap = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut decode = worker_node("d0", Role::Decode, &address, &Gate::new());
+    decode.options.peer_tls = Some(decode_folder.path().to_owned());
+    decode.data_address = Some(tap.local_addr().unwrap().to_string());
+    let decode = decode.start().await.unwrap();
+    let heard = tapped(decode.data_address(), tap).await;
+    let mut prefill = worker_node("p0", Role::Prefill, &address, &Gate::new());
+    prefill.options.peer_tls = Some(prefill_folder.path().to_owned());
+    let prefill = prefill.start().await.unwrap();
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    for salt in 0..3 {
+        check(&router.frontend(), &prompt(salt, 40), 9).await;
+    }
+    let wire = heard.lock().unwrap().clone();
+    assert_eq!(wire[0], 0x16, "a handshake of TLS");
+    assert!(!wire.windows(4).any(|four| four == b"CLVK"), "in clear");
+    let text = router.frontend().metrics();
+    let refused = "cleave_connections_let_go_total{reason=\"no_peer\"} 0";
+    assert!(!text.contains(refused), "{text}");
+    // Clients are no peers, and need not be.
+    let workers = http(&address, "/admin/workers").await;
+    assert!(
+        workers.contains("d0") && !workers.contains("stranger"),
+        "{workers}"
+    );
+    for worker in turned_away {
+        worker.stop().await;
+    }
+    router.drain(PATIENCE).await;
+    prefill.stop().await;
+    decode.stop().await;
+}
+
+#[tokio::test]
+async fn operators_have_a_port_of_their_own() {
+    let running = serve(RouterOptions {
+        admin_listen: Some("127.0.0.1:0".into()),
+        ..RouterOptions::default()
+    })
+    .await;
+    let front = running.address().to_string();
+    let admin = running.admin_address().unwrap().to_string();
+    for (address, path, status) in [
+        (&front, "/admin/workers", 404),
+        (&admin, "/admin/workers", 200),
+        (&front, "/v1/models", 200),
+        (&admin, "/v1/models", 404),
+        (&front, "/metrics", 200),
+        (&admin, "/metrics", 200),
+        (&admin, "/health", 200),
+        (&admin, "/ready", 200),
+    ] {
+        let answer = http(address, path).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{path} {answer}"
+        );
+    }
+    // It leaves: that is said, and nothing else changes.
+    running.leave();
+    for address in [&front, &admin] {
+        assert!(http(address, "/ready").await.starts_with("HTTP/1.1 503"));
+    }
+    check(&running.frontend(), &prompt(3, 20), 4).await;
+    assert!(complete(&front, "", 1).await.starts_with("HTTP/1.1 200"));
+    running.drain(PATIENCE).await;
+}
+
+/// A completion of a prompt of 60 tokens, with this key.
+async fn complete(address: &str, key: &str, salt: usize) -> String {
+    let prompt: Vec<usize> = (0..60).map(|index| 70 + (index * salt) % 50).collect();
+    let body = format!("{{\"prompt\": {prompt:?}, \"max_tokens\": 2, \"ignore_eos\": true}}");
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer \
+         {key}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    exchange(address, request).await
+}
+
+/// Prompt tokens that were found in a cache.
+async fn cached(address: &str, key: &str, salt: usize) -> u32 {
+    let answer = complete(address, key, salt).await;
+    let (_, told) = answer
+        .split_once("\"cached_tokens\":")
+        .unwrap_or_else(|| panic!("{answer}"));
+    let digits: String = told.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap()
+}
+
+#[tokio::test]
+async fn lesson_07_what_one_tenant_sent_showed_in_anothers_cached_tokens() {
+    let policy = |shared: bool| {
+        let text = format!(
+            "classes:\n- name: a\ntrust: {{shared_prefixes: {shared}}}\ntenants:\n\
+             - name: acme\n  api_key_sha256: [7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed]\n\
+             - name: blue\n  api_key_sha256: [3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3]\n"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.yaml");
+        std::fs::write(&path, text).unwrap();
+        RouterOptions {
+            policy: Some(PolicyFile::open(&path).unwrap()),
+            ..RouterOptions::default()
+        }
+    };
+    let running = serve(policy(false)).await;
+    let address = running.address().to_string();
+    let ask = async |key: &str, salt| cached(&address, key, salt).await;
+    // What either sees of a prompt is what it would see alone.
+    assert_eq!(ask("one", 7).await, 0);
+    assert_eq!(ask("two", 7).await, 0, "not the other's");
+    assert_eq!(ask("nobody's", 7).await, 0, "not a tenant's");
+    for key in ["one", "two", "nobody's"] {
+        assert!(ask(key, 7).await > 0, "{key}: its own");
+    }
+    running.drain(PATIENCE).await;
+    let running = serve(policy(true)).await;
+    let address = running.address().to_string();
+    assert_eq!(cached(&address, "one", 7).await, 0);
+    assert!(
+        cached(&address, "two", 7).await > 0,
+        "where that is allowed"
+    );
+    running.drain(PATIENCE).await;
+}

@@ -1,0 +1,232 @@
+//! Fleets that grow and shrink while they serve: the production brains, whoever starts workers as prices, and
+//! what existing autoscalers do beside it, on the same arrivals.
+
+use cleave_domain::{PoolCounts, PoolScaling, Role, Scaling, SloClass, SloPolicy};
+use cleave_sim::goodput::{
+    Arrival, Contest, Fleet, Growth, Outcome, Profile, Scenario, Starter, Way, Who, Workload, run,
+    shaped,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PROFILE: &str = "a100-llama-3-8b";
+const MINUTE: u64 = 60;
+
+fn pools(prefill: u32, decode: u32) -> PoolCounts {
+    PoolCounts {
+        prefill,
+        decode,
+        both: 0,
+    }
+}
+
+fn scaling(most: PoolCounts, devices_max: u32) -> Scaling {
+    let pool = |role| PoolScaling {
+        max: most.of(role),
+        up_after: Duration::from_secs(5),
+        down_after: Duration::from_secs(if role.decodes() { 120 } else { 60 }),
+        ..PoolScaling::none(role)
+    };
+    Scaling {
+        prefill: pool(Role::Prefill),
+        decode: pool(Role::Decode),
+        both: pool(Role::Both),
+        ..Scaling::new(devices_max)
+    }
+}
+
+fn policy(scaling: Option<Scaling>) -> Arc<SloPolicy> {
+    let class = SloClass {
+        ttft: Some(Duration::from_secs(3)),
+        tpot: Some(Duration::from_millis(80)),
+        ..SloClass::default()
+    };
+    Arc::new(SloPolicy {
+        classes: vec![class],
+        scaling,
+        ..SloPolicy::default()
+    })
+}
+
+fn starter(who: Who, first: PoolCounts) -> Starter {
+    Starter {
+        profile: Profile::named(PROFILE).expect("it is in the table"),
+        first,
+        start: Duration::from_secs(30),
+        who,
+        kills: Vec::new(),
+        tail: Duration::from_secs(30),
+    }
+}
+
+fn arrivals(workload: &str, curve: &[(u64, u32)], seed: u64) -> Vec<Arrival> {
+    let workload: Workload = workload.parse().expect("it is one");
+    shaped(workload.arrivals(&policy(None)), curve, seed)
+}
+
+fn world(starter: Starter, scaling: Option<Scaling>, arrivals: Vec<Arrival>) -> Scenario {
+    let contest = Contest {
+        fleet: Fleet {
+            profile: starter.profile.clone(),
+            prefill: 1,
+            decode: 1,
+            both: 0,
+        },
+        policy: policy(scaling.filter(|_| starter.who == Who::Router)),
+        noise_permille: 50,
+        seed: 7,
+    };
+    Scenario {
+        starter: Some(starter),
+        ..contest.scenario(Way::Auto, arrivals)
+    }
+}
+
+fn growth(outcome: &Outcome) -> &Growth {
+    outcome.growth.as_ref().expect("somebody starts workers")
+}
+
+/// What may never happen, whatever the load.
+fn check(outcome: &Outcome, scaling: &Scaling) {
+    let (growth, all) = (growth(outcome), &outcome.score.all);
+    assert!(growth.devices_most <= scaling.devices_max, "{growth:?}");
+    assert!(
+        growth.turns_most() <= scaling.turns_max as usize,
+        "{growth:?}"
+    );
+    assert!(growth.flipped <= u64::from(scaling.turns_max), "{growth:?}");
+    let late: u64 = all.late.iter().sum();
+    assert_eq!(all.good + late + all.refused + all.failed, all.arrivals);
+    assert_eq!(all.failed, 0, "a stream was lost: {growth:?}");
+}
+
+const CURVE: [(u64, u32); 5] = [
+    (0, 100),
+    (3 * MINUTE, 150),
+    (9 * MINUTE, 1000),
+    (12 * MINUTE, 1000),
+    (17 * MINUTE, 100),
+];
+
+/// A day in twenty minutes. Existing autoscalers go by queues and occupancy, so their router refuses nobody.
+#[test]
+fn a_day_took_the_devices_of_its_peak_or_missed_its_promises() {
+    let load = arrivals("heavy-heavy,rate=8,seconds=1200,seed=3", &CURVE, 1);
+    let scaling = scaling(pools(8, 8), 16);
+    let most = pools(8, 8);
+    let of = |name: &str, who, first, way| {
+        let mut scenario = world(starter(who, first), Some(scaling.clone()), load.clone());
+        let policy = Arc::clone(&scenario.router.policy);
+        scenario.router = Way::router(way, &policy);
+        let outcome = run(&scenario);
+        let (growth, all) = (growth(&outcome), &outcome.score.all);
+        println!(
+            "{name}: {} of 1000 in time, {:.2} device-hours, at most {}, {} turns, p90 {:?} {:?}",
+            all.attainment_permille(),
+            growth.device_time.as_secs_f64() / 3600.0,
+            growth.devices_most,
+            growth.turns_most(),
+            all.ttft.p90,
+            all.tpot.p90,
+        );
+        outcome
+    };
+    let router = of("by the promises", Who::Router, pools(1, 1), Way::Auto);
+    let peak = of("fixed for the peak", Who::Nobody, pools(4, 4), Way::Auto);
+    let mean = of("fixed for the mean", Who::Nobody, pools(2, 2), Way::Auto);
+    let who = Who::Thresholds { most };
+    let naive = of("thresholds", who, pools(1, 1), Way::LoadSplit);
+    check(&router, &scaling);
+    let kept = |outcome: &Outcome| outcome.score.all.attainment_permille();
+    assert!(kept(&router) >= 970, "{}", kept(&router));
+    assert!(kept(&router) > kept(&mean) && kept(&router) > kept(&naive));
+    let (ours, fixed) = (growth(&router).device_time, growth(&peak).device_time);
+    assert!(ours * 10 < fixed * 7, "{ours:?} of {fixed:?}");
+}
+
+/// Steps, bursts, workers that die and start late, from nothing and back to it: bounds hold, nobody is lost, and
+/// who waits is served.
+#[test]
+fn a_fleet_broke_its_bounds_or_lost_who_waited() {
+    for seed in 0..4 {
+        let curve: &[(u64, u32)] = match seed % 4 {
+            0 => &[(0, 300), (120, 300), (121, 1000), (300, 1000), (301, 0)],
+            1 => &[
+                (0, 100),
+                (60, 100),
+                (61, 1000),
+                (75, 1000),
+                (76, 100),
+                (299, 100),
+                (300, 0),
+            ],
+            2 => &[(0, 600), (300, 600), (301, 0)],
+            _ => &[(0, 0), (100, 0), (101, 500), (300, 500), (301, 0)],
+        };
+        let scaling = Scaling {
+            idle_after: Duration::from_secs(60),
+            ..scaling(pools(5, 5), 7)
+        };
+        let load = arrivals(
+            &format!("heavy-heavy,rate=6,seconds=300,seed={seed}"),
+            curve,
+            seed,
+        );
+        let mut starter = starter(Who::Router, pools(0, 0));
+        starter.tail = Duration::from_secs(400);
+        starter.kills = [150, 200].map(Duration::from_secs).into();
+        let outcome = run(&world(starter, Some(scaling.clone()), load));
+        check(&outcome, &scaling);
+        let growth = growth(&outcome);
+        let (_, last) = growth.wanted.last().expect("the first at least");
+        assert_eq!(*last, pools(0, 0), "seed {seed}: nobody asks any more");
+        assert_eq!(growth.killed, 2, "seed {seed}");
+        let all = &outcome.score.all;
+        assert!(all.refused * 2 < all.arrivals, "seed {seed}: {all:?}");
+    }
+}
+
+/// Prompts were what took time, and then answers: who had run prompts generates, and hardly anybody is started.
+#[test]
+fn another_worker_was_started_where_one_had_nothing_left_to_do() {
+    let mut load = arrivals("heavy-light,rate=8,seconds=300,seed=1", &[(0, 1000)], 1);
+    let mut later = arrivals("light-heavy,rate=20,seconds=300,seed=2", &[(0, 1000)], 2);
+    for arrival in &mut later {
+        arrival.at = arrival.at + Duration::from_secs(300);
+    }
+    load.append(&mut later);
+    let mut scaling = scaling(pools(6, 6), 6);
+    scaling.prefill.down_after = Duration::from_secs(600);
+    let outcome = run(&world(
+        starter(Who::Router, pools(3, 1)),
+        Some(scaling.clone()),
+        load,
+    ));
+    check(&outcome, &scaling);
+    let growth = growth(&outcome);
+    assert!(growth.flipped > 0, "{growth:?}");
+}
+
+#[test]
+fn two_routers_wanted_different_fleets() {
+    let curve = [(0, 200), (100, 200), (101, 1000), (300, 1000)];
+    let load = arrivals("heavy-heavy,rate=6,seconds=300,seed=5", &curve, 5);
+    let scaling = scaling(pools(5, 5), 10);
+    let mut scenario = world(
+        starter(Who::Router, pools(1, 1)),
+        Some(scaling.clone()),
+        load,
+    );
+    scenario.routers_count = 2;
+    let outcome = run(&scenario);
+    check(&outcome, &scaling);
+    let growth = growth(&outcome);
+    assert_eq!(growth.last[0].wanted.workers, growth.last[1].wanted.workers);
+    assert!(growth.disputed * 20 < growth.looks, "{growth:?}");
+    let (_, most) = growth
+        .wanted
+        .iter()
+        .max_by_key(|(_, w)| w.total())
+        .expect("some");
+    assert!(most.total() > 4, "each saw half of the load: {most:?}");
+}

@@ -1,0 +1,92 @@
+//! Where NVIDIA's transfer library does not exist: the same words, and no way to say them.
+
+use crate::config::{LinkEvent, LinksConfig};
+use crate::incoming::{Seat, Visitor};
+use crate::link::Store;
+use crate::outgoing::Dialled;
+use crate::socket::SocketError;
+use crate::tcp::{TcpReader, TcpWriter};
+use cleave_domain::WorkerRef;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// What the loader would know the library by.
+pub const NIXL_LIBRARY: &str = "libnixl_capi.so";
+
+/// There is none.
+#[derive(Debug)]
+pub enum Nixl {}
+
+/// Why links cannot go over NIXL.
+#[derive(Debug, thiserror::Error)]
+#[error("NIXL exists on Linux only")]
+pub struct NixlError;
+
+impl Nixl {
+    /// Cannot be done here.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn load(_path: Option<&Path>) -> Result<Arc<Self>, NixlError> {
+        Err(NixlError)
+    }
+
+    /// What it was loaded by.
+    pub fn path(&self) -> &Path {
+        match *self {}
+    }
+}
+
+/// There is none.
+#[derive(Debug)]
+pub(crate) enum Landing {}
+
+/// There is none.
+#[derive(Debug)]
+pub(crate) enum Writer {}
+
+impl Landing {
+    pub(crate) async fn written(&self, _slot: u32) -> Result<(), String> {
+        match *self {}
+    }
+}
+
+impl Writer {
+    pub(crate) fn write(&self, _number: u32, _len: usize) {
+        match *self {}
+    }
+
+    pub(crate) async fn settled(&self, _slots: &[u32]) {
+        match *self {}
+    }
+
+    pub(crate) async fn all_settled(&self) {
+        match *self {}
+    }
+
+    pub(crate) async fn failed(&self) -> String {
+        match *self {}
+    }
+
+    pub(crate) fn close(&self) {
+        match *self {}
+    }
+}
+
+pub(crate) async fn receive(
+    _visitor: Visitor<TcpReader, TcpWriter>,
+    _seat: Seat,
+    (_config, nixl): (&LinksConfig, &Arc<Nixl>),
+    _events: &mpsc::Sender<LinkEvent>,
+) -> SocketError {
+    match **nixl {}
+}
+
+pub(crate) async fn dial(
+    _config: &LinksConfig,
+    _peer: WorkerRef,
+    (nixl, _address): (&Arc<Nixl>, &str),
+) -> Result<(Dialled<TcpReader, TcpWriter>, Store), SocketError> {
+    match **nixl {}
+}

@@ -1,0 +1,162 @@
+//! A router that wants workers, and `cleave autoscale --local` that starts and stops them, with load on.
+
+mod harness;
+
+use harness::{Client, Process, wait_for};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const STREAMS: usize = 12;
+/// About twenty seconds of steps of the mock engine's device.
+const TOKENS: u32 = 3000;
+
+fn write_policy(path: &Path, decode_min: u32, idle_after: &str) {
+    let text = format!(
+        "classes:
+- name: only
+scaling:
+  devices_max: 5
+  idle_after: {idle_after}
+  start_max: 2m
+  turns_max: 60
+  pools:
+    prefill: {{max: 2, up_after: 500ms, down_after: 2s}}
+    decode: {{min: {decode_min}, max: 3, up_after: 500ms, down_after: 2s}}
+"
+    );
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, text).expect("it can be written");
+    std::fs::rename(&fresh, path).expect("it can be swapped");
+}
+
+/// Workers by the leg that they serve, of those that are not about to leave.
+fn workers(client: &Client) -> (usize, usize) {
+    let (status, text) = client.get("/admin/workers");
+    assert_eq!(status, 200, "{text}");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    let all = answer["data"].as_array().expect("a list");
+    let of = |role: &str| {
+        let ready = all.iter().filter(|one| one["state"] == "ready");
+        ready.filter(|one| one["role"] == role).count()
+    };
+    (of("prefill"), of("decode"))
+}
+
+fn ask(client: &Client) -> String {
+    client
+        .complete(&json!({"prompt": "A fleet is", "max_tokens": 20, "ignore_eos": true, "seed": 7}))
+}
+
+/// Operators see the third decode worker wanted and there.
+fn assert_shown(address: &str) {
+    let url = format!("http://{address}");
+    let (status, text, errors) = harness::run(&["top", "--url", &url, "--once", "--json"]);
+    assert!(status.success(), "{errors}");
+    let board: Value = serde_json::from_str(&text).expect("one line of JSON");
+    let scaling = &board["scaling"];
+    let pools = scaling["pools"].as_array().expect("pools");
+    let decode = pools.iter().find(|pool| pool["pool"] == "decode");
+    let decode = decode.expect("the decode pool");
+    let numbers = [&scaling["advisory"], &decode["workers"], &decode["wanted"]];
+    assert_eq!(numbers, [&json!(false), &json!(3), &json!(3)], "{scaling}");
+    let steps = scaling["recent"].as_array().expect("changes of mind");
+    let grown = |step: &Value| step["pool"] == "decode" && step["to"] == 3;
+    assert!(steps.iter().any(grown), "{scaling}");
+}
+
+/// Texts of a stream's events, and why it ended.
+fn read(events: harness::Events, began: &AtomicUsize) -> (String, String) {
+    let (mut text, mut reason) = (String::new(), String::new());
+    for event in events {
+        if event == "[DONE]" {
+            return (text, reason);
+        }
+        let event: Value = serde_json::from_str(&event).expect("JSON");
+        let choice = &event["choices"][0];
+        if text.is_empty() {
+            began.fetch_add(1, Ordering::SeqCst);
+        }
+        text += choice["text"].as_str().unwrap_or_default();
+        reason = choice["finish_reason"]
+            .as_str()
+            .unwrap_or(&reason)
+            .to_owned();
+    }
+    panic!("a stream broke off after {} letters", text.len());
+}
+
+#[test]
+fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let policy = folder.path().join("policy.yaml");
+    write_policy(&policy, 0, "10m");
+    let path = policy.to_str().expect("UTF-8");
+    let mut router = Process::start(&["router", "--listen", "127.0.0.1:0", "--policy", path]);
+    let address = router.address();
+    let client = Arc::new(Client::new(&address));
+    let mut local = Process::start(&[
+        "autoscale",
+        "--local",
+        "--router",
+        &address,
+        "--",
+        "--engine",
+        "mock",
+    ]);
+    // Nobody has ever brought a tokenizer: this request is what the first workers are started for.
+    assert_eq!(client.get("/ready").0, 200);
+    let first = ask(&client);
+    let (prefill, decode) = workers(&client);
+    assert!(prefill >= 1 && decode >= 1, "{prefill} and {decode}");
+    assert!(client.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0);
+
+    write_policy(&policy, 3, "10m");
+    wait_for("third decode worker", || {
+        (workers(&client).1 == 3).then_some(())
+    });
+    assert_shown(&address);
+    let body = json!({
+        "prompt": "A stream is", "max_tokens": TOKENS, "ignore_eos": true, "seed": 7, "stream": true,
+        "temperature": 1.0,
+    });
+    let began = Arc::new(AtomicUsize::new(0));
+    let readers: Vec<_> = (0..STREAMS)
+        .map(|_| {
+            let (client, body, began) = (Arc::clone(&client), body.clone(), Arc::clone(&began));
+            std::thread::spawn(move || read(client.stream("/v1/completions", &body), &began))
+        })
+        .collect();
+    wait_for("first tokens", || {
+        (began.load(Ordering::SeqCst) == STREAMS).then_some(())
+    });
+    write_policy(&policy, 1, "10m");
+    wait_for("fewer decode workers", || {
+        (workers(&client).1 == 1).then_some(())
+    });
+    assert!(
+        readers.iter().any(|reader| !reader.is_finished()),
+        "nothing was left to move"
+    );
+    let answers: Vec<_> = readers
+        .into_iter()
+        .map(|r| r.join().expect("a whole stream"))
+        .collect();
+    for (text, reason) in &answers {
+        assert_eq!(reason, "length");
+        assert!(*text == answers[0].0, "one of the streams had other tokens");
+    }
+    assert!(
+        client.metric("cleave_moves_total", &[]) > 0.0,
+        "no stream had to move"
+    );
+
+    write_policy(&policy, 0, "1s");
+    wait_for("empty fleet", || (workers(&client) == (0, 0)).then_some(()));
+    assert_eq!(ask(&client), first, "the same question, from nothing");
+    local.signal("TERM");
+    assert!(local.wait().success(), "{}", local.logs());
+    router.signal("TERM");
+    assert!(router.wait().success(), "{}", router.logs());
+}

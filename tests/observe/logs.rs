@@ -1,0 +1,124 @@
+//! Logs: lines with ids, and nothing of what clients ask.
+
+use crate::Fleet;
+use crate::collector::Collector;
+use crate::harness::{Process, wait_for};
+use serde_json::{Value, json};
+
+const SECRET: &str = "the combination of the vault is xylophone-4711";
+
+/// Of a process that logs JSON.
+fn lines(process: &Process) -> Vec<Value> {
+    let parsed = |line: &str| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+    process.logs().lines().map(parsed).collect()
+}
+
+/// Every way that a prompt comes, and some in which it does not get through.
+fn tell_secret(fleet: &Fleet) -> Vec<String> {
+    let prompt = json!({"prompt": SECRET, "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": 2});
+    let headers = [("x-request-id", "asked-1")];
+    let (status, _, answer) = fleet.client.post_with("/v1/completions", &prompt, &headers);
+    assert_eq!(status, 200, "{answer}");
+    let text = answer["choices"][0]["text"].as_str().expect("a text");
+    let mut secrets = vec!["xylophone".to_owned(), text.trim().to_owned()];
+    let chat =
+        json!({"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4, "stream": true});
+    assert!(fleet.client.stream("/v1/chat/completions", &chat).count() > 1);
+    let wrong = [
+        json!({"prompt": SECRET, "temperature": SECRET}),
+        json!({"prompt": {"x": SECRET}}),
+        json!({"messages": [{"role": SECRET, "content": SECRET}]}),
+        json!({"prompt": SECRET, "stop": [SECRET, 7]}),
+        json!(SECRET),
+    ];
+    for body in &wrong {
+        for path in ["/v1/completions", "/v1/chat/completions", "/tokenize"] {
+            assert_ne!(fleet.client.post(path, body).0, 500, "{body}");
+        }
+    }
+    let (_, tokens) = fleet.client.post("/tokenize", &json!({"prompt": SECRET}));
+    let tokens: Vec<String> = tokens["tokens"]
+        .as_array()
+        .expect("tokens")
+        .iter()
+        .map(Value::to_string)
+        .collect();
+    for separator in [",", ", "] {
+        secrets.push(tokens[2..6].join(separator));
+    }
+    secrets
+}
+
+#[test]
+fn prompts_were_in_logs_spans_or_metrics() {
+    let collector = Collector::start();
+    let flags = ["--otlp-endpoint", &collector.url, "--log-level", "trace"];
+    let flags = [&flags[..], &["--log-format", "json"]].concat();
+    let fleet = Fleet::start(&["prefill", "decode"], &flags, &flags);
+    let secrets = tell_secret(&fleet);
+    wait_for("spans of both workers", || {
+        let spans = collector.spans();
+        let has = |name: &str| spans.iter().any(|span| span.name == name);
+        (has("prefill") && has("decode")).then_some(())
+    });
+    let mut said = vec![fleet.router.logs(), fleet.client.get("/metrics").1];
+    said.extend(fleet.workers.iter().map(Process::logs));
+    said.extend(fleet.of_workers().iter().map(|one| one.get("/metrics").1));
+    said.push(format!("{:?}", collector.spans()));
+    for secret in &secrets {
+        assert!(secret.len() > 4, "{secrets:?}");
+        for text in &said {
+            let line = text.lines().find(|line| line.contains(secret.as_str()));
+            assert_eq!(line, None, "`{secret}` was told");
+        }
+    }
+
+    // Who it was about is told, by everybody.
+    let processes = fleet.workers.iter().chain([&fleet.router]);
+    for process in processes {
+        let about: Vec<Value> = lines(process)
+            .into_iter()
+            .filter(|line| line["request_id"] == "asked-1")
+            .collect();
+        assert!(!about.is_empty(), "{}", process.logs());
+        let traced = |line: &Value| line["trace_id"].as_str().is_some_and(|id| id.len() == 32);
+        assert!(about.iter().all(traced), "{about:#?}");
+    }
+}
+
+#[test]
+fn prompts_are_logged_for_who_asks_for_it() {
+    let flags = ["--log-prompts", "--log-format", "json"];
+    let fleet = Fleet::start(&["prefill", "decode"], &flags, &[]);
+    tell_secret(&fleet);
+    let told = lines(&fleet.router);
+    let shows = |line: &&Value| {
+        line["body"]
+            .as_str()
+            .is_some_and(|body| body.contains(SECRET))
+    };
+    let shown: Vec<_> = told.iter().filter(shows).collect();
+    assert_eq!(
+        shown.first().map(|line| &line["request_id"]),
+        Some(&json!("asked-1"))
+    );
+}
+
+#[test]
+fn each_of_flag_and_environment_says_what_is_logged() {
+    let start = |level: &str, rust_log: Option<&str>| {
+        let mut command = crate::harness::cleave(&["serve", "--engine", "mock", "--port", "0"]);
+        command.args(["--log-level", level]).env_remove("RUST_LOG");
+        if let Some(rust_log) = rust_log {
+            command.env("RUST_LOG", rust_log);
+        }
+        let mut process = Process::spawn(command);
+        process.address();
+        process
+    };
+    assert_eq!(start("error", None).logs(), "");
+    for (level, rust_log) in [("info", None), ("error", Some("cleave_node=info"))] {
+        let process = start(level, rust_log);
+        wait_for("a line", || process.logs().contains("INFO").then_some(()));
+    }
+}

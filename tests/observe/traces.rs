@@ -1,0 +1,165 @@
+//! One trace for each request, over every process that works for it.
+
+use crate::Fleet;
+use crate::collector::{Collector, Told};
+use crate::harness::wait_for;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CLIENT: &str = "00f067aa0ba902b7";
+
+/// Once each of these names came so often, all that came.
+fn told(collector: &Collector, wanted: &[(&str, usize)]) -> Vec<Told> {
+    wait_for("the spans of all processes", || {
+        let spans = collector.spans();
+        let of = |name: &str| spans.iter().filter(|span| span.name == name).count();
+        let all = wanted.iter().all(|(name, count)| of(name) >= *count);
+        all.then_some(spans)
+    })
+}
+
+/// Children lie within their parents. Gives each span's parent's name.
+fn nested(spans: &[Told]) -> Vec<(String, String)> {
+    let known: BTreeMap<&str, &Told> = spans.iter().map(|span| (&*span.span, span)).collect();
+    let mut pairs = Vec::new();
+    for span in spans {
+        assert!(span.began <= span.ended, "{span:?}");
+        let parent = known.get(&*span.parent);
+        if let Some(parent) = parent {
+            let within = parent.began <= span.began && span.ended <= parent.ended;
+            assert!(within, "{span:#?}\nis not within\n{parent:#?}");
+        }
+        let parent = parent.map_or(span.parent.clone(), |parent| parent.name.clone());
+        pairs.push((parent, span.name.clone()));
+    }
+    pairs.sort();
+    pairs
+}
+
+#[test]
+fn a_request_over_three_processes_was_several_traces() {
+    let collector = Collector::start();
+    let flags = ["--otlp-endpoint", &collector.url];
+    let fleet = Fleet::start(&["prefill", "decode"], &flags, &flags);
+    let body = json!({"prompt": "A trait describes behaviour that types share, so", "max_tokens": 9, "temperature": 0, "ignore_eos": true});
+    let parent = format!("00-{TRACE}-{CLIENT}-01");
+    let headers = [("traceparent", &*parent), ("x-request-id", "asked-1")];
+    let (status, _, answer) = fleet.client.post_with("/v1/completions", &body, &headers);
+    assert_eq!(status, 200, "{answer}");
+
+    let names = ["POST /v1/completions", "flight", "attempt"];
+    let legs = ["prefill", "transfer.send", "decode", "transfer.receive"];
+    let wanted: Vec<_> = names.iter().chain(&legs).map(|name| (*name, 1)).collect();
+    let spans = told(&collector, &wanted);
+    assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
+    assert!(spans.iter().all(|span| span.service == "cleave"));
+    assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
+    let pairs = [
+        (CLIENT, names[0]),
+        ("POST /v1/completions", "flight"),
+        ("attempt", "decode"),
+        ("attempt", "prefill"),
+        ("decode", "transfer.receive"),
+        ("flight", "attempt"),
+        ("prefill", "transfer.send"),
+    ];
+    let mut pairs = pairs.map(|(parent, child)| (parent.to_owned(), child.to_owned()));
+    pairs.sort();
+    assert_eq!(nested(&spans), pairs);
+
+    let of = |name: &str| {
+        spans
+            .iter()
+            .find(|span| span.name == name)
+            .expect("it came")
+    };
+    let asked = &answer["usage"];
+    let tokens = |key: &str| asked[key].to_string();
+    for name in ["POST /v1/completions", "flight"] {
+        let (input, output) = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens");
+        assert_eq!(of(name).get(input), tokens("prompt_tokens"), "{name}");
+        assert_eq!(of(name).get(output), tokens("completion_tokens"), "{name}");
+    }
+    assert_eq!(of(names[0]).get("http.response.status_code"), "200");
+    assert_eq!(of(names[0]).get("cleave.request_id"), "asked-1");
+    assert_eq!(of("decode").get("cleave.request_id"), "asked-1");
+    assert_eq!(of("attempt").get("cleave.placement"), "disaggregated");
+    assert_eq!(of("flight").get("cleave.retries"), "0");
+    let sent = of("transfer.send").get("cleave.transfer.bytes");
+    assert!(sent.parse::<u64>().is_ok_and(|bytes| bytes > 0), "{sent}");
+    assert_eq!(of("transfer.receive").get("cleave.transfer.bytes"), sent);
+    assert!(of("prefill").events.contains(&"first_token".to_owned()));
+
+    // A client that does not record its trace has nothing recorded here either; nor is anything lost.
+    let silent = parent.replace("-01", "-00");
+    let headers = [("traceparent", &*silent)];
+    fleet.client.post_with("/v1/completions", &body, &headers);
+    let one = json!({"prompt": "Note", "max_tokens": 1});
+    fleet.client.post_with("/v1/completions", &one, &[]);
+    let spans = told(&collector, &[("POST /v1/completions", 2), ("prefill", 2)]);
+    let of_client = spans.iter().filter(|span| span.trace == TRACE);
+    assert_eq!(of_client.count(), 7, "{spans:#?}");
+    let dropped = |outcome| fleet.client.metric("cleave_trace_spans_total", &[outcome]);
+    assert_eq!(dropped("dropped") + dropped("lost"), 0.0);
+    assert!(dropped("exported") > 0.0);
+}
+
+#[test]
+fn a_killed_workers_request_began_another_trace() {
+    let collector = Collector::start();
+    let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
+    let mut fleet = Fleet::start(&["prefill", "decode"], &flags[..2], &flags);
+    let body = json!({"prompt": "Go on", "max_tokens": 400, "ignore_eos": true, "stream": true});
+    let mut stream = fleet.client.stream("/v1/completions", &body);
+    let event: Value = serde_json::from_str(&stream.next().expect("a token")).expect("JSON");
+    assert!(event["choices"].is_array());
+    fleet.join("decode", &flags);
+    fleet.workers[1].signal("KILL");
+    let rest: Vec<String> = stream.collect();
+    assert_eq!(rest.last().map(String::as_str), Some("[DONE]"));
+
+    let spans = told(
+        &collector,
+        &[("POST /v1/completions", 1), ("attempt", 2), ("decode", 1)],
+    );
+    let trace = &spans[0].trace;
+    assert!(spans.iter().all(|span| span.trace == *trace), "{spans:#?}");
+    nested(&spans);
+    let of = |name: &str| {
+        spans
+            .iter()
+            .filter(|span| span.name == name)
+            .collect::<Vec<_>>()
+    };
+    let mut attempts = of("attempt");
+    attempts.sort_by_key(|span| span.get("cleave.attempt").to_owned());
+    let flight = of("flight")[0];
+    assert!(attempts.iter().all(|span| span.parent == flight.span));
+    assert!(attempts[0].is_error, "{attempts:#?}");
+    assert_eq!(attempts[0].get("error.type"), "worker_lost");
+    assert!(!attempts[1].is_error, "{attempts:#?}");
+    assert!(attempts[0].ended <= attempts[1].ended);
+    assert_eq!(flight.get("cleave.retries"), "1");
+    assert!(flight.events.contains(&"resumed".to_owned()));
+    let decode = of("decode");
+    assert_eq!(decode[0].parent, attempts[1].span, "the other one died");
+}
+
+#[test]
+fn a_sampler_of_nothing_recorded_something() {
+    let collector = Collector::start();
+    let flags = ["--otlp-endpoint", &collector.url, "--engine", "mock"];
+    let router = [&flags[..2], &["--trace-sample", "0"]].concat();
+    let fleet = Fleet::start(&["prefill", "decode"], &router, &flags);
+    let body = json!({"prompt": "Go on", "max_tokens": 2});
+    for _ in 0..5 {
+        fleet.client.complete(&body);
+    }
+    // What a client records is recorded, and comes after everything before it.
+    let parent = format!("00-{TRACE}-{CLIENT}-01");
+    let headers = [("traceparent", &*parent)];
+    fleet.client.post_with("/v1/completions", &body, &headers);
+    let spans = told(&collector, &[("POST /v1/completions", 1), ("decode", 1)]);
+    assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
+}

@@ -1,0 +1,120 @@
+//! Keys, certificates and leaving, in real processes.
+
+#[path = "harness/authority.rs"]
+mod authority;
+mod harness;
+
+use authority::Authority;
+use harness::{Client, Process, cleave, run, wait_for};
+use serde_json::json;
+use std::io::Write;
+use std::process::Stdio;
+
+const SERVE: [&str; 7] = [
+    "serve",
+    "--port",
+    "0",
+    "--threads",
+    "2",
+    "--kv-cache",
+    "64MiB",
+];
+
+fn serve(more: &[&str]) -> Process {
+    Process::start(&[&SERVE[..], more].concat())
+}
+
+#[test]
+fn a_balancer_sends_requests_until_it_has_noticed() {
+    let mut process = serve(&["--shutdown-delay", "600"]);
+    let client = Client::new(&process.address());
+    process.signal("TERM");
+    wait_for("not ready", || {
+        (client.get("/ready").0 == 503).then_some(())
+    });
+    // Everything else is as before.
+    assert_eq!(client.get("/health").0, 200);
+    let text = client.complete(&json!({"prompt": "A vector is", "max_tokens": 4}));
+    assert!(!text.is_empty());
+    // Whoever does not want to wait says so.
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(130));
+    // And after the delay it leaves.
+    let mut process = serve(&["--shutdown-delay", "0.2"]);
+    process.address();
+    process.signal("TERM");
+    assert!(process.wait().success());
+    let logs = process.logs();
+    let (left, drained) = (logs.find("serving on for 0.2 s"), logs.find("draining"));
+    assert!(left.is_some() && left < drained, "{logs}");
+}
+
+#[test]
+fn certificates_of_no_use_are_told_before_a_port_is_bound() {
+    let folder = tempfile::tempdir().expect("a folder");
+    Authority::new().sign(folder.path(), "localhost");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (certificate, key, missing) = (path("tls.crt"), path("tls.key"), path("none"));
+    for (flags, says) in [
+        (
+            vec!["--ssl-certfile", &certificate, "--ssl-keyfile", &missing],
+            missing.as_str(),
+        ),
+        (
+            vec!["--ssl-certfile", &key, "--ssl-keyfile", &key],
+            "is no certificate in PEM",
+        ),
+        (vec!["--ssl-certfile", &certificate], "--ssl-keyfile"),
+        (
+            vec!["--peer-tls", folder.path().to_str().expect("text")],
+            "not for the DNS name",
+        ),
+    ] {
+        let words = [&["router", "--listen", "127.0.0.1:0"], &flags[..]].concat();
+        let (status, out, err) = run(&words);
+        assert!(
+            !status.success() && out.is_empty(),
+            "no address was promised"
+        );
+        assert!(err.contains(says), "{err}");
+    }
+}
+
+#[test]
+fn a_key_that_was_made_opens_the_door_and_no_other() {
+    let (status, made, _) = run(&["key"]);
+    assert!(status.success());
+    let line = |name: &str| {
+        let mut lines = made.lines().filter_map(|line| line.strip_prefix(name));
+        lines.next().expect("a line").to_owned()
+    };
+    let (key, digest) = (line("key: "), line("api_key_sha256: "));
+    let mut digests = cleave(&["key", "--digest"]);
+    digests.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut digests = digests.spawn().expect("it starts");
+    let mut input = digests.stdin.take().expect("piped");
+    writeln!(input, "{key}").expect("it reads");
+    drop(input);
+    let again = digests.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&again.stdout).trim(), digest);
+    assert_ne!(run(&["key"]).1, made, "another one each time");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let policy = folder.path().join("policy.yaml");
+    let text = format!(
+        "classes:\n- name: a\ntrust: {{require_key: true}}\ntenants:\n- name: t\n  requests_per_minute: 1\n  \
+         api_key_sha256: [{digest}]\n"
+    );
+    std::fs::write(&policy, text).expect("written");
+    let mut process = serve(&["--policy", policy.to_str().expect("text")]);
+    let client = Client::new(&process.address());
+    let body = json!({"prompt": "a", "max_tokens": 2});
+    let path = "/v1/completions";
+    let (status, answer) = client.post(path, &body);
+    assert_eq!(status, 401);
+    assert_eq!(answer["error"]["code"], "invalid_api_key");
+    let bearer = format!("Bearer {key}");
+    let headers = [("authorization", bearer.as_str())];
+    let statuses = [200, 429].map(|_| client.post_with(path, &body, &headers).0);
+    assert_eq!(statuses, [200, 429]);
+}
