@@ -125,7 +125,7 @@ fn tokens_are_those_of_transformers() {
 #[test]
 fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_worker() {
     let folder = harness::root().join("testdata/llama3");
-    handed_over(&folder, &[]);
+    handed_over_within(&folder, &[]);
 }
 
 /// The same with weights of four bits and fp8 keys and values.
@@ -147,10 +147,10 @@ fn a_stream_of_quantised_weights_over_fp8_keys_handed_over_is_the_one_of_a_singl
         to.expect("a readable path"),
     ]);
     assert!(status.success(), "{err}");
-    handed_over(&out, &["--kv-cache-dtype", "fp8"]);
+    handed_over_within(&out, &["--kv-cache-dtype", "fp8"]);
 }
 
-fn handed_over(folder: &Path, flags: &[&str]) {
+fn handed_over_within(folder: &Path, flags: &[&str]) {
     let cache = tempfile::tempdir().expect("a temporary folder");
     let model = folder.to_str().expect("a readable path");
     let common = [&["--device", "cuda", "--model", model], flags].concat();
@@ -263,6 +263,8 @@ struct Fleet {
     client: harness::Client,
     cache: tempfile::TempDir,
     address: String,
+    /// Of every worker.
+    flags: Vec<String>,
 }
 
 impl Fleet {
@@ -278,6 +280,7 @@ impl Fleet {
             client: harness::Client::new(&address),
             cache: tempfile::tempdir().expect("a temporary folder"),
             workers: Vec::new(),
+            flags: Vec::new(),
             router,
             address,
         })
@@ -297,6 +300,7 @@ impl Fleet {
         arguments.extend(["--device", device, "--model", &model, "--kv-cache", "4MiB"]);
         arguments.extend(["--calibrate", "0", "--name", &name]);
         arguments.extend(["--metrics-listen", "127.0.0.1:0"]);
+        arguments.extend(self.flags.iter().map(String::as_str));
         let mut command = on_stand_in(&arguments, self.cache.path()).expect("it is emulated");
         command
             .env("CLEAVE_STANDIN_DEVICES", "2")
@@ -381,10 +385,26 @@ fn a_stream_handed_over_between_gpus_of_a_host_is_the_one_of_a_single_worker() {
     handed_over_directly(["cuda:0", "cuda:1"]);
 }
 
-fn handed_over_directly([prefill, decode]: [&str; 2]) {
+/// As from host to host: NIXL writes what left one GPU into a ring of the other's host.
+#[test]
+fn a_stream_handed_over_by_rdma_between_gpus_is_the_one_of_a_single_worker() {
+    let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL") else {
+        return eprintln!("SKIPPED: CLEAVE_TEST_NIXL names no library");
+    };
+    let library = library.into_string().expect("a readable path");
+    let flags = ["--kv-transport", "nixl", "--nixl-library", &library];
+    handed_over("nixl", ["cuda:0", "cuda:1"], &flags);
+}
+
+fn handed_over_directly(devices: [&str; 2]) {
+    handed_over("cuda-ipc", devices, &[]);
+}
+
+fn handed_over(transport: &str, [prefill, decode]: [&str; 2], flags: &[&str]) {
     let Some(mut fleet) = Fleet::new(&[]) else {
         return;
     };
+    fleet.flags = flags.iter().map(ToString::to_string).collect();
     let prefill = fleet.worker_on(prefill, "prefill", "");
     let decode = fleet.worker_on(decode, "decode", "");
     for first in [3, 40] {
@@ -393,9 +413,10 @@ fn handed_over_directly([prefill, decode]: [&str; 2]) {
     }
     for worker in [prefill, decode] {
         let logs = fleet.logs(worker);
-        assert!(logs.contains("transport=cuda-ipc"), "{logs}");
+        assert!(logs.contains(&format!("transport={transport}")), "{logs}");
         let port = fleet.port(worker);
-        let direct = port.metric("cleave_link_transport", &["transport=\"cuda-ipc\""]);
+        let named = format!("transport=\"{transport}\"");
+        let direct = port.metric("cleave_link_transport", &[&named]);
         assert_eq!(direct, 1.0, "{logs}");
         assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 0.0);
         let_go(&port);
