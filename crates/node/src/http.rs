@@ -63,6 +63,11 @@ impl RouterPorts {
         })
     }
 
+    /// What clients are shown, if they speak TLS.
+    pub(crate) fn certificate(&self) -> Option<FrontTls> {
+        self.certificate.clone()
+    }
+
     /// Serves clients, workers and operators.
     pub(crate) fn serve(
         self,

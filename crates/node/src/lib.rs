@@ -63,10 +63,10 @@ pub enum NodeError {
     #[error(transparent)]
     Traces(#[from] TraceError),
     /// Certificates or keys are of no use.
-    #[error("{0}")]
+    #[error(transparent)]
     Tls(#[from] TlsError),
     /// Blocks may go over NIXL alone, and it cannot be had.
-    #[error("--kv-transport names no other transport than NIXL: {0}")]
+    #[error("--kv-transport names no other transport than NIXL")]
     Nixl(#[from] cleave_transfer::NixlError),
     /// The model's text side cannot be used.
     #[error("{0}")]

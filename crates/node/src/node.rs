@@ -8,7 +8,7 @@ use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
 use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
-use crate::scaling::{Secured, external_metrics_routes};
+use crate::scaling::{Secured, Shown, external_metrics_routes};
 use crate::server::{Faces, HttpLimits, Server, bind};
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
@@ -16,7 +16,7 @@ use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
 use cleave_engine::Engine;
-use cleave_tls::PeerTls;
+use cleave_tls::{FrontTls, PeerTls};
 use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Nixl, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl RouterNode {
         let body = RouterBody::start(&options, &telemetry)?;
         let app = App::new(body.frontend(), options.api.clone());
         let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
-        let metrics = external_metrics(&options, &body).await?;
+        let metrics = external_metrics(&options, &body, ports.certificate()).await?;
         let fleet = (fleet, body.answers.clone());
         let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
         Ok(RunningRouter {
@@ -88,12 +88,15 @@ impl RouterNode {
 async fn external_metrics(
     options: &RouterOptions,
     body: &RouterBody,
+    certificate: Option<FrontTls>,
 ) -> Result<Option<Secured>, NodeError> {
     let Some(address) = &options.external_metrics_listen else {
         return Ok(None);
     };
     let routes = external_metrics_routes(body.answers.clone());
-    let secured = Secured::start(address, routes).await?;
+    let shown = Shown::of(certificate);
+    let shown = shown.map_err(|error| NodeError::Bind(address.clone(), error))?;
+    let secured = Secured::start(address, routes, shown).await?;
     info!(address = %secured.address, "external metrics, by HTTPS");
     Ok(Some(secured))
 }
@@ -455,7 +458,7 @@ impl Serve {
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let metrics = external_metrics(&self.router, &body).await?;
+        let metrics = external_metrics(&self.router, &body, ports.certificate()).await?;
         let fleet = ((body.door.clone(), desk), body.answers.clone());
         let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
         info!(address = %servers.front.address, workers = workers.len(), "serving");

@@ -1,12 +1,13 @@
 //! HTTPS for the external metrics API, which API servers ask by nothing else.
 //!
-//! Owns: a certificate made at the start, the handshakes. Never: writes a key anywhere. Invariant: a handshake
+//! Owns: the handshakes, and a certificate made at the start where there is none. Never: writes a key anywhere. Invariant: a handshake
 //! that hangs holds up nobody.
 
 use crate::NodeError;
 use crate::server::bind;
 use axum::Router;
 use axum::serve::Listener;
+use cleave_tls::FrontTls;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use std::io;
 use std::net::SocketAddr;
@@ -30,21 +31,21 @@ const HANDSHAKES_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Secured {
     pub(crate) address: SocketAddr,
-    #[cfg(test)]
-    certificate: CertificateDer<'static>,
     task: JoinHandle<()>,
 }
 
 impl Secured {
-    /// Binds and serves with a certificate of its own, which an APIService names as
-    /// `insecureSkipTLSVerify`.
-    pub(crate) async fn start(address: &str, routes: Router) -> Result<Self, NodeError> {
+    /// Binds and serves by what `shown` says.
+    pub(crate) async fn start(
+        address: &str,
+        routes: Router,
+        shown: Shown,
+    ) -> Result<Self, NodeError> {
         let broken = |error: io::Error| NodeError::Bind(address.to_owned(), error);
-        let (config, _certificate) = self_signed().map_err(broken)?;
         let listener = bind(address).await?;
         let address = listener.local_addr().map_err(broken)?;
         let (shaken, ready) = mpsc::channel(HANDSHAKES_MAX);
-        let handshakes = accept(listener, TlsAcceptor::from(config), shaken);
+        let handshakes = accept(listener, shown, shaken);
         let task = tokio::spawn(async move {
             let served = axum::serve(Handshaken { address, ready }, routes);
             tokio::select! {
@@ -56,18 +57,40 @@ impl Secured {
                 }
             }
         });
-        Ok(Self {
-            address,
-            #[cfg(test)]
-            certificate: _certificate,
-            task,
-        })
+        Ok(Self { address, task })
     }
 }
 
 impl Drop for Secured {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// What a client is shown.
+#[derive(Clone, Debug)]
+pub(crate) enum Shown {
+    /// The certificate that clients of the API see.
+    Front(FrontTls),
+    /// One of this process, which an APIService takes by `insecureSkipTLSVerify`.
+    Own(Arc<ServerConfig>),
+}
+
+impl Shown {
+    /// The front's, where it has one.
+    pub(crate) fn of(front: Option<FrontTls>) -> io::Result<Self> {
+        match front {
+            Some(front) => Ok(Self::Front(front)),
+            None => Ok(Self::Own(self_signed()?.0)),
+        }
+    }
+
+    /// For a connection that begins now.
+    fn config(&self) -> Arc<ServerConfig> {
+        match self {
+            Self::Front(front) => front.config(),
+            Self::Own(config) => Arc::clone(config),
+        }
     }
 }
 
@@ -90,7 +113,7 @@ fn self_signed() -> io::Result<(Arc<ServerConfig>, CertificateDer<'static>)> {
 type Secure = (TlsStream<TcpStream>, SocketAddr);
 
 /// Each handshake is a task of its own.
-async fn accept(listener: TcpListener, acceptor: TlsAcceptor, shaken: mpsc::Sender<Secure>) {
+async fn accept(listener: TcpListener, shown: Shown, shaken: mpsc::Sender<Secure>) {
     let seats = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
         let Ok(seat) = Arc::clone(&seats).acquire_owned().await else {
@@ -104,7 +127,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, shaken: mpsc::Send
                 continue;
             }
         };
-        let (acceptor, shaken) = (acceptor.clone(), shaken.clone());
+        let (acceptor, shaken) = (TlsAcceptor::from(shown.config()), shaken.clone());
         tokio::spawn(async move {
             let _seat = seat;
             match timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
@@ -150,11 +173,12 @@ mod tests {
     use tokio_rustls::TlsConnector;
     use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-    async fn get(secured: &Secured, path: &str) -> (u16, serde_json::Value) {
+    async fn get(
+        (secured, trusted): (&Secured, &CertificateDer<'static>),
+        path: &str,
+    ) -> (u16, serde_json::Value) {
         let mut roots = RootCertStore::empty();
-        roots
-            .add(secured.certificate.clone())
-            .expect("a certificate");
+        roots.add(trusted.clone()).expect("a certificate");
         let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -186,16 +210,16 @@ mod tests {
     async fn an_hpa_is_answered_as_an_api_server_expects() {
         let (tell, standing) = watch::channel(Standing::Off);
         let routes = external_metrics_routes(Answers::new(standing));
-        let secured = Secured::start("127.0.0.1:0", routes)
-            .await
-            .expect("it starts");
+        let (own, trusted) = self_signed().expect("a certificate");
+        let secured = Secured::start("127.0.0.1:0", routes, Shown::Own(own));
+        let secured = (&secured.await.expect("it starts"), &trusted);
         let group = "/apis/external.metrics.k8s.io/v1beta1";
-        let (status, groups) = get(&secured, "/apis").await;
+        let (status, groups) = get(secured, "/apis").await;
         assert_eq!(
             (status, &groups["groups"][0]["name"]),
             (200, &"external.metrics.k8s.io".into())
         );
-        let (status, resources) = get(&secured, group).await;
+        let (status, resources) = get(secured, group).await;
         assert_eq!(
             (status, &resources["kind"]),
             (200, &"APIResourceList".into())
@@ -203,7 +227,7 @@ mod tests {
         assert_eq!(resources["resources"][0]["name"], "cleave_workers_wanted");
         let metric =
             format!("{group}/namespaces/n/cleave_workers_wanted?labelSelector=pool%3Ddecode");
-        let (status, unknown) = get(&secured, &metric).await;
+        let (status, unknown) = get(secured, &metric).await;
         assert_eq!(
             (status, &unknown["kind"]),
             (503, &"Status".into()),
@@ -222,7 +246,7 @@ mod tests {
             ..Decision::default()
         };
         tell.send_replace(Standing::Said(ScalingMode::Act, decision));
-        let (status, list) = get(&secured, &metric).await;
+        let (status, list) = get(secured, &metric).await;
         assert_eq!(
             (status, &list["kind"]),
             (200, &"ExternalMetricValueList".into())
@@ -233,9 +257,29 @@ mod tests {
         assert_eq!(items[0]["metricLabels"]["pool"], "decode");
         let stamp = items[0]["timestamp"].as_str().expect("a time");
         assert!(stamp.len() >= 20 && stamp.ends_with('Z'), "{stamp}");
-        let (status, _) = get(&secured, &format!("{group}/namespaces/n/requests")).await;
+        let (status, _) = get(secured, &format!("{group}/namespaces/n/requests")).await;
         assert_eq!(status, 404);
-        let (status, _) = get(&secured, &metric.replace("%3D", "%28")).await;
+        let (status, _) = get(secured, &metric.replace("%3D", "%28")).await;
         assert_eq!(status, 400);
+    }
+    #[tokio::test]
+    async fn where_clients_see_a_certificate_an_api_server_sees_it_too() {
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let files = cleave_tls::CertificateFiles {
+            certificate: folder.path().join("tls.crt"),
+            key: folder.path().join("tls.key"),
+        };
+        std::fs::write(&files.certificate, cert.pem()).expect("a writable folder");
+        std::fs::write(&files.key, signing_key.serialize_pem()).expect("a writable folder");
+        let front = FrontTls::open(&files).expect("a certificate and its key");
+        let (_tell, standing) = watch::channel(Standing::Off);
+        let routes = external_metrics_routes(Answers::new(standing));
+        let shown = Shown::of(Some(front)).expect("there is one");
+        let secured = Secured::start("127.0.0.1:0", routes, shown);
+        let secured = secured.await.expect("it starts");
+        let (status, _) = get((&secured, cert.der()), "/apis").await;
+        assert_eq!(status, 200);
     }
 }
