@@ -282,11 +282,10 @@ fn nixl(options: &WorkerOptions) -> Result<Option<Arc<Nixl>>, NodeError> {
     if !options.transports.contains(&Transport::Nixl) {
         return Ok(None);
     }
-    if options.peer_tls.is_some() && options.transports.len() > 1 {
-        info!(
-            "no NIXL beside --peer-tls, since blocks would go in clear: `--kv-transport nixl` takes it all the same"
+    if options.peer_tls.is_some() {
+        warn!(
+            "--kv-transport nixl: blocks go in clear where they go by NIXL, whatever --peer-tls says"
         );
-        return Ok(None);
     }
     match Nixl::load(options.nixl_library.as_deref()) {
         Ok(nixl) => {

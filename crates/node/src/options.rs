@@ -45,7 +45,7 @@ pub struct WorkerOptions {
     pub credit_bytes: u32,
     /// Whether blocks go straight from a device's memory into a peer's where both can. Default yes.
     pub writes_to_pools: bool,
-    /// What links to and from other processes may go over. Default all.
+    /// What links to and from other processes may go over. Default all but NIXL, whose ports trust everybody.
     pub transports: BTreeSet<Transport>,
     /// NVIDIA's transfer library, for RDMA between hosts. Default the one that the loader finds, if any.
     pub nixl_library: Option<PathBuf>,
@@ -94,7 +94,7 @@ impl WorkerOptions {
             import_bytes_per_step: 16 << 20,
             credit_bytes: cleave_transfer::CREDIT_BYTES,
             writes_to_pools: true,
-            transports: Transport::ALL.into(),
+            transports: [Transport::SharedMemory, Transport::CudaIpc, Transport::Tcp].into(),
             nixl_library: None,
             frame_bytes_max: cleave_transfer::FRAME_BYTES_MAX,
             streams_count: cleave_transfer::STREAMS_COUNT,

@@ -8,13 +8,14 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TransportArgs {
     /// What may carry KV blocks to and from other processes, with commas. Of what both ends have, the best that works
-    /// is taken; name fewer to force or to forbid one.
+    /// is taken; name fewer to force or to forbid one. `nixl` is for a network that only the fleet is on: what its
+    /// library opens there trusts whoever reaches it, and blocks go in clear.
     #[arg(
         long,
         value_enum,
         value_name = "NAMES",
         value_delimiter = ',',
-        default_value = "shm,nixl,tcp"
+        default_value = "shm,tcp"
     )]
     pub(crate) kv_transport: Vec<KvTransport>,
     /// NVIDIA's transfer library, libnixl_capi.so of NIXL 1.5 or later, for RDMA between hosts. By default

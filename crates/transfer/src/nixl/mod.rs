@@ -117,7 +117,10 @@ impl Backend {
             Some(names) => (names, true),
             None => (&*tls, false),
         };
-        let names: Vec<&str> = names.split(',').filter(|name| !name.is_empty()).collect();
+        // A backslash asks for just this way, and what follows a colon is for which of its uses.
+        let names = names.split(',').map(|name| name.trim_start_matches('\\'));
+        let names = names.filter_map(|name| name.split(':').next());
+        let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
         // Within a host there are better links than these. The library leaves what the environment says as it is.
         let without_memory = ("engine_config", "TLS=^shm");
         let irrevocable = match is_negated {
@@ -167,6 +170,8 @@ mod tests {
             "sm",
             "^tcp",
             "tcp,xpmem,posix",
+            "tcp,\\cma",
+            "cma:aux,tcp",
             "^cma",
         ] {
             let error = handling(bad).unwrap_err();
