@@ -18,6 +18,7 @@ mod log;
 mod metrics;
 mod mock;
 mod model;
+mod page;
 mod plan;
 mod replay;
 mod router_cost;
