@@ -2,7 +2,8 @@
 //!
 //! Owns: the order of answers that Envoy demands. Never: keeps a byte of an answer on its way to the
 //! client; each leaves as it came. Invariant: the request's headers are answered once, by an endpoint
-//! or by the answer that the client gets instead, and every chunk of a body is given back once, in order.
+//! or by the answer that the client gets instead; after the former every byte of a body is given back once, in
+//! order, and after the latter nothing more is said or kept.
 //!
 //! Where the request's body is streamed both ways, its headers are answered when it is whole: what it
 //! begins with says where it belongs. Otherwise headers alone must do.
@@ -18,7 +19,7 @@ use super::proto::{
     body_mutation,
 };
 use super::wish::{Wish, beginning, session, subset};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use std::net::SocketAddr;
@@ -28,16 +29,28 @@ const DESTINATION: &str = "x-gateway-destination-endpoint";
 const NAMESPACE: &str = "envoy.lb";
 /// As the routers' own limit.
 const BODY_BYTES_MAX: usize = 8 << 20;
+/// Proxies take no longer pieces of a body: 64 KiB with what is around them.
+const PIECE_BYTES_MAX: usize = 60 << 10;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     wish: Wish,
     /// The request's, until it is whole.
-    body: Vec<Bytes>,
-    body_bytes: usize,
+    body: BytesMut,
     duplex: Duplex,
-    decided: bool,
+    stand: Stand,
+}
+
+/// How far a conversation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stand {
+    /// The headers wait for their answer.
+    Open,
+    /// They have it; what comes passes.
+    Sent,
+    /// The client has an answer of ours, and the proxy nothing more to tell.
+    Over,
 }
 
 /// Which bodies are streamed both ways.
@@ -51,14 +64,13 @@ impl Default for Conversation {
     fn default() -> Self {
         Self {
             wish: Wish::default(),
-            body: Vec::new(),
-            body_bytes: 0,
+            body: BytesMut::new(),
             // As the endpoint-picker protocol has it.
             duplex: Duplex {
                 request: true,
                 response: true,
             },
-            decided: false,
+            stand: Stand::Open,
         }
     }
 }
@@ -70,13 +82,21 @@ impl Conversation {
         word: ProcessingRequest,
         choose: impl FnOnce(&Wish) -> Choice,
     ) -> Vec<ProcessingResponse> {
-        if let Some(modes) = &word.protocol_config {
+        if self.stand == Stand::Over {
+            return Vec::new();
+        }
+        // With the first word; bodies are not streamed one way and then the other.
+        if let Some(modes) = &word.protocol_config
+            && self.stand == Stand::Open
+            && self.body.is_empty()
+        {
             self.duplex = duplex(modes);
         }
         if let Some(subset) = subset(word.metadata_context.as_ref()) {
             self.wish.subset = Some(subset);
         }
         match word.request {
+            Some(Word::RequestHeaders(_)) if self.stand != Stand::Open => Vec::new(),
             Some(Word::RequestHeaders(headers)) => {
                 self.wish.key = session(&headers);
                 match headers.end_of_stream || !self.duplex.request {
@@ -84,14 +104,20 @@ impl Conversation {
                     false => Vec::new(),
                 }
             }
-            Some(Word::RequestBody(body)) if self.duplex.request => self.gather(body, choose),
+            Some(Word::RequestBody(body)) if self.duplex.request => match self.stand {
+                Stand::Open => self.gather(body, choose),
+                Stand::Sent | Stand::Over => vec![pass_on(body)],
+            },
             Some(Word::RequestBody(_)) => vec![say(Answer::RequestBody(unchanged()))],
             Some(Word::RequestTrailers(_)) => {
-                let mut answers = match self.decided {
-                    true => Vec::new(),
-                    false => self.decide(choose),
+                let mut answers = match self.stand {
+                    Stand::Open => self.decide(choose),
+                    Stand::Sent | Stand::Over => Vec::new(),
                 };
-                answers.push(say(Answer::RequestTrailers(TrailersResponse {})));
+                if self.stand == Stand::Sent {
+                    answers.extend(self.pieces().into_iter().map(pass_on));
+                    answers.push(say(Answer::RequestTrailers(TrailersResponse {})));
+                }
                 answers
             }
             Some(Word::ResponseHeaders(_)) => {
@@ -116,54 +142,65 @@ impl Conversation {
         }: HttpBody,
         choose: impl FnOnce(&Wish) -> Choice,
     ) -> Vec<ProcessingResponse> {
-        self.body_bytes += body.len();
-        self.body.push(body);
-        if self.body_bytes > BODY_BYTES_MAX {
-            return vec![instead(
-                413,
-                "body_too_large",
-                "The request body is too large.",
-            )];
+        if self.body.len() + body.len() > BODY_BYTES_MAX {
+            let message = "The request body is too large.";
+            return self.refuse(413, ("body_too_large", message));
         }
+        self.body.extend_from_slice(&body);
         if !end_of_stream {
             return Vec::new();
         }
         let mut answers = self.decide(choose);
-        if let Some(ProcessingResponse {
-            response: Some(Answer::RequestBody(last)),
-            ..
-        }) = answers.last_mut()
-        {
-            end(last);
+        if self.stand == Stand::Sent {
+            let mut pieces = self.pieces();
+            match pieces.last_mut() {
+                Some(last) => last.end_of_stream = true,
+                None => pieces.push(HttpBody {
+                    end_of_stream,
+                    ..HttpBody::default()
+                }),
+            }
+            answers.extend(pieces.into_iter().map(pass_on));
         }
         answers
     }
 
-    /// The endpoint and the body so far, or the answer that the client gets instead.
+    /// The body so far.
+    fn pieces(&mut self) -> Vec<HttpBody> {
+        let mut body = std::mem::take(&mut self.body).freeze();
+        let mut pieces = Vec::new();
+        while !body.is_empty() {
+            let next = body.split_to(body.len().min(PIECE_BYTES_MAX));
+            pieces.push(HttpBody {
+                body: next,
+                end_of_stream: false,
+            });
+        }
+        pieces
+    }
+
+    /// The endpoint, or the answer that the client gets instead.
     fn decide(&mut self, choose: impl FnOnce(&Wish) -> Choice) -> Vec<ProcessingResponse> {
-        self.decided = true;
-        let chunks = std::mem::take(&mut self.body);
-        if self.wish.key.is_none() && !chunks.is_empty() {
-            self.wish.key = beginning(&chunks.concat());
+        if self.wish.key.is_none() {
+            self.wish.key = beginning(&self.body);
         }
         match choose(&self.wish) {
             Choice::Endpoint(address) => {
-                let body = chunks.into_iter().map(|body| {
-                    let end_of_stream = false;
-                    say(Answer::RequestBody(returned(HttpBody {
-                        body,
-                        end_of_stream,
-                    })))
-                });
-                std::iter::once(endpoint(address)).chain(body).collect()
+                self.stand = Stand::Sent;
+                vec![endpoint(address)]
             }
-            Choice::Full => vec![instead(
-                429,
-                "queue_full",
-                "All routers are at their limit; try again.",
-            )],
-            Choice::Nobody => vec![instead(503, "no_endpoint", "No router is ready.")],
+            Choice::Full => {
+                let message = "All routers are at their limit; try again.";
+                self.refuse(429, ("queue_full", message))
+            }
+            Choice::Nobody => self.refuse(503, ("no_endpoint", "No router is ready.")),
         }
+    }
+
+    fn refuse(&mut self, status: i32, (code, message): (&str, &str)) -> Vec<ProcessingResponse> {
+        self.stand = Stand::Over;
+        self.body = BytesMut::new();
+        vec![instead(status, code, message)]
     }
 }
 
@@ -282,17 +319,9 @@ fn returned(
     }
 }
 
-/// Nothing comes after this chunk.
-fn end(chunk: &mut BodyResponse) {
-    let mutation = chunk
-        .response
-        .as_mut()
-        .and_then(|it| it.body_mutation.as_mut());
-    if let Some(body_mutation::Mutation::StreamedResponse(chunk)) =
-        mutation.and_then(|it| it.mutation.as_mut())
-    {
-        chunk.end_of_stream = true;
-    }
+/// Of the request's body.
+fn pass_on(piece: HttpBody) -> ProcessingResponse {
+    say(Answer::RequestBody(returned(piece)))
 }
 
 #[cfg(test)]
@@ -326,9 +355,9 @@ mod tests {
         }))
     }
 
-    fn body(text: &'static str, end_of_stream: bool) -> ProcessingRequest {
+    fn body(text: &str, end_of_stream: bool) -> ProcessingRequest {
         word(Word::RequestBody(HttpBody {
-            body: text.into(),
+            body: text.to_owned().into(),
             end_of_stream,
         }))
     }
@@ -388,7 +417,7 @@ mod tests {
         let talk = &mut Conversation::default();
         check(talk, headers(false), (THERE, &[]));
         check(talk, body("{\"prompt\"", false), (THERE, &[]));
-        let all = ["to 127.0.0.1:8001", "asked {\"prompt\"", "asked : \"a\"}|"];
+        let all = ["to 127.0.0.1:8001", "asked {\"prompt\": \"a\"}|"];
         check(talk, body(": \"a\"}", true), (THERE, &all));
         assert_eq!(talk.wish.key.as_deref(), Some(&b"a"[..]));
         let answer = word(Word::ResponseHeaders(HttpHeaders::default()));
@@ -443,8 +472,47 @@ mod tests {
         }
         let talk = &mut Conversation::default();
         check(talk, headers(false), (THERE, &[]));
-        let long: &'static str = "x".repeat(BODY_BYTES_MAX + 1).leak();
-        check(talk, body(long, false), (THERE, &["instead 413"]));
+        let half = "x".repeat(BODY_BYTES_MAX / 2 + 1);
+        check(talk, body(&half, false), (THERE, &[]));
+        check(talk, body(&half, false), (THERE, &["instead 413"]));
+    }
+
+    #[test]
+    fn a_proxy_that_went_on_after_its_answer_was_answered_again_and_filled_the_memory() {
+        let talk = &mut Conversation::default();
+        let half = "x".repeat(BODY_BYTES_MAX / 2 + 1);
+        check(talk, headers(false), (THERE, &[]));
+        check(talk, body(&half, false), (THERE, &[]));
+        check(talk, body(&half, false), (THERE, &["instead 413"]));
+        check(talk, body(&half, true), (THERE, &[]));
+        check(talk, headers(true), (THERE, &[]));
+        assert_eq!(talk.body.capacity(), 0);
+        let talk = &mut Conversation::default();
+        check(talk, headers(true), (THERE, &["to 127.0.0.1:8001"]));
+        check(talk, headers(true), (THERE, &[]));
+        check(talk, body("late", true), (THERE, &["asked late|"]));
+        assert_eq!(talk.body.capacity(), 0);
+    }
+
+    #[test]
+    fn a_long_body_came_back_in_pieces_that_no_proxy_takes() {
+        let talk = &mut Conversation::default();
+        let long = "x".repeat(2 * PIECE_BYTES_MAX);
+        let piece = format!("asked {}", "x".repeat(PIECE_BYTES_MAX));
+        let last = format!("{piece}|");
+        check(talk, headers(false), (THERE, &[]));
+        check(
+            talk,
+            body(&long, true),
+            (THERE, &["to 127.0.0.1:8001", &piece, &last]),
+        );
+        let talk = &mut Conversation::default();
+        check(talk, headers(false), (THERE, &[]));
+        check(
+            talk,
+            body("", true),
+            (THERE, &["to 127.0.0.1:8001", "asked |"]),
+        );
     }
 
     #[test]

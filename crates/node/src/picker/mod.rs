@@ -11,6 +11,8 @@
 mod choose;
 mod conversation;
 mod endpoints;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod wish;
 
 /// The generated types.

@@ -137,16 +137,16 @@ async fn values(
 
 /// One condition of a label selector, on our one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Term {
-    key: String,
+pub(super) struct Term {
+    pub(super) key: String,
     /// The values meant; none for whether the label is there at all.
-    values: Option<Vec<String>>,
+    pub(super) values: Option<Vec<String>>,
     /// Those that fit are not meant.
-    not: bool,
+    pub(super) not: bool,
 }
 
 impl Term {
-    fn fits(&self, pool: &str) -> bool {
+    pub(super) fn fits(&self, pool: &str) -> bool {
         let there = self.key == "pool";
         let named = |values: &Vec<String>| there && values.iter().any(|value| value == pool);
         self.values.as_ref().map_or(there, named) != self.not
@@ -154,7 +154,7 @@ impl Term {
 }
 
 /// `a=b`, `a==b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`, with commas between.
-fn terms(selector: &str) -> Result<Vec<Term>, String> {
+pub(super) fn terms(selector: &str) -> Result<Vec<Term>, String> {
     let mut terms = Vec::new();
     let mut rest = selector.trim();
     while !rest.is_empty() {
@@ -179,8 +179,12 @@ fn end_of_term(text: &str) -> usize {
 fn term(text: &str) -> Option<Term> {
     let of = |key: &str, values: Option<Vec<String>>, not| {
         let key = key.trim();
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-        let sound = !key.is_empty() && key.chars().all(plain);
+        let plain = |text: &str, signs: &str| {
+            let fits = |c: char| c.is_ascii_alphanumeric() || signs.contains(c);
+            text.chars().all(fits)
+        };
+        let mut meant = values.iter().flatten();
+        let sound = !key.is_empty() && plain(key, "-_./") && meant.all(|one| plain(one, "-_."));
         sound.then(|| Term {
             key: key.to_owned(),
             values,
@@ -243,6 +247,8 @@ mod tests {
             "=x",
             "a b",
             "pool in (a",
+            "pool in (a),b)",
+            "pool=a=b",
         ] {
             assert!(chosen(wrong).is_err(), "{wrong}");
         }

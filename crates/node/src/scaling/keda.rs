@@ -11,7 +11,7 @@ use std::pin::Pin;
 use tonic::{Request, Response, Status};
 
 #[allow(clippy::all, missing_docs, unreachable_pub)]
-mod proto {
+pub(super) mod proto {
     tonic::include_proto!("externalscaler");
 }
 
@@ -23,7 +23,7 @@ use proto::{
 
 /// The gRPC service, to be mounted where workers dial.
 pub(crate) fn scaler_service(answers: Answers) -> ExternalScalerServer<ScalerService> {
-    ExternalScalerServer::new(ScalerService { answers })
+    ExternalScalerServer::new(ScalerService::new(answers))
 }
 
 /// See [`scaler_service`].
@@ -45,7 +45,7 @@ impl From<Unknown> for Status {
 }
 
 /// Of which pool, by its trigger's metadata.
-fn pool(object: &ScaledObjectRef) -> Result<(&'static str, Role), Status> {
+pub(super) fn pool(object: &ScaledObjectRef) -> Result<(&'static str, Role), Status> {
     let named = object.scaler_metadata.get("pool");
     let found = POOLS
         .into_iter()
@@ -73,6 +73,10 @@ fn spec(pool: &str) -> GetMetricSpecResponse {
 }
 
 impl ScalerService {
+    pub(super) fn new(answers: Answers) -> Self {
+        Self { answers }
+    }
+
     fn wanted(&self, role: Role) -> Result<u32, Status> {
         Ok(self.answers.wanted()?.of(role))
     }
@@ -194,9 +198,7 @@ mod tests {
     #[tokio::test]
     async fn a_number_was_answered_where_nothing_was_known_or_nothing_was_to_change() {
         let (tell, standing) = watch::channel(Standing::Off);
-        let service = ScalerService {
-            answers: Answers::new(standing),
-        };
+        let service = ScalerService::new(Answers::new(standing));
         let ask = || service.is_active(Request::new(object("decode")));
         assert_eq!(
             ask().await.unwrap_err().code(),
@@ -223,9 +225,7 @@ mod tests {
     #[tokio::test]
     async fn the_five_methods_answer_from_one_word() {
         let (tell, standing) = watch::channel(said(ScalingMode::Act, 0));
-        let service = ScalerService {
-            answers: Answers::new(standing),
-        };
+        let service = ScalerService::new(Answers::new(standing));
         let streamed = service
             .stream_is_active(Request::new(object("decode")))
             .await;

@@ -5,6 +5,8 @@
 //! an error and never a number: an orchestrator leaves everything as it is then.
 
 mod external;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod keda;
 mod listen;
 mod shown;

@@ -5,6 +5,8 @@
 //! Invariant: what is converted there and back is equal. Conversions name every field, so that a
 //! field added to the domain does not compile until it travels too.
 
+#[cfg(test)]
+mod drawn;
 mod hello;
 mod order;
 mod price;

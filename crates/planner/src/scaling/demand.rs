@@ -9,7 +9,7 @@ use super::fit::{self, POOLS};
 use super::need::{self, Aims, Traffic};
 use super::scaler::{Needs, Scaler, index};
 use super::steady::Need;
-use cleave_domain::{Demand, PoolCounts, Role, ScalingReason};
+use cleave_domain::{Demand, Kept, PoolCounts, Role, ScalingReason};
 use std::time::Duration;
 
 /// Those who wait are to be served within so long, beside what comes.
@@ -17,7 +17,7 @@ const CATCH_UP: f64 = 30.0;
 /// What is enough to go down to: enough for so much more than there is.
 const SLACK: f64 = 1.1;
 /// A class with a smaller share of the requests than this does not decide how tight promises are.
-const SHARE: u64 = 20;
+const SHARE: u128 = 20;
 /// Before any answer was seen.
 const OUTPUT_TOKENS: f64 = 256.0;
 
@@ -50,10 +50,12 @@ impl Scaler {
 
     /// The tightest promises of the classes that have a share worth it.
     fn aims(&self, demand: &Demand) -> Aims {
-        let all: u64 = demand.classes.iter().map(|kept| kept.arrivals).sum();
+        // What other routers say may be any number.
+        let arrivals = |kept: &Kept| u128::from(kept.arrivals);
+        let all: u128 = demand.classes.iter().map(arrivals).sum();
         let mut aims = Aims::default();
         for (class, kept) in self.policy.classes.iter().zip(&demand.classes) {
-            if kept.arrivals == 0 || kept.arrivals * SHARE < all {
+            if kept.arrivals == 0 || arrivals(kept) * SHARE < all {
                 continue;
             }
             let tighter =

@@ -79,10 +79,10 @@ impl Habits {
         }
         let mut missed = [false; 2];
         for (kept, goal) in demand.classes.iter().zip(goals) {
-            let may = kept.judged * u64::from(1000 - goal.min(&1000)) / 1000;
+            let may = u128::from(kept.judged) * u128::from(1000 - goal.min(&1000)) / 1000;
             let enough = kept.judged >= ENOUGH;
-            missed[0] |= enough && kept.missed_prefill > may;
-            missed[1] |= enough && kept.missed_decode > may;
+            missed[0] |= enough && u128::from(kept.missed_prefill) > may;
+            missed[1] |= enough && u128::from(kept.missed_decode) > may;
         }
         for (factor, missed) in self.factors.iter_mut().zip(missed) {
             let by = if missed { RISE } else { FALL };

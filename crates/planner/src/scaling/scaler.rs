@@ -494,7 +494,7 @@ fn bounded(wanted: &Wanted, scaling: &Scaling) -> Wanted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::PoolScaling;
+    use cleave_domain::{Flow, Kept, PoolScaling};
 
     fn scaling(devices_max: u32) -> Scaling {
         let pool = |role| PoolScaling {
@@ -613,6 +613,91 @@ mod tests {
             scaler.said.expect("it said something").own,
             "the other one is silent"
         );
+    }
+
+    #[test]
+    fn a_voice_that_makes_no_sense_stopped_its_router_or_broke_its_bounds() {
+        let prices = Prices {
+            rows: vec![cleave_domain::RowPrice {
+                rows: 1,
+                nanos: 10_000_000,
+            }],
+            ..Prices::default()
+        };
+        let capacity = Capacity {
+            block_tokens: 16,
+            block_bytes: 1,
+            blocks_count: 100,
+            slots_count: 8,
+            step_tokens_max: 512,
+            context_tokens_max: 1600,
+        };
+        let known = Fleet {
+            prefill: Some((prices.clone(), capacity)),
+            decode: Some((prices, capacity)),
+            ..fleet(2, 2, 0)
+        };
+        let mut state = 1u64;
+        let mut draw = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            [0, 1, 7, 1000, u64::from(u32::MAX), u64::MAX][(state >> 33) as usize % 6]
+        };
+        for turn in 0..300 {
+            let mut flow = || Flow {
+                arrivals: draw(),
+                prompt_tokens: draw(),
+                pairs: draw(),
+                placed: draw(),
+                cached_tokens: draw(),
+                answers: draw(),
+                output_tokens: draw(),
+            };
+            let (slow, quick) = (flow(), flow());
+            let mut small = || u32::try_from(draw()).unwrap_or(u32::MAX);
+            let mut counts = || PoolCounts {
+                prefill: small(),
+                decode: small(),
+                both: small(),
+            };
+            let wanted = Wanted {
+                workers: counts(),
+                legs: counts(),
+                ..Wanted::default()
+            };
+            let (waiting, open) = (small(), small());
+            let kept = Kept {
+                arrivals: draw(),
+                judged: draw(),
+                missed_prefill: draw(),
+                missed_decode: draw(),
+            };
+            let demand = Demand {
+                slow,
+                quick,
+                classes: vec![kept; 2],
+                waiting,
+                waiting_tokens: draw(),
+                open,
+            };
+            let voice = |router| Voice {
+                router: RouterId(router),
+                number: 1,
+                demand: demand.clone(),
+                wanted,
+            };
+            // From one that is followed, and from two that are heard only.
+            for (me, others) in [(9, [2, 3]), (1, [2, 3])] {
+                let mut scaler = scaler(me);
+                run(&mut scaler, (0, 6), &known);
+                for other in others {
+                    scaler.handle(at(6), Input::Heard(Arc::new(voice(other))));
+                }
+                run(&mut scaler, (6, 60), &known);
+                assert!(scaler.said.is_some(), "turn {turn}");
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,140 @@
+//! What a proxy tells a picker, for tests and libFuzzer.
+
+use super::Choice;
+use super::conversation::Conversation;
+use super::proto::processing_request::Request as Word;
+use super::proto::processing_response::Response as Answer;
+use super::proto::{BodyResponse, ProcessingRequest, body_mutation};
+use prost::Message;
+use std::net::SocketAddr;
+
+/// What was heard and said of one conversation.
+#[derive(Default)]
+struct Told {
+    heard: Vec<u8>,
+    given_back: Vec<u8>,
+    heads: usize,
+    refused: bool,
+}
+
+/// Words of one conversation, each behind its length, after a byte that says what is chosen.
+///
+/// # Panics
+/// If headers are answered twice, a refusal is followed by anything, or a body comes back as another.
+pub(crate) fn conversation(bytes: &[u8]) {
+    let Some((choice, mut words)) = bytes.split_first() else {
+        return;
+    };
+    let choice = match choice % 4 {
+        0 => Choice::Nobody,
+        1 => Choice::Full,
+        _ => Choice::Endpoint(SocketAddr::from(([127, 0, 0, 1], 8001))),
+    };
+    let (mut talk, mut told) = (Conversation::default(), Told::default());
+    while let Ok(word) = ProcessingRequest::decode_length_delimited(&mut words) {
+        if let Some(Word::RequestBody(body)) = &word.request {
+            told.heard.extend_from_slice(&body.body);
+        }
+        for answer in talk.hear(word, |_| choice) {
+            assert!(!told.refused, "something was said after a refusal");
+            match answer.response.expect("an answer says something") {
+                Answer::RequestHeaders(_) => told.heads += 1,
+                Answer::ImmediateResponse(_) => told.refused = true,
+                Answer::RequestBody(body) => told.take(&body),
+                _ => {}
+            }
+        }
+    }
+    let answers = told.heads + usize::from(told.refused);
+    assert!(answers <= 1, "headers were answered {answers} times");
+    assert!(told.heard.starts_with(&told.given_back), "another body");
+}
+
+impl Told {
+    fn take(&mut self, body: &BodyResponse) {
+        assert_eq!(self.heads, 1, "a body before its headers");
+        let mutation = body.response.as_ref();
+        let mutation = mutation.and_then(|it| it.body_mutation.as_ref()?.mutation.as_ref());
+        match mutation {
+            Some(body_mutation::Mutation::StreamedResponse(piece)) => {
+                self.given_back.extend_from_slice(&piece.body);
+            }
+            Some(body_mutation::Mutation::Body(_)) => panic!("a body was replaced"),
+            // As it is: the proxy has it.
+            None => self.heard.clear(),
+        }
+    }
+}
+
+/// Conversations as proxies hold them, for [`conversation`].
+#[cfg(test)]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    use super::proto::{
+        BodySendMode, HeaderMap, HeaderValue, HttpBody, HttpHeaders, HttpTrailers, Metadata,
+        ProtocolConfiguration,
+    };
+    use prost_types::{Struct, Value, value::Kind};
+    let header = |key: &str, value: &str| HeaderValue {
+        key: key.to_owned(),
+        value: String::new(),
+        raw_value: value.to_owned().into(),
+    };
+    let named = header("x-session-id", "s-1");
+    let headers = HttpHeaders {
+        headers: Some(HeaderMap {
+            headers: vec![header(":path", "/v1/completions"), named],
+        }),
+        end_of_stream: false,
+    };
+    let body = |text: &str, end_of_stream| HttpBody {
+        body: text.to_owned().into(),
+        end_of_stream,
+    };
+    let hint = Value {
+        kind: Some(Kind::StringValue("127.0.0.1:8001,[::1]:8002".to_owned())),
+    };
+    let hint = Struct {
+        fields: [("x-gateway-destination-endpoint-subset".to_owned(), hint)].into(),
+    };
+    let metadata = Metadata {
+        filter_metadata: [("envoy.lb.subset_hint".to_owned(), hint)].into(),
+    };
+    let modes = |mode: BodySendMode| ProtocolConfiguration {
+        request_body_mode: mode.into(),
+        response_body_mode: mode.into(),
+    };
+    let written = |choice: u8, mode: BodySendMode, words: &[Word]| {
+        let mut bytes = vec![choice];
+        for word in words {
+            let word = ProcessingRequest {
+                request: Some(word.clone()),
+                metadata_context: Some(metadata.clone()),
+                observability_mode: false,
+                protocol_config: Some(modes(mode)),
+            };
+            bytes.extend(word.encode_length_delimited_to_vec());
+        }
+        bytes
+    };
+    let whole = [
+        Word::RequestHeaders(headers.clone()),
+        Word::RequestBody(body(r#"{"model": "m", "prompt""#, false)),
+        Word::RequestBody(body(r#": ["a", "b"]}"#, true)),
+        Word::ResponseHeaders(headers.clone()),
+        Word::ResponseBody(body("data: 1", false)),
+        Word::ResponseBody(body("", true)),
+        Word::ResponseTrailers(HttpTrailers::default()),
+    ];
+    let trailed = [
+        Word::RequestHeaders(headers),
+        Word::RequestBody(body(r#"{"messages": [{"role": "user"}]}"#, false)),
+        Word::RequestTrailers(HttpTrailers::default()),
+    ];
+    vec![
+        written(2, BodySendMode::FullDuplexStreamed, &whole),
+        written(2, BodySendMode::Buffered, &whole),
+        written(2, BodySendMode::FullDuplexStreamed, &trailed),
+        written(0, BodySendMode::FullDuplexStreamed, &trailed),
+        written(1, BodySendMode::None, &whole),
+    ]
+}

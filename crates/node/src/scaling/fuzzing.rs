@@ -1,0 +1,103 @@
+//! What orchestrators ask about scaling, for tests and libFuzzer.
+
+use super::external::{Term, terms};
+use super::keda::proto::GetMetricsRequest;
+use super::keda::proto::external_scaler_server::ExternalScaler;
+use super::keda::{ScalerService, pool};
+use super::{Answers, Standing};
+use cleave_domain::{PoolCounts, ScalingMode, Wanted};
+use cleave_planner::scaling::Decision;
+use futures::FutureExt;
+use prost::Message;
+use tokio::sync::watch;
+use tonic::Request;
+
+/// Each pool is to have another number of workers.
+const WORKERS: PoolCounts = PoolCounts {
+    prefill: 3,
+    decode: 5,
+    both: 7,
+};
+
+/// What KEDA asks for a value.
+///
+/// # Panics
+/// If another pool's number is answered, or under a name that was not asked for.
+pub(crate) fn metrics(bytes: &[u8]) {
+    let Ok(asked) = GetMetricsRequest::decode(bytes) else {
+        return;
+    };
+    let wanted = Wanted {
+        workers: WORKERS,
+        ..Wanted::default()
+    };
+    let decision = Decision {
+        wanted,
+        ..Decision::default()
+    };
+    let (_tell, standing) = watch::channel(Standing::Said(ScalingMode::Act, decision));
+    let service = ScalerService::new(Answers::new(standing));
+    let answer = service.get_metrics(Request::new(asked.clone()));
+    let answer = answer.now_or_never().expect("it waits for nobody");
+    let object = asked.scaled_object_ref.unwrap_or_default();
+    let Ok(answer) = answer else {
+        return;
+    };
+    let values = answer.into_inner().metric_values;
+    let [value] = values.as_slice() else {
+        panic!("{values:?}");
+    };
+    let (name, role) = pool(&object).expect("a pool was answered for");
+    assert_eq!(object.scaler_metadata["pool"], name);
+    assert_eq!(value.metric_value, i64::from(WORKERS.of(role)));
+    assert_eq!(value.metric_name, asked.metric_name);
+}
+
+/// A label selector of Kubernetes.
+///
+/// # Panics
+/// If one that is understood reads otherwise once it is written as Kubernetes does.
+pub(crate) fn selector(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else {
+        return;
+    };
+    let Ok(read) = terms(text) else {
+        return;
+    };
+    let written: Vec<String> = read.iter().map(written).collect();
+    let again = terms(&written.join(",")).expect("what is written is understood");
+    assert_eq!(again, read);
+}
+
+fn written(term: &Term) -> String {
+    let Term { key, values, not } = term;
+    match (values, not) {
+        (Some(values), false) => format!("{key} in ({})", values.join(",")),
+        (Some(values), true) => format!("{key} notin ({})", values.join(",")),
+        (None, false) => key.clone(),
+        (None, true) => format!("!{key}"),
+    }
+}
+
+/// As KEDA and an API server ask, for [`metrics`].
+#[cfg(test)]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    use super::keda::proto::ScaledObjectRef;
+    let asked = |pool: &str, metric_name: &str| {
+        let object = ScaledObjectRef {
+            name: "cleave".to_owned(),
+            namespace: "models".to_owned(),
+            scaler_metadata: [("pool".to_owned(), pool.to_owned())].into(),
+        };
+        let request = GetMetricsRequest {
+            scaled_object_ref: Some(object),
+            metric_name: metric_name.to_owned(),
+        };
+        request.encode_to_vec()
+    };
+    vec![
+        asked("decode", "s0-cleave-workers-decode"),
+        asked("both", ""),
+        asked("queue", "cleave-workers-prefill"),
+    ]
+}
