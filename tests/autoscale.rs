@@ -1,8 +1,11 @@
 //! A router that wants workers, and `cleave autoscale --local` that starts and stops them, with load on.
 
 mod harness;
+#[path = "harness/keda.rs"]
+mod keda;
 
 use harness::{Client, Process, wait_for};
+use keda::{Answer, Keda};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -159,4 +162,65 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
     assert!(local.wait().success(), "{}", local.logs());
     router.signal("TERM");
     assert!(router.wait().success(), "{}", router.logs());
+}
+
+/// What both routers say, once they say the same and `fits` it.
+fn agreed(what: &str, routers: &mut [Keda; 2], fits: impl Fn(&[Answer]) -> bool) -> Vec<Answer> {
+    wait_for(what, || {
+        let [one, other] = routers.each_mut().map(|router| router.pools().ok());
+        one.filter(|said| Some(said) == other.as_ref() && fits(said))
+    })
+}
+
+/// Two routers over the same workers, of which only this one is asked for anything: the other one hears of it from
+/// the workers alone.
+fn answer_as_one(asked: usize) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let policy = folder.path().join("policy.yaml");
+    write_policy(&policy, 0, "1s");
+    let path = policy.to_str().expect("UTF-8");
+    let start = || Process::start(&["router", "--listen", "127.0.0.1:0", "--policy", path]);
+    let mut processes = [start(), start()];
+    let addresses = processes.each_mut().map(Process::address);
+    let clients = addresses.each_ref().map(|address| Client::new(address));
+    let mut routers = addresses.each_ref().map(|address| Keda::new(address));
+    let both = addresses.join(",");
+    let worker = |leg: &str| {
+        Process::start(&[
+            "worker", "--leg", leg, "--router", &both, "--engine", "mock",
+        ])
+    };
+    let _workers = [worker("prefill"), worker("decode")];
+    for client in &clients {
+        client.wait_ready();
+        wait_for("both workers", || (workers(client) == (1, 1)).then_some(()));
+    }
+    let nobody = vec![(false, 0); 3];
+    agreed("fleet of nobody", &mut routers, |said| said == nobody);
+    let (client, began) = (&clients[asked], AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..STREAMS {
+            scope.spawn(|| {
+                let body = json!({
+                    "prompt": "A stream is", "max_tokens": 500, "ignore_eos": true, "stream": true,
+                });
+                read(client.stream("/v1/completions", &body), &began)
+            });
+        }
+    });
+    let said = agreed("fleet that is needed", &mut routers, |said| {
+        said[0].0 && said[1].0
+    });
+    assert!(said[0].1 >= 1 && said[1].1 >= 1, "{said:?}");
+    assert_eq!(said[2], (false, 0), "there is no such pool");
+}
+
+#[test]
+fn two_routers_answered_an_autoscaler_differently() {
+    // One of them decides, whichever has the smaller name; the other one repeats it.
+    std::thread::scope(|scope| {
+        for asked in [0, 1] {
+            scope.spawn(move || answer_as_one(asked));
+        }
+    });
 }

@@ -286,6 +286,40 @@ fn what_cannot_be_met_waits_or_becomes_another() {
     assert!(world.count(|o| o.verdict == Some(Verdict::Good)) > 30);
 }
 
+#[test]
+fn a_downgrade_made_a_request_more_urgent_than_its_tenant_may_be() {
+    // Lower in what it promises, and served before everybody else.
+    let errand = SloClass {
+        priority: -10,
+        ..class("errand", None, None)
+    };
+    let hasty = SloClass {
+        priority: 5,
+        unmet: Unmet::Downgrade("errand".to_owned()),
+        ..class("hasty", Some(1), None)
+    };
+    let tenant = |name: &str, priority_min| Tenant {
+        name: name.to_owned(),
+        key_digests: Vec::new(),
+        share: 1,
+        quota: Quota {
+            priority_min,
+            ..Quota::default()
+        },
+    };
+    let policy = SloPolicy {
+        tenants: vec![tenant("capped", Some(-2)), tenant("free", None)],
+        ..policy(vec![hasty.clone(), errand])
+    };
+    let mut world = World::new(&limits(policy), 1, &TWO_AND_TWO);
+    for (tenant, priority) in [("capped", -2), ("free", -10)] {
+        let flight = world.submit(0, request(1000, 5, slo(&hasty, tenant)));
+        world.run(end());
+        let told = &world.told[&flight];
+        assert_eq!((&*told.class, told.priority), ("errand", priority));
+    }
+}
+
 /// Two routers see each other's requests in the workers' reports only.
 #[test]
 fn two_routers_do_not_book_anything_twice() {

@@ -229,8 +229,12 @@ mod tests {
 
     /// A folder with a certificate for `name` by `issuer`, which trusts `trusted`.
     fn folder(issuer: &Authority, trusted: &Authority, name: &str) -> TempDir {
-        let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
+        folder_of(issuer, trusted, params)
+    }
+
+    fn folder_of(issuer: &Authority, trusted: &Authority, params: CertificateParams) -> TempDir {
+        let key = KeyPair::generate().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: String| {
             std::fs::write(folder.path().join(name), text).unwrap();
@@ -302,6 +306,42 @@ mod tests {
         let (_dialled, accepted) = tokio::join!(dials, peer.accept(far, Line::Data));
         let told = accepted.unwrap_err().to_string();
         assert!(told.contains("not for cleave-peer"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn a_certificate_that_has_run_out_or_none_at_all_was_a_peers() {
+        let ours = authority();
+        let line = Line::Control;
+        let peer = PeerTls::open(folder(&ours, &ours, PEER_NAME).path()).unwrap();
+        let mut over = CertificateParams::new([PEER_NAME.to_owned()]).unwrap();
+        over.not_after = rcgen::date_time_ymd(2001, 1, 1);
+        let over = PeerTls::open(folder_of(&ours, &ours, over).path()).unwrap();
+        for (from, to) in [(&over, &peer), (&peer, &over)] {
+            let told = talk((from, line), (to, line)).await.unwrap_err();
+            assert!(told.to_string().contains("xpired"), "{told}");
+        }
+        // One that trusts the fleet's authority, and shows nothing.
+        let pem = ours.pem();
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(
+                pem::certificates(&Contents {
+                    path: "ca.crt".into(),
+                    bytes: pem.into_bytes(),
+                })
+                .unwrap()
+                .remove(0),
+            )
+            .unwrap();
+        let config = ClientConfig::builder_with_provider(provider());
+        let config = config.with_safe_default_protocol_versions().unwrap();
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![line.alpn()];
+        let (near, far) = duplex(1 << 16);
+        let dials = TlsConnector::from(Arc::new(config)).connect(name(), near);
+        let (_dialled, accepted) = tokio::join!(dials, peer.accept(far, line));
+        let told = accepted.unwrap_err().to_string();
+        assert!(told.contains("no certificates"), "{told}");
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::advance;
+use tokio::time::{Instant, advance};
 
 const TEXT: &str = "/v1/completions";
 
@@ -265,8 +265,14 @@ async fn half_a_body_was_waited_for_for_ever() {
     let set = server(Quota::default(), Trust::default());
     let half = futures::stream::iter([Ok::<_, std::io::Error>("{\"prompt\": \"")]);
     let half = half.chain(futures::stream::pending());
+    let began = Instant::now();
     let answer = set.send(post(TEXT, Body::from_stream(half))).await;
     answer.is_error(408, "body_too_slow", None);
+    assert_eq!(
+        began.elapsed().as_secs(),
+        60,
+        "of a clock that does not run"
+    );
     assert_eq!(answer.header("connection"), "close");
     // Nor is it waited for where it is read for the answer's sake alone.
     let quota = Quota {
@@ -278,5 +284,31 @@ async fn half_a_body_was_waited_for_for_ever() {
     assert_eq!(ask(&set, "one", &short()).await.status, 200);
     let never = futures::stream::pending::<Result<&str, std::io::Error>>();
     let request = keyed("one", post(TEXT, Body::from_stream(never)));
+    let began = Instant::now();
     set.send(request).await.is_error(429, "tenant_rate", None);
+    assert_eq!(began.elapsed().as_secs(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_tenants_requests_were_counted_as_anothers() {
+    let quota = Quota {
+        requests_per_minute: Some(1),
+        tokens_per_minute: Some(60),
+        streams_max: Some(1),
+        ..Quota::default()
+    };
+    let set = set("llama3");
+    let policy = SloPolicy {
+        tenants: vec![tenant("acme", ONE, quota), tenant("blue", TWO, quota)],
+        ..SloPolicy::default()
+    };
+    *set.stage.policy.lock().unwrap() = Arc::new(policy);
+    for key in ["one", "two"] {
+        set.says("x");
+        assert_eq!(ask(&set, key, &short()).await.status, 200, "{key}");
+    }
+    for key in ["one", "two"] {
+        let answer = ask(&set, key, &short()).await;
+        answer.is_error(429, "tenant_rate", None);
+    }
 }

@@ -133,9 +133,19 @@ async fn headers_that_never_end_kept_a_connection() {
 #[tokio::test]
 async fn headers_without_measure_were_kept_in_memory() {
     let port = port(limits()).await;
-    let one = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
-    let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(1000));
-    for text in [one, many] {
+    let request = |headers: &str| format!("GET / HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
+    let long = |bytes: usize| request(&format!("x: {}\r\n", "y".repeat(bytes)));
+    let many = |count: usize| request(&"x: y\r\n".repeat(count));
+    let (bytes, count) = (
+        limits::HEADERS_BYTES_MAX as usize,
+        limits::HEADERS_COUNT_MAX,
+    );
+    // What is within the limits is served, and what is a little beyond them is not.
+    for text in [long(bytes / 2), many(count - 1)] {
+        let answer = exchange(&mut port.dial().await, text.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    for text in [long(2 * bytes), many(count), long(1 << 20), many(1000)] {
         let answer = exchange(&mut port.dial().await, text.as_bytes()).await;
         // Whoever is still writing may find the connection reset before the answer.
         assert!(
@@ -265,6 +275,57 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame.extend(stream.to_be_bytes());
     frame.extend(payload);
     frame
+}
+
+#[tokio::test]
+async fn http2_had_other_limits() {
+    let limits = HttpLimits {
+        streams_max: 2,
+        ..limits()
+    };
+    let port = port(limits).await;
+    let io = TokioIo::new(port.dial().await);
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .max_header_list_size(1 << 20)
+        .handshake(io)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let bytes = limits::HEADERS_BYTES_MAX as usize;
+    for (length, fits) in [(bytes / 2, true), (2 * bytes, false)] {
+        let request = hyper::Request::get("http://x/").header("x", "y".repeat(length));
+        let request = request.body(Empty::<Bytes>::new()).unwrap();
+        let answer = timeout(PATIENCE, sender.send_request(request))
+            .await
+            .unwrap();
+        // Told so, or cut off.
+        let served = answer.is_ok_and(|answer| answer.status() == 200);
+        assert_eq!(served, fits, "{length}");
+    }
+    // Three requests that wait, of two that may be there: the third is refused as one to be tried again.
+    let mut stream = port.dial().await;
+    let mut words = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    words.extend(frame(4, 0, 0, &[]));
+    for number in [1, 3, 5] {
+        // GET http /wait, by the static table but for the path.
+        let headers = [&[0x82, 0x86, 0x44, 5], &b"/wait"[..]].concat();
+        words.extend(frame(1, 0x5, number, &headers));
+    }
+    stream.write_all(&words).await.unwrap();
+    let refused = async {
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await.unwrap();
+            let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+            let mut payload = vec![0; length];
+            stream.read_exact(&mut payload).await.unwrap();
+            if head[3] == 3 {
+                return (head[8], payload);
+            }
+        }
+    };
+    let refused = timeout(PATIENCE, refused).await.expect("one is refused");
+    assert_eq!(refused, (5, vec![0, 0, 0, 7]));
 }
 
 #[tokio::test]

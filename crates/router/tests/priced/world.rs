@@ -334,6 +334,8 @@ pub(crate) struct World {
     pub(crate) outcomes: BTreeMap<FlightId, Outcome>,
     next: u64,
     pub(crate) refusals_by_workers: u32,
+    /// What workers were told of each flight's promise, last.
+    pub(crate) told: BTreeMap<FlightId, Slo>,
 }
 
 impl World {
@@ -347,6 +349,7 @@ impl World {
             outcomes: BTreeMap::new(),
             next: 0,
             refusals_by_workers: 0,
+            told: BTreeMap::new(),
         };
         for (index, role) in roles.iter().enumerate() {
             let me = WorkerRef {
@@ -483,6 +486,7 @@ impl World {
     fn reserve(&mut self, router: usize, who: WorkerRef, order: Reserve) {
         let worker = self.workers.get_mut(&who.worker).expect("exists");
         let handoff = order.handoff;
+        self.told.insert(handoff.flight, order.request.slo.clone());
         let tokens = order.request.prompt.len() as u32 + order.expected_output_tokens;
         let blocks = tokens.div_ceil(BLOCK_TOKENS);
         let free = capacity().blocks_count - worker.blocks_held();
