@@ -1,0 +1,112 @@
+"""KEDA's operator, as far as it asks a scaler: KEDA itself cannot be had here.
+
+Owns: the calls of KEDA's protocol, and what its HPA would make of the answers. Never: knows how a router decides.
+For each ScaledObject: the scaler is active or not (polled, and pushed by StreamIsActive), which is 0 or 1; above that
+replicas are the metric's value divided by its target (AverageValue), within the object's bounds, written to `/scale`.
+"""
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from api import Api, ApiError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "proto/externalscaler"))
+messages, services = grpc.protos_and_services("externalscaler.proto")
+
+OBJECTS = "/apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects"
+POLL = 1.0
+
+
+class Keda:
+    """Every ScaledObject of a namespace, until `stopped`. `resolve` gives the addresses of a Service's name."""
+
+    def __init__(self, api: Api, namespace: str, resolve: Callable[[str], list[str]]) -> None:
+        self.api, self.namespace, self.resolve = api, namespace, resolve
+        self.stopped = threading.Event()
+        self.channels: dict[str, grpc.Channel] = {}
+        # Calls that were answered, by name; what was pushed; where two routers differed.
+        self.answered: dict[str, int] = {}
+        self.pushed: dict[str, list[bool]] = {}
+        self.differed: list[str] = []
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join()
+        for channel in self.channels.values():
+            channel.close()
+
+    def _run(self) -> None:
+        watched: set[str] = set()
+        while not self.stopped.wait(POLL):
+            for one in self.api.items(OBJECTS.format(self.namespace)):
+                name = one["metadata"]["name"]
+                if name not in watched:
+                    watched.add(name)
+                    threading.Thread(target=self._watch, args=(name, one["spec"]), daemon=True).start()
+                try:
+                    self._scale(name, one["spec"])
+                except (grpc.RpcError, ApiError):
+                    # As KEDA does: what is not answered changes nothing, and is asked again.
+                    continue
+
+    def _stubs(self, spec: dict) -> list:
+        """One for each router: KEDA asks them in turns, so they must answer alike."""
+        host, port = spec["triggers"][0]["metadata"]["scalerAddress"].rsplit(":", 1)
+        addresses = [f"{ip}:{port}" for ip in self.resolve(host)]
+        for address in addresses:
+            if address not in self.channels:
+                self.channels[address] = grpc.insecure_channel(address)
+        return [services.ExternalScalerStub(self.channels[address]) for address in addresses]
+
+    def _ask(self, spec: dict, call: str, question: object) -> object:
+        """The first answer; those of other routers are compared, where they have one."""
+        answers = []
+        for stub in self._stubs(spec):
+            try:
+                answers.append(getattr(stub, call)(question, timeout=3))
+                self.answered[call] = self.answered.get(call, 0) + 1
+            except grpc.RpcError as error:
+                failed = error
+        if not answers:
+            raise failed
+        if any(one != answers[0] for one in answers):
+            self.differed.append(call)
+        return answers[0]
+
+    def _object(self, name: str, spec: dict) -> object:
+        return messages.ScaledObjectRef(name=name, namespace=self.namespace, scalerMetadata=spec["triggers"][0]["metadata"])
+
+    def _scale(self, name: str, spec: dict) -> None:
+        this = self._object(name, spec)
+        path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{spec['scaleTargetRef']['name']}/scale"
+        now = self.api.ask("GET", path)["spec"].get("replicas", 0)
+        active = self._ask(spec, "IsActive", this).result
+        (metric,) = self._ask(spec, "GetMetricSpec", this).metricSpecs
+        if not active:
+            # Its cooldown of minutes is not waited for here.
+            wanted = spec["minReplicaCount"]
+        else:
+            question = messages.GetMetricsRequest(scaledObjectRef=this, metricName=metric.metricName)
+            (value,) = self._ask(spec, "GetMetrics", question).metricValues
+            wanted = math.ceil(value.metricValueFloat / metric.targetSizeFloat)
+            wanted = min(max(wanted, spec["minReplicaCount"], 1), spec["maxReplicaCount"])
+        if wanted != now:
+            self.api.patch(path, {"spec": {"replicas": wanted}})
+
+    def _watch(self, name: str, spec: dict) -> None:
+        """What is pushed of one object, by whichever router is there."""
+        said = self.pushed.setdefault(name, [])
+        while not self.stopped.is_set():
+            try:
+                for answer in self._stubs(spec)[0].StreamIsActive(self._object(name, spec)):
+                    said.append(answer.result)
+            except (grpc.RpcError, IndexError, ValueError):
+                time.sleep(POLL)
