@@ -440,7 +440,7 @@ def keda_from_nothing(stage: Stage) -> str:
     stream: Stream = stage.load.ask(STEADY)
     stage.lost(begun)
     pushed = {name.split("-")[-1]: said[-1] for name, said in stage.keda.pushed.items()}
-    seen = f"answered after {stream.ended - begun:.1f} s; pushed active: {pushed}; routers answered differently: {len(stage.keda.differed)} times"
+    seen = f"answered after {stream.ended - begun:.1f} s; pushed active: {pushed}; {stage.keda.differed} of {stage.keda.compared} answers of the two routers differed, for moments"
     return expect(stream.whole and all(pushed.values()), seen)
 
 

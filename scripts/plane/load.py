@@ -41,6 +41,8 @@ class Stream:
     refused: Counter = dataclasses.field(default_factory=Counter)
     lost: str = ""
     text: str = ""
+    # Seconds to the first token, tries before included.
+    first: float = 0.0
 
     @property
     def whole(self) -> bool:
@@ -83,6 +85,7 @@ class Load:
     def _follow(self, stream: Stream, prompt: list[int]) -> None:
         body = {"prompt": prompt, "max_tokens": stream.shape.answer_tokens, "stream": True, "temperature": 1.0}
         while True:
+            tried = time.monotonic()
             answer = Request(self.address, body).join(PATIENCE + stream.shape.answer_tokens)
             if answer.status == 200:
                 if not answer.whole:
@@ -90,6 +93,7 @@ class Load:
                 elif answer.tokens != stream.shape.answer_tokens:
                     stream.lost = f"{answer.tokens} tokens of {stream.shape.answer_tokens}"
                 stream.text = answer.text
+                stream.first = tried - stream.began + (answer.events or [0.0])[0]
                 break
             stream.refused[str(answer.status or answer.broken.split(":")[0])] += 1
             if time.monotonic() - stream.began > PATIENCE:
@@ -123,5 +127,6 @@ def told(streams: list[Stream]) -> str:
     """For a table."""
     lost = [one for one in streams if one.lost]
     again = sum((one.refused for one in streams), Counter())
-    text = f"{len(streams)} streams, {len(lost)} lost"
+    slowest = max((one.first for one in streams), default=0.0)
+    text = f"{len(streams)} streams, {len(lost)} lost, slowest first token {slowest:.1f} s"
     return f"{text}; tried again: {', '.join(f'{count} × {why}' for why, count in again.items())}" if again else text
