@@ -1,6 +1,6 @@
 """The chart on a real control plane: installed, loaded, scaled, killed, rolled, drained, removed.
 
-usage: check.py --cleave BIN --binaries FOLDER [--only NAME ...] [--markdown FILE] [--keep]
+usage: check.py --cleave BIN --binaries FOLDER [--quick] [--only NAME ...] [--markdown FILE] [--record] [--keep]
 
 etcd, kube-apiserver and kube-controller-manager 1.20.2 (scripts/plane/build.sh) run in namespaces of their own; pods are
 processes of BIN in network namespaces with a root, a user and volumes as the chart says (kubelet.py). Real are: the
@@ -11,10 +11,12 @@ scales pools on two cores; the first release runs the bundled model. Network pol
 stored, not enforced.
 
 Prints a row for each event as it is over; exits with 1 if one was not as expected. Needs root and nft; all it makes
-ends with it. `--keep` leaves the logs.
+ends with it. `--quick` leaves out what takes a minute of load or of quiet. `--markdown` writes the table to a file, `--record` to
+results.json, of which table.py makes the README's. `--keep` leaves the logs, as a failure does.
 """
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -38,10 +40,7 @@ def enter() -> None:
 
 enter()
 from events import EVENTS, Stage
-
-
-def row(name: str, expected: str, seen: str, seconds: float) -> str:
-    return f"| {name} | {expected} | {seen} | {seconds:.1f} |"
+from table import RESULTS, head, row
 
 
 def main() -> int:
@@ -50,16 +49,19 @@ def main() -> int:
     arguments.add_argument("--binaries", required=True, type=Path)
     arguments.add_argument("--only", nargs="+", choices=[event.name for event in EVENTS], help="these, and what they need")
     arguments.add_argument("--markdown", type=Path, help="write the table there too")
+    arguments.add_argument("--quick", action="store_true")
+    arguments.add_argument("--record", action="store_true")
     arguments.add_argument("--keep", action="store_true")
     said = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="cleave-plane-"))
-    lines = ["| event | expected | seen | seconds |", "|---|---|---|---|"]
-    print("\n".join(lines), flush=True)
+    print("\n".join(head()), flush=True)
+    rows: list[tuple[list[str], float]] = []
     failed = 0
     stage = Stage(said.cleave.resolve(), said.binaries.resolve(), folder)
     try:
         for event in EVENTS:
-            if said.only and event.name not in said.only and not event.needed:
+            left_out = event.slow if said.quick else said.only and event.name not in said.only
+            if left_out and not event.needed:
                 continue
             begun = time.monotonic()
             try:
@@ -67,8 +69,8 @@ def main() -> int:
             except Exception as error:
                 failed += 1
                 seen = f"**not so**: {type(error).__name__}: {error}".replace("\n", " ").replace("|", "/")
-            lines.append(row(event.title, event.expected, seen, time.monotonic() - begun))
-            print(lines[-1], flush=True)
+            rows.append(([event.title, event.expected, seen], round(time.monotonic() - begun, 1)))
+            print(row(*rows[-1]), flush=True)
             if failed and event.needed:
                 break
     finally:
@@ -78,7 +80,9 @@ def main() -> int:
         else:
             shutil.rmtree(folder)
     if said.markdown:
-        said.markdown.write_text("\n".join(lines) + "\n")
+        said.markdown.write_text("\n".join(head() + [row(*one) for one in rows]) + "\n")
+    if said.record and not failed:
+        RESULTS.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "events": rows}, indent=1) + "\n")
     return int(failed > 0)
 
 

@@ -452,6 +452,8 @@ class Event:
     run: Callable[[Stage], str]
     # Others build on it.
     needed: bool = False
+    # A minute of load, or of quiet.
+    slow: bool = False
 
 
 EVENTS = (
@@ -463,9 +465,9 @@ EVENTS = (
     Event("metrics", "external metrics through the API server", "wanted: prefill 1, decode 2", metrics),
     Event("quiet", "one stream a second", "nothing changes; 0 streams lost", quiet),
     Event("grow-prefill", "long prompts, short answers", "prefill grows, decode does not; 0 streams lost", grow_prefill),
-    Event("grow-decode", "short prompts, long answers", "decode grows, prefill does not; 0 lost", grow_decode),
-    Event("shrink", "quiet", "both back to their least, drained; 0 lost", shrink),
-    Event("steady", "SIGKILL of a decode process", "started again; its streams resumed; 0 lost", kill_worker),
+    Event("grow-decode", "short prompts, long answers", "decode grows, prefill does not; 0 lost", grow_decode, slow=True),
+    Event("shrink", "quiet", "both back to their least, drained; 0 lost", shrink, slow=True),
+    Event("kill-worker", "SIGKILL of a decode process", "started again; its streams resumed; 0 lost", kill_worker),
     Event("remove", "a prefill and a decode pod removed by force", "replaced; 0 lost", remove_worker),
     Event("policy", "`helm upgrade`, another promise", "followed by both routers, no pod replaced; 0 lost", change_policy),
     Event("bad-policy", "`helm upgrade`, a policy with a mistake, `helm rollback`", "refused, nothing changes; 0 lost", reject_policy),
@@ -474,8 +476,8 @@ EVENTS = (
     Event("drain", "a node drained by evictions", "budgets held; the node empty; 0 lost", drain_node),
     Event("kill-router", "SIGKILL of a router", "only its streams break, none passes for whole", kill_router),
     Event("keda", "`helm upgrade` from HPA to KEDA", "HPAs gone, every call answered; 0 lost", to_keda),
-    Event("keda-grow", "long prompts, short answers", "prefill grows, decode does not; 0 lost", keda_grows),
-    Event("keda-empty", "no request", "no worker left; 0 lost", keda_empties),
-    Event("keda-nothing", "one request to an empty fleet", "pushed active, workers start, answered", keda_from_nothing),
+    Event("keda-grow", "long prompts, short answers", "prefill grows, decode does not; 0 lost", keda_grows, slow=True),
+    Event("keda-empty", "no request", "no worker left; 0 lost", keda_empties, slow=True),
+    Event("keda-nothing", "one request to an empty fleet", "pushed active, workers start, answered", keda_from_nothing, slow=True),
     Event("uninstall", "`helm uninstall`", "no object, process, namespace or mount left", uninstall),
 )

@@ -61,6 +61,8 @@ pub(crate) enum RouterEvent {
     PolicyChanged { policy: Arc<SloPolicy> },
     /// So many requests wait for a worker's tokenizer.
     WaitOutside { count: u32 },
+    /// So many requests are open at the fleet's other routers.
+    WaitElsewhere { count: u32 },
     /// A worker measured a link to another one.
     Measured {
         worker: WorkerRef,
@@ -111,6 +113,11 @@ pub(crate) struct Driver {
     workers: BTreeMap<WorkerId, Connected>,
     /// For those who are to write to what others reserved.
     passes: Purse,
+    /// Requests that wait for a worker's tokenizer here, and those at other routers.
+    outside: u32,
+    elsewhere: u32,
+    /// So many the brain knows of.
+    told_outside: u32,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
@@ -128,6 +135,9 @@ impl Driver {
             hands,
             workers: BTreeMap::new(),
             passes: Purse::default(),
+            outside: 0,
+            elsewhere: 0,
+            told_outside: 0,
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -217,7 +227,14 @@ impl Driver {
                     self.hands.roster.measured(worker, link);
                 }
             }
-            RouterEvent::WaitOutside { count } => self.hear(Input::Waiting { outside: count }),
+            RouterEvent::WaitOutside { count } => {
+                self.outside = count;
+                self.wait_outside();
+            }
+            RouterEvent::WaitElsewhere { count } => {
+                self.elsewhere = count;
+                self.wait_outside();
+            }
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
                 self.rescale(&policy);
@@ -225,6 +242,19 @@ impl Driver {
             }
             RouterEvent::Drain => self.hear(Input::Draining),
             RouterEvent::Stop => {}
+        }
+    }
+
+    /// Those at other routers count where no worker could carry word of them.
+    fn wait_outside(&mut self) {
+        let elsewhere = match self.workers.is_empty() {
+            true => self.elsewhere,
+            false => 0,
+        };
+        let outside = self.outside.saturating_add(elsewhere);
+        if outside != self.told_outside {
+            self.told_outside = outside;
+            self.hear(Input::Waiting { outside });
         }
     }
 
