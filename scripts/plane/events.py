@@ -187,6 +187,8 @@ def install(stage: Stage) -> str:
 
     wait_until("the external metrics API available", available)
     stage.load = Load(world.service())
+    # The HPA's least is two decode pods; a Deployment begins with one.
+    wait_until("its least of decode pods", lambda: len(world.ready("decode")) == 2)
     counts = {name: len(world.ready(name)) for name in ("router", "prefill", "decode")}
     return expect(counts == {"router": 2, "prefill": 1, "decode": 2}, f"{counts}, external metrics available")
 

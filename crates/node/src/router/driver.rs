@@ -3,6 +3,7 @@
 //! Never: decides, blocks, or sees a token. Invariant: the brain is drained before it is told the
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
+use super::fellows::{Outside, Waiting};
 use super::flights::{End, Flights};
 use super::lookout::{BlockSize, Lookout};
 use super::orders;
@@ -59,10 +60,8 @@ pub(crate) enum RouterEvent {
     Commanded { worker: WorkerId, command: Command },
     /// Other promises hold from now on.
     PolicyChanged { policy: Arc<SloPolicy> },
-    /// So many requests wait for a worker's tokenizer.
-    WaitOutside { count: u32 },
-    /// So many requests are open at the fleet's other routers.
-    WaitElsewhere { count: u32 },
+    /// So many requests wait for a worker, without being flights here.
+    Wait { place: Outside, count: u32 },
     /// A worker measured a link to another one.
     Measured {
         worker: WorkerRef,
@@ -113,11 +112,7 @@ pub(crate) struct Driver {
     workers: BTreeMap<WorkerId, Connected>,
     /// For those who are to write to what others reserved.
     passes: Purse,
-    /// Requests that wait for a worker's tokenizer here, and those at other routers.
-    outside: u32,
-    elsewhere: u32,
-    /// So many the brain knows of.
-    told_outside: u32,
+    outside: Waiting,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
@@ -135,9 +130,7 @@ impl Driver {
             hands,
             workers: BTreeMap::new(),
             passes: Purse::default(),
-            outside: 0,
-            elsewhere: 0,
-            told_outside: 0,
+            outside: Waiting::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -227,13 +220,11 @@ impl Driver {
                     self.hands.roster.measured(worker, link);
                 }
             }
-            RouterEvent::WaitOutside { count } => {
-                self.outside = count;
-                self.wait_outside();
-            }
-            RouterEvent::WaitElsewhere { count } => {
-                self.elsewhere = count;
-                self.wait_outside();
+            RouterEvent::Wait { place, count } => {
+                let alone = self.workers.is_empty();
+                if let Some(outside) = self.outside.hear(place, count, alone) {
+                    self.hear(Input::Waiting { outside });
+                }
             }
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
@@ -242,19 +233,6 @@ impl Driver {
             }
             RouterEvent::Drain => self.hear(Input::Draining),
             RouterEvent::Stop => {}
-        }
-    }
-
-    /// Those at other routers count where no worker could carry word of them.
-    fn wait_outside(&mut self) {
-        let elsewhere = match self.workers.is_empty() {
-            true => self.elsewhere,
-            false => 0,
-        };
-        let outside = self.outside.saturating_add(elsewhere);
-        if outside != self.told_outside {
-            self.told_outside = outside;
-            self.hear(Input::Waiting { outside });
         }
     }
 

@@ -21,6 +21,39 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
+/// Where requests wait that are no flights of this router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outside {
+    /// Here, for a worker's tokenizer.
+    Here,
+    /// At the fleet's other routers.
+    Elsewhere,
+}
+
+/// How many do.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    here: u32,
+    elsewhere: u32,
+    told: u32,
+}
+
+impl Waiting {
+    /// What the brain is to be told, if it is another number than before. Those elsewhere count only where
+    /// this router is `alone`, without a worker.
+    pub(super) fn hear(&mut self, place: Outside, count: u32, alone: bool) -> Option<u32> {
+        match place {
+            Outside::Here => self.here = count,
+            Outside::Elsewhere => self.elsewhere = count,
+        }
+        let elsewhere = if alone { self.elsewhere } else { 0 };
+        let outside = self.here.saturating_add(elsewhere);
+        let news = outside != self.told;
+        self.told = outside;
+        news.then_some(outside)
+    }
+}
+
 /// Keeps telling the driver how many requests are open at the routers of these names, until dropped.
 /// `own` are the ports at which this router itself would be asked.
 pub(super) async fn watch_fellows(
@@ -30,6 +63,8 @@ pub(super) async fn watch_fellows(
 ) {
     let (tell, found) = watch::channel(BTreeSet::new());
     let asker = asker();
+    let place = Outside::Elsewhere;
+    let tell_driver = |count| driver.send(RouterEvent::Wait { place, count }).is_ok();
     let ask = async {
         let mut ticks = interval(ASK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -41,7 +76,7 @@ pub(super) async fn watch_fellows(
                 .await
                 .into_iter()
                 .fold(0, u32::saturating_add);
-            if driver.send(RouterEvent::WaitElsewhere { count }).is_err() {
+            if !tell_driver(count) {
                 return;
             }
         }
