@@ -18,8 +18,7 @@ from keda import Keda
 from kubelet import Kubelet
 from load import Load, Shape, Stream, told
 from network import DOMAIN, Services, node
-from world import ROOT, World, add_crd, chart_of_1_20, is_ready, values, wait_until
-from engine import merged
+from world import ROOT, World, add_crd, chart_of_1_20, is_ready, merged, values, wait_until
 
 # A token takes 50 ms, whatever the batch of at most twenty; a prompt's token half a millisecond.
 STEP_MS = 50
@@ -46,6 +45,10 @@ def expect(held: bool, seen: str) -> str:
     if not held:
         raise Failed(seen)
     return seen
+
+
+def words(counts: dict[str, object]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def scaling(**more: object) -> dict:
@@ -165,9 +168,9 @@ def uninstall(stage: Stage) -> str:
     except AssertionError:
         raise Failed(f"left: {', '.join(world.left()[:6])}") from None
     stage.control.api.delete(f"/api/v1/namespaces/{world.name}")
-    killed = [name for name in stage.kubelet.killed]
-    return expect(not killed and not stage.kubelet.troubles,
-                  f"nothing left; {len(killed)} pods outlived their grace period {killed}{stage.kubelet.troubles or ''}")
+    killed, troubles = stage.kubelet.killed, stage.kubelet.troubles
+    named = f": {', '.join(killed + troubles)}" if killed or troubles else ""
+    return expect(not named, f"nothing left; {len(killed)} pods outlived their grace period{named}")
 
 
 # === scaled by the HPA controller ===
@@ -190,7 +193,7 @@ def install(stage: Stage) -> str:
     # The HPA's least is two decode pods; a Deployment begins with one.
     wait_until("its least of decode pods", lambda: len(world.ready("decode")) == 2)
     counts = {name: len(world.ready(name)) for name in ("router", "prefill", "decode")}
-    return expect(counts == {"router": 2, "prefill": 1, "decode": 2}, f"{counts}, external metrics available")
+    return expect(counts == {"router": 2, "prefill": 1, "decode": 2}, f"{words(counts)}, external metrics available")
 
 
 def metrics(stage: Stage) -> str:
@@ -204,7 +207,7 @@ def metrics(stage: Stage) -> str:
             return None
         return found if found == {"prefill": "1", "decode": "2"} else None
 
-    return f"{wait_until('values as the policy has them', asked, 20)}"
+    return words(wait_until("values as the policy has them", asked, 40))
 
 
 def watch(stage: Stage, held: Callable[[dict[str, int], dict[str, int]], bool], limit: float) -> tuple[dict[str, int], dict[str, int]]:
@@ -229,7 +232,7 @@ def quiet(stage: Stage) -> str:
     stage.load.shape(STEADY)
     wait_until("twelve whole streams", lambda: sum(one.whole for one in list(stage.load.streams)) >= 12)
     now = {pool: stage.world.replicas(pool) for pool in MAX}
-    return expect(now == {"prefill": 1, "decode": 2}, f"{now}; {stage.lost(begun)}")
+    return expect(now == {"prefill": 1, "decode": 2}, f"{words(now)}; {stage.lost(begun)}")
 
 
 def grow_prefill(stage: Stage) -> str:
@@ -256,7 +259,7 @@ def shrink(stage: Stage) -> str:
     now, _ = watch(stage, lambda now, _: now == {"prefill": 1, "decode": 2}, 150)
     stage.world.wait_settled("prefill", "decode")
     moved = stage.world.metric("cleave_moves_done_total") - moved
-    return f"{now}; {moved:.0f} streams moved while their workers drained; {stage.lost(begun)}"
+    return f"{words(now)}; {moved:.0f} streams moved while their workers drained; {stage.lost(begun)}"
 
 
 # === lost, replaced, moved ===
@@ -340,7 +343,7 @@ def reject_policy(stage: Stage) -> str:
     wanted = stage.world.metric("cleave_workers_wanted")
     stage.values["policy"]["config"] = good
     stage.world.config.rollback("llm", timeout=60)
-    return expect(wanted == known, f"both refused it and want {wanted:.0f} workers as before; rolled back; {stage.lost(begun)}")
+    return expect(wanted == known, f"both refused it and want the workers they wanted; rolled back; {stage.lost(begun)}")
 
 
 def roll(stage: Stage, components: tuple[str, ...], change: dict) -> str:
@@ -423,7 +426,7 @@ def keda_grows(stage: Stage) -> str:
     stage.load.shape(PROMPTS)
     now, most = watch(stage, lambda now, _: now["prefill"] >= 3, 60)
     stage.world.wait_settled("prefill")
-    seen = expect(most["decode"] <= before["decode"], f"{before} → {now}")
+    seen = expect(most["decode"] <= before["decode"], f"{words(before)} → {words(now)}")
     return f"{seen}; {stage.lost(begun)}"
 
 
@@ -434,7 +437,7 @@ def keda_empties(stage: Stage) -> str:
     stage.world.wait_settled("prefill", "decode")
     pushed = {name.split("-")[-1]: said[-1] for name, said in stage.keda.pushed.items()}
     expect(not any(pushed.values()), f"pushed: {pushed}")
-    return f"{now}, pushed inactive; {stage.lost(begun)}"
+    return f"{words(now)}, pushed inactive; {stage.lost(begun)}"
 
 
 def keda_from_nothing(stage: Stage) -> str:
@@ -442,7 +445,7 @@ def keda_from_nothing(stage: Stage) -> str:
     stream: Stream = stage.load.ask(STEADY)
     stage.lost(begun)
     pushed = {name.split("-")[-1]: said[-1] for name, said in stage.keda.pushed.items()}
-    seen = f"answered after {stream.ended - begun:.1f} s; pushed active: {pushed}; {stage.keda.differed} of {stage.keda.compared} answers of the two routers differed, for moments"
+    seen = f"answered after {stream.ended - begun:.1f} s; pushed active: {words(pushed)}; {stage.keda.differed} of {stage.keda.compared} answers of the two routers differed, for moments"
     return expect(stream.whole and all(pushed.values()), seen)
 
 
