@@ -80,6 +80,84 @@ fn certificates_of_no_use_are_told_before_a_port_is_bound() {
     }
 }
 
+/// Each of our own clients through a front with a certificate: whoever knows its authority is answered, and nobody goes on
+/// with a server for which nobody vouches, or that has another name.
+#[test]
+fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    Authority::new().sign(folder.path(), "localhost");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (certificate, key, authority) = (path("tls.crt"), path("tls.key"), path("ca.crt"));
+    let policy = path("policy.yaml");
+    let text =
+        "classes: [{name: all}]\nscaling: {devices_max: 2, pools: {both: {min: 1, max: 1}}}\n";
+    std::fs::write(&policy, text).expect("written");
+    let pair = ["--ssl-certfile", &certificate, "--ssl-keyfile", &key];
+    let mut server = serve(&[&pair[..], &["--policy", &policy]].concat());
+    let address = server.tls_address();
+    let port = address.rsplit_once(':').expect("a port").1;
+    let (named, other) = (
+        format!("https://localhost:{port}"),
+        format!("https://127.0.0.1:{port}"),
+    );
+    let load = [
+        "--workload",
+        "short-short:input=8,output=4",
+        "--rate",
+        "20",
+        "--limit",
+        "4",
+    ];
+    let top = |url: &str, more: &[&str]| {
+        run(&[&["top", "--once", "--json", "--url", url], more].concat())
+    };
+    let bench = |url: &str, more: &[&str]| {
+        run(&[
+            &[
+                "bench", "run", "--url", url, "--goal", "1", "--slo", "e2e=100s",
+            ],
+            &load[..],
+            more,
+        ]
+        .concat())
+    };
+
+    let trusting = ["--cacert", authority.as_str()];
+    let (status, said, error) = top(&named, &trusting);
+    assert!(
+        status.success() && said.contains("\"pools\""),
+        "{said}{error}"
+    );
+    let (status, said, error) = bench(&named, &trusting);
+    assert!(status.success(), "{said}{error}");
+    for (url, more, says) in [
+        (&named, &[][..], "UnknownIssuer"),
+        (&other, &trusting[..], "not valid for name"),
+        (
+            &named,
+            &["--cacert", key.as_str()][..],
+            "is no certificate in PEM",
+        ),
+    ] {
+        for (status, _, error) in [top(url, more), bench(url, more)] {
+            assert!(!status.success() && error.contains(says), "{says}: {error}");
+        }
+    }
+
+    // It says what it follows, or why it cannot.
+    for (more, says) in [(&trusting[..], "wanted"), (&[][..], "UnknownIssuer")] {
+        let follow = ["autoscale", "--local", "--router", &named];
+        let mut scaler = Process::start(&[&follow[..], more, &["--", "--no-such-flag"]].concat());
+        let heard = |logs: &str| match says {
+            "wanted" => logs.contains("started") || logs.contains("ended"),
+            _ => logs.contains(says),
+        };
+        wait_for(says, || heard(&scaler.logs()).then_some(()));
+        scaler.signal("INT");
+        assert!(scaler.wait().success(), "{}", scaler.logs());
+    }
+}
+
 #[test]
 fn a_key_that_was_made_opens_the_door_and_no_other() {
     let (status, made, _) = run(&["key"]);

@@ -112,11 +112,20 @@ impl Process {
 
     /// The address it printed.
     pub(crate) fn address(&mut self) -> String {
+        self.address_after("listening on http://")
+    }
+
+    /// The same, of a server with a certificate.
+    pub(crate) fn tls_address(&mut self) -> String {
+        self.address_after("listening on https://")
+    }
+
+    fn address_after(&mut self, mark: &str) -> String {
         wait_for("line with the address", || {
             let lines = self.lines.lock().expect("no panic holds it");
             let found = lines
                 .iter()
-                .find_map(|line| line.strip_prefix("listening on http://").map(str::to_owned));
+                .find_map(|line| line.strip_prefix(mark).map(str::to_owned));
             if found.is_none() {
                 let ended = self.child.try_wait().expect("process can be asked");
                 assert!(

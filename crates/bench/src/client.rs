@@ -20,6 +20,7 @@ use hyper_util::client::legacy::{Client as Pool, Error as PoolError};
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 use std::error::Error as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -50,16 +51,14 @@ impl Clock {
 }
 
 impl Client {
-    /// Checks an address such as `http://127.0.0.1:8000`; `/v1` at its end is allowed.
-    pub(crate) fn new(url: &str) -> anyhow::Result<Self> {
+    /// Checks an address such as `http://127.0.0.1:8000`; `/v1` at its end is allowed. Who vouches for one of
+    /// `https://`: the authorities of a file, or else this system's.
+    pub(crate) fn new(url: &str, authorities: Option<&Path>) -> anyhow::Result<Self> {
         let uri: Uri = url.parse().with_context(|| format!("URL `{url}`"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => bail!(
-                "URL `{url}`: only http is spoken; give the server's plain port, or put a proxy before it"
-            ),
-            _ => bail!("URL `{url}`: expected http://host:port"),
-        }
+        let scheme = match uri.scheme_str() {
+            Some(scheme @ ("http" | "https")) => scheme,
+            _ => bail!("URL `{url}`: expected http://host:port or https://host:port"),
+        };
         ensure!(uri.query().is_none(), "URL `{url}` has a query");
         let authority = uri.authority().context("URL without a host")?;
         let path = uri.path().trim_end_matches('/');
@@ -67,15 +66,16 @@ impl Client {
         let mut plain = HttpConnector::new();
         plain.set_nodelay(true);
         plain.set_connect_timeout(Some(CONNECT_MAX));
+        let dial = cleave_tls::connector(plain, &uri, authorities)?;
         let pool = |kept: usize| {
             Pool::builder(TokioExecutor::new())
                 .pool_max_idle_per_host(kept)
-                .build(connector(plain.clone()))
+                .build(connector(dial.clone()))
         };
         Ok(Self {
             pool: pool(usize::MAX),
             fresh: pool(0),
-            base: format!("http://{authority}{path}"),
+            base: format!("{scheme}://{authority}{path}"),
         })
     }
 
@@ -262,7 +262,8 @@ mod tests {
     /// closes them at the request after that; and the number of connections that came.
     async fn serve(answers: &'static [usize]) -> (Client, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = Client::new(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = Client::new(&format!("http://{address}"), None).unwrap();
         let came = Arc::new(AtomicUsize::new(0));
         let count = came.clone();
         tokio::spawn(async move {

@@ -3,24 +3,23 @@
 //! Owns: that one fact. Never: reads or changes a byte. Invariant: a connection is kept only after an
 //! answer, so one that answered nothing yet is fresh.
 
+use cleave_tls::Stream;
 use hyper::http::Extensions;
 use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
-use hyper_util::rt::TokioIo;
+use hyper_util::client::legacy::connect::{Connected, Connection};
 use std::io::{IoSlice, Result};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use tokio::net::TcpStream;
 use tower::ServiceExt as _;
 use tower::util::MapResponse;
 
 /// Makes connections.
-pub(crate) type Connector = MapResponse<HttpConnector, fn(TokioIo<TcpStream>) -> Kept>;
+pub(crate) type Connector = MapResponse<cleave_tls::Connector, fn(Stream) -> Kept>;
 
-pub(crate) fn connector(plain: HttpConnector) -> Connector {
-    plain.map_response(Kept::new as fn(_) -> _)
+pub(crate) fn connector(dial: cleave_tls::Connector) -> Connector {
+    dial.map_response(Kept::new as fn(_) -> _)
 }
 
 /// Whether a connection has answered.
@@ -44,22 +43,22 @@ impl Answered {
     }
 }
 
-/// A TCP connection.
+/// A connection, in the clear or not.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    socket: TokioIo<TcpStream>,
+    socket: Stream,
     answered: Answered,
 }
 
 impl Kept {
-    fn new(socket: TokioIo<TcpStream>) -> Self {
+    fn new(socket: Stream) -> Self {
         Self {
             socket,
             answered: Answered::default(),
         }
     }
 
-    fn socket(self: Pin<&mut Self>) -> Pin<&mut TokioIo<TcpStream>> {
+    fn socket(self: Pin<&mut Self>) -> Pin<&mut Stream> {
         Pin::new(&mut self.get_mut().socket)
     }
 }

@@ -385,7 +385,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_due_but_not_sent_was_no_miss() {
         let range = Arc::new(Range {
-            client: Client::new("http://127.0.0.1:1").unwrap(),
+            client: Client::new("http://127.0.0.1:1", None).unwrap(),
             clock: Clock(Instant::now()),
             timeout: Duration::from_secs(1),
             sent: AtomicU32::new(0),

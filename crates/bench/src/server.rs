@@ -11,6 +11,7 @@ use hyper::StatusCode;
 use hyper::header::HeaderMap;
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 
 /// Ids below this are special ones and single bytes in most vocabularies; so are the last ones.
 const ID_FIRST: u32 = 256;
@@ -45,8 +46,10 @@ pub enum PromptForm {
 /// Where and how a server is asked.
 #[derive(Clone, Debug, Default)]
 pub struct Target {
-    /// `http://host:port`.
+    /// `http://host:port` or `https://host:port`.
     pub url: String,
+    /// A file of the authorities, in PEM, that may vouch for the server; this system's if `None`.
+    pub authorities: Option<PathBuf>,
     /// The model's name; the server's first one if `None`.
     pub model: Option<String>,
     /// As what prompts are sent.
@@ -86,7 +89,7 @@ impl Server {
     /// The server cannot be reached, or does not say what is needed, and which flag says it instead.
     pub async fn find(target: &Target) -> anyhow::Result<Self> {
         let asker = Asker {
-            client: Client::new(&target.url)?,
+            client: Client::new(&target.url, target.authorities.as_deref())?,
             headers: headers(&target.asking)?,
             target,
         };

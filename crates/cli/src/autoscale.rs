@@ -4,6 +4,7 @@
 //! which it drains and its streams move. Invariant: where the router gives no number, nothing changes.
 
 use crate::args::AutoscaleArgs;
+use crate::page::Pages;
 use anyhow::{Context, bail};
 use cleave_domain::{PoolCounts, Role};
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 /// How often the router is asked and processes are looked at.
@@ -29,13 +31,17 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
     let AutoscaleArgs {
         local: _,
         router,
+        cacert,
         admin_key,
         worker,
     } = args;
-    let mut asker = Asker::new(router, admin_key.clone())?;
+    let mut asker = Asker {
+        pages: Pages::of(&router.url, cacert.as_deref(), admin_key.as_deref())?,
+        told: String::new(),
+    };
     let mut local = Local {
         program: std::env::current_exe().context("cannot tell where this program is")?,
-        router: router.clone(),
+        router: router.address.clone(),
         flags: worker.clone(),
         workers: Vec::new(),
         pauses: Default::default(),
@@ -49,19 +55,14 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
         .block_on(async {
             let mut interrupt = signal(SignalKind::interrupt())?;
             let mut terminate = signal(SignalKind::terminate())?;
-            info!(router, "following the router");
+            info!(router = router.url, "following the router");
             loop {
                 tokio::select! {
                     () = tokio::time::sleep(EVERY) => {}
                     _ = interrupt.recv() => break,
                     _ = terminate.recv() => break,
                 }
-                let asked = tokio::task::spawn_blocking(move || {
-                    let wanted = asker.ask();
-                    (asker, wanted)
-                });
-                let wanted;
-                (asker, wanted) = asked.await.context("the router could not be asked")?;
+                let wanted = asker.ask().await;
                 local.reap();
                 if let Some(wanted) = wanted {
                     local.follow(&wanted)?;
@@ -83,30 +84,17 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
 
 /// Asks a router how many workers it wants.
 struct Asker {
-    client: reqwest::blocking::Client,
-    url: String,
-    key: Option<String>,
+    pages: Pages,
     /// What kept it from answering was told.
     told: String,
 }
 
 impl Asker {
-    fn new(router: &str, key: Option<String>) -> anyhow::Result<Self> {
-        let client = reqwest::blocking::Client::builder()
-            .timeout(ANSWER_MAX)
-            .build();
-        Ok(Self {
-            client: client.context("no HTTP client")?,
-            url: format!("http://{router}/admin/scaling"),
-            key,
-            told: String::new(),
-        })
-    }
-
     /// None where nothing is to change; why is told once.
-    fn ask(&mut self) -> Option<PoolCounts> {
-        let said = self.fetch().and_then(|answer| wanted(&answer));
-        match said {
+    async fn ask(&mut self) -> Option<PoolCounts> {
+        let asked = timeout(ANSWER_MAX, self.pages.json("/admin/scaling")).await;
+        let said = asked.context("the router does not answer").flatten();
+        match said.and_then(|answer| wanted(&answer)) {
             Ok(wanted) => {
                 self.told.clear();
                 Some(wanted)
@@ -120,23 +108,6 @@ impl Asker {
                 None
             }
         }
-    }
-
-    fn fetch(&self) -> anyhow::Result<Value> {
-        let mut request = self.client.get(&self.url);
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let url = &self.url;
-        let response = request
-            .send()
-            .with_context(|| format!("cannot ask {url}"))?;
-        let status = response.status();
-        let body = response.text().unwrap_or_default();
-        if !status.is_success() {
-            bail!("{url} answers {status}: {}", body.trim());
-        }
-        serde_json::from_str(&body).with_context(|| format!("{url} does not answer JSON"))
     }
 }
 

@@ -99,14 +99,15 @@ impl<T: Send + Sync + 'static> Followed<T> {
 }
 
 fn read(paths: &[PathBuf]) -> Result<Vec<Contents>, TlsError> {
-    let read = |path: &PathBuf| {
-        let bytes = bytes(path).map_err(|error| TlsError::Unreadable(path.clone(), error))?;
-        Ok(Contents {
-            path: path.clone(),
-            bytes,
-        })
-    };
-    paths.iter().map(read).collect()
+    paths.iter().map(|path| read_one(path)).collect()
+}
+
+pub(crate) fn read_one(path: &Path) -> Result<Contents, TlsError> {
+    let bytes = bytes(path).map_err(|error| TlsError::Unreadable(path.to_owned(), error))?;
+    Ok(Contents {
+        path: path.to_owned(),
+        bytes,
+    })
 }
 
 /// Small files only: what a slip of the path names may be anything.

@@ -6,13 +6,15 @@
 //! is told with its path.
 //!
 //! Two kinds: [`FrontTls`], where clients see who the server is, and [`PeerTls`], where both ends show
-//! that they are of one fleet. TLS 1.2 and 1.3, by rustls over ring, and no other implementation.
+//! that they are of one fleet. Our own clients of a front dial by [`connector`]. TLS 1.2 and 1.3, by rustls over ring, and no other implementation.
 
+mod client;
 mod follow;
 mod front;
 mod peer;
 mod pem;
 
+pub use client::{Connector, Stream, connector};
 pub use front::{CertificateFiles, FrontTls};
 pub use peer::{Line, PEER_NAME, PeerTls};
 pub use rustls;
@@ -35,6 +37,9 @@ pub enum TlsError {
     /// It has no private key, or one that is damaged.
     #[error("{} is no private key in PEM: {}", .0.display(), .1)]
     Key(PathBuf, String),
+    /// A client has nobody to trust.
+    #[error("this system has no authorities that could vouch for a server ({}): name a file with --cacert", .0)]
+    NoAuthorities(String),
     /// The one is not the other's.
     #[error("the certificate {} cannot be used with the key {}: {}", .0.display(), .1.display(), .2)]
     Pair(PathBuf, PathBuf, String),

@@ -1,6 +1,7 @@
 //! The flags of `top`.
 
 use clap::Args;
+use std::path::PathBuf;
 
 /// `cleave top`.
 #[derive(Args, Debug)]
@@ -18,6 +19,9 @@ pub(crate) struct TopArgs {
     /// The router, or `cleave serve`, to look at.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub(crate) url: String,
+    /// The authorities that may vouch for an https:// server, in PEM; this system's if absent.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cacert: Option<PathBuf>,
     /// The server's admin key, if it has one; better set in the environment.
     #[arg(
         long,

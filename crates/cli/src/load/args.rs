@@ -15,9 +15,12 @@ pub(crate) const RATE_MIN: f64 = 1e-3;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct ServerArgs {
-    /// Address of an OpenAI-compatible server, such as http://127.0.0.1:8000.
+    /// Address of an OpenAI-compatible server, such as http://127.0.0.1:8000; https:// too.
     #[arg(long, value_name = "URL")]
     pub(crate) url: String,
+    /// The authorities that may vouch for an https:// server, in PEM; this system's if absent.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cacert: Option<PathBuf>,
     /// Name of the model; the first one that the server lists if absent.
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
@@ -276,6 +279,7 @@ impl ServerArgs {
     pub(crate) fn target(&self) -> Target {
         Target {
             url: self.url.clone(),
+            authorities: self.cacert.clone(),
             model: self.model.clone(),
             form: match self.prompt {
                 PromptArg::Auto => PromptForm::Auto,

@@ -9,6 +9,7 @@ mod fleet;
 mod stream;
 
 use crate::args::TopArgs;
+use crate::page::Pages;
 use anyhow::{Context, bail};
 use draw::{SORTS, View};
 use fleet::Fleet;
@@ -29,7 +30,8 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        let events = Events::open(&args.url, args.admin_key.as_deref()).await?;
+        let pages = Pages::of(&args.url, args.cacert.as_deref(), args.admin_key.as_deref())?;
+        let events = Events::open(&pages).await?;
         let shown = std::io::stdout().is_terminal();
         match (args.json, args.once || !shown) {
             (true, _) => json(events, args.once).await,

@@ -3,12 +3,10 @@
 //! Owns: the connection and where an event ends. Never: knows what an event says. Invariant: an event is
 //! bounded, and a server that is silent for too long is an error.
 
-use anyhow::{Context, bail, ensure};
-use http_body_util::{BodyExt, Empty};
-use hyper::body::{Bytes, Incoming};
-use hyper::{Request, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use crate::page::Pages;
+use anyhow::{Context, ensure};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -26,34 +24,11 @@ pub(super) struct Events {
 
 impl Events {
     /// Asks for it.
-    pub(super) async fn open(url: &str, key: Option<&str>) -> anyhow::Result<Self> {
-        let base = url.trim_end_matches('/');
-        let uri: Uri = format!("{base}/ui/events")
-            .parse()
-            .with_context(|| format!("--url {url}"))?;
-        ensure!(
-            uri.scheme_str() == Some("http"),
-            "--url {url}: only http:// is spoken here; behind TLS use the admin port in the clear, or a browser"
-        );
-        let mut request = Request::get(uri).header("accept", "text/event-stream");
-        if let Some(key) = key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let request = request.body(Empty::<Bytes>::new())?;
-        let client = Client::builder(TokioExecutor::new()).build_http();
-        let answer = client.request(request).await;
-        let answer = answer.with_context(|| format!("cannot reach {base}"))?;
-        let status = answer.status();
-        if status.is_success() {
-            return Ok(Self {
-                body: answer.into_body(),
-                rest: Vec::new(),
-            });
-        }
-        let said = answer.into_body().collect().await?.to_bytes();
-        let said: Value = serde_json::from_slice(&said).unwrap_or_default();
-        let message = said["error"]["message"].as_str().unwrap_or("no reason");
-        bail!("{base}/ui/events: {status}: {message}")
+    pub(super) async fn open(pages: &Pages) -> anyhow::Result<Self> {
+        Ok(Self {
+            body: pages.get("/ui/events", "text/event-stream").await?,
+            rest: Vec::new(),
+        })
     }
 
     /// The next event: its name and what it says.
