@@ -278,6 +278,8 @@ def busiest(stage: Stage, component: str) -> dict:
 
 
 def kill_worker(stage: Stage) -> str:
+    # What made the pools grow is over, also where nobody waited until they shrank.
+    stage.load.shape(STEADY)
     begun, resumed = time.monotonic(), stage.world.metric("cleave_streams_resumed_total")
     pod = busiest(stage, "decode")
     life = stage.kubelet.life(pod)

@@ -5,6 +5,7 @@ For each ScaledObject: the scaler is active or not (polled, and pushed by Stream
 replicas are the metric's value divided by its target (AverageValue), within the object's bounds, written to `/scale`.
 """
 
+import contextlib
 import math
 import sys
 import threading
@@ -51,16 +52,15 @@ class Keda:
     def _run(self) -> None:
         watched: set[str] = set()
         while not self.stopped.wait(POLL):
-            for one in self.api.items(OBJECTS.format(self.namespace)):
-                name = one["metadata"]["name"]
-                if name not in watched:
-                    watched.add(name)
-                    threading.Thread(target=self._watch, args=(name, one["spec"]), daemon=True).start()
-                try:
-                    self._scale(name, one["spec"])
-                except (grpc.RpcError, ApiError, ValueError):
-                    # As KEDA does: what is not answered changes nothing, and is asked again.
-                    continue
+            # As KEDA does: what is not answered changes nothing, and is asked again.
+            with contextlib.suppress(ApiError, OSError):
+                for one in self.api.items(OBJECTS.format(self.namespace)):
+                    name = one["metadata"]["name"]
+                    if name not in watched:
+                        watched.add(name)
+                        threading.Thread(target=self._watch, args=(name, one["spec"]), daemon=True).start()
+                    with contextlib.suppress(grpc.RpcError, ValueError):
+                        self._scale(name, one["spec"])
 
     def _stubs(self, spec: dict) -> list:
         """One for each router; KEDA's client asks them in turns, so the first is another one each time."""
