@@ -224,3 +224,39 @@ fn two_routers_answered_an_autoscaler_differently() {
         }
     });
 }
+
+#[test]
+fn a_request_at_one_router_was_unknown_to_the_one_that_an_autoscaler_asked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let policy = folder.path().join("policy.yaml");
+    write_policy(&policy, 0, "10m");
+    let path = policy.to_str().expect("UTF-8");
+    let start = |more: &[&str]| {
+        let words = ["router", "--listen", "127.0.0.1:0", "--policy", path];
+        Process::start(&[&words, more].concat())
+    };
+    let mut first = start(&[]);
+    let here = first.address();
+    let mut second = start(&["--fellow-routers", &here]);
+    let asked = second.address();
+    // The two have no worker in common: there is none. Whoever starts them asks the second router only.
+    let both = format!("{asked},{here}");
+    let client = Client::new(&here);
+    let waits = std::thread::spawn(move || ask(&client));
+    let seen = Client::new(&asked);
+    wait_for("demand at the other router", || {
+        (seen.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0).then_some(())
+    });
+    let mut workers: Vec<_> = ["prefill", "decode"]
+        .map(|leg| {
+            Process::start(&[
+                "worker", "--engine", "mock", "--leg", leg, "--router", &both,
+            ])
+        })
+        .into();
+    assert!(!waits.join().expect("an answer").is_empty());
+    for process in workers.iter_mut().chain([&mut first, &mut second]) {
+        process.signal("TERM");
+        assert!(process.wait().success(), "{}", process.logs());
+    }
+}

@@ -23,6 +23,8 @@ class Answer:
     events: list[float] = dataclasses.field(default_factory=list)
     # And how many tokens there were by then: some are half a character, and have no event of their own.
     counts: list[int] = dataclasses.field(default_factory=list)
+    # What all of them say, one after the other.
+    text: str = ""
     comments: int = 0
     done: int = 0
     error: dict | None = None
@@ -96,6 +98,7 @@ class Request:
                 elif said["choices"]:
                     answer.events.append(now)
                     answer.counts.append(said["usage"]["completion_tokens"])
+                    answer.text += said["choices"][0]["text"]
         # readline() gives nothing at a broken chunk too.
         if response.chunked and response.chunk_left is not None:
             answer.broken = answer.broken or "the body broke off"

@@ -184,6 +184,11 @@ impl App {
         }
     }
 
+    /// Requests that wait for a model, with their bodies unread.
+    pub(crate) fn outside_count(&self) -> usize {
+        *self.outside() as usize
+    }
+
     fn outside(&self) -> MutexGuard<'_, u32> {
         let outside = self.shared.outside.lock();
         outside.unwrap_or_else(PoisonError::into_inner)

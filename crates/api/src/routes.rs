@@ -276,6 +276,7 @@ async fn ready(State(app): State<App>) -> Response {
 /// For those who choose between several routers; vLLM's name for the number.
 async fn load(State(app): State<App>) -> axum::Json<Value> {
     let Streams { open, max } = app.frontend().streams();
+    let open = open + app.outside_count();
     axum::Json(json!({"server_load": open, "server_load_max": max}))
 }
 

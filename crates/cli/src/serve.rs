@@ -81,9 +81,11 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
 /// The router alone.
 pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
+    let mut options = router_options(&args.limits, &args.face, &args.process)?;
+    options.fellows.clone_from(&args.fellows.fellow_routers);
     let node = RouterNode {
         listen: args.listen.to_string(),
-        options: router_options(&args.limits, &args.face, &args.process)?,
+        options,
         picker: args.picker.options(),
     };
     runtime()?.block_on(async {
@@ -238,6 +240,7 @@ fn router_options(
         silence_max: process.worker_silence.0,
         reader_backlog_max: limits.reader_backlog,
         external_metrics_listen: limits.external_metrics_listen.map(|at| at.to_string()),
+        fellows: Vec::new(),
         tape: tape(process, "router"),
         traces: process.traces.options()?,
         http: face.limits(),

@@ -45,6 +45,13 @@ pub(crate) struct RouterServers {
 }
 
 impl RouterPorts {
+    /// At which it would be asked how much it has.
+    pub(crate) fn numbers(&self) -> Vec<u16> {
+        let bound = [Some(&self.front), self.admin.as_ref()];
+        let addresses = bound.into_iter().flatten().map(TcpListener::local_addr);
+        addresses.flatten().map(|address| address.port()).collect()
+    }
+
     /// Reads the certificates first: whoever has none of use binds nothing.
     pub(crate) async fn open(listen: &str, options: &RouterOptions) -> Result<Self, NodeError> {
         let certificate = options.certificate.as_ref().map(FrontTls::open);

@@ -68,7 +68,8 @@ impl RouterNode {
             Some(options) => Some(Picker::start(options, &telemetry).await?),
             None => None,
         };
-        let body = RouterBody::start(&options, &telemetry)?;
+        let mut body = RouterBody::start(&options, &telemetry)?;
+        body.ask_fellows(&options.fellows, ports.numbers());
         let app = App::new(body.frontend(), options.api.clone());
         let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
         let metrics = external_metrics(&options, &body, ports.certificate()).await?;

@@ -140,6 +140,9 @@ pub struct RouterOptions {
     pub api: ApiOptions,
     /// `host:port` for Kubernetes' external metrics API, by HTTPS. Default nowhere.
     pub external_metrics_listen: Option<String>,
+    /// `host:port` of the fleet's other routers, this one perhaps among them, each a name of several
+    /// perhaps: who waits there counts here while no worker is connected. Default none.
+    pub fellows: Vec<String>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
     /// Where traces go. Default nowhere.
@@ -169,6 +172,7 @@ impl Default for RouterOptions {
             policy: None,
             api: ApiOptions::default(),
             external_metrics_listen: None,
+            fellows: Vec::new(),
             tape: None,
             traces: TraceOptions::default(),
             silence_max: SILENCE_MAX,

@@ -112,8 +112,10 @@ spec:
       ports:
         - name: admin
           containerPort: {{ int $ports.admin }}
+          protocol: TCP
         - name: data
           containerPort: {{ int $ports.data }}
+          protocol: TCP
       # Until the model is loaded and the engine measured, nothing listens.
       startupProbe:
         httpGet:

@@ -31,6 +31,17 @@ impl StreamArgs {
     }
 }
 
+/// The other routers of a fleet that may have no worker.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct FellowArgs {
+    /// The fleet's routers, this one perhaps among them: host:port where each answers /load by plain HTTP
+    /// (of `--admin-listen`, where there is TLS), several with commas; a name stands for all its
+    /// addresses. Asked once a second: while no worker is connected, whoever waits at any of them is
+    /// demand at each, so that an autoscaler may ask whichever it likes.
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', value_parser = parse_router)]
+    pub(crate) fellow_routers: Vec<String>,
+}
+
 /// The endpoint picker of a Kubernetes gateway.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PickerArgs {

@@ -21,7 +21,7 @@ mod top;
 mod transport;
 
 pub(crate) use autoscale::AutoscaleArgs;
-pub(crate) use balancing::{PickerArgs, StreamArgs};
+pub(crate) use balancing::{FellowArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
     Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
@@ -154,6 +154,7 @@ mod tests {
         assert_eq!(router.process.traces.trace_sample, None);
         assert_eq!(streams.keep_alive(), limits.api.keep_alive);
         assert_eq!(router.picker.options(), None);
+        assert_eq!(router.fellows.fellow_routers, limits.fellows);
         assert_eq!(external_metrics_listen, None);
         assert_eq!(cleave_node::Mode::from(router_mode), limits.limits.mode);
         let placement = cleave_node::Placement::from(placement);

@@ -4,7 +4,8 @@
 
 use super::transport::TransportArgs;
 use super::{
-    EngineArgs, FaceArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, StreamArgs, TraceArgs,
+    EngineArgs, FaceArgs, FellowArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, StreamArgs,
+    TraceArgs,
 };
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
@@ -85,6 +86,8 @@ pub(crate) struct RouterArgs {
     pub(crate) limits: RouterLimitArgs,
     #[command(flatten)]
     pub(crate) picker: PickerArgs,
+    #[command(flatten)]
+    pub(crate) fellows: FellowArgs,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
 }

@@ -9,7 +9,7 @@ mod resolve;
 mod service;
 mod uplink;
 
-pub(crate) use resolve::watch_names;
+pub(crate) use resolve::{local_address, watch_names};
 pub(crate) use service::{ModelDesk, fleet_service};
 pub(crate) use uplink::Uplink;
 

@@ -48,7 +48,7 @@ pub(crate) async fn watch_names(names: Vec<String>, found: watch::Sender<BTreeSe
 
 /// The address of this machine from which `router` is reached: the one at which other workers,
 /// which reach the same router, are most likely to reach this one. Nothing is sent.
-pub(super) async fn local_address(router: SocketAddr) -> std::io::Result<IpAddr> {
+pub(crate) async fn local_address(router: SocketAddr) -> std::io::Result<IpAddr> {
     let any: SocketAddr = match router {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),

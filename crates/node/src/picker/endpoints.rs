@@ -60,7 +60,12 @@ struct Load {
     server_load_max: Option<u64>,
 }
 
-type Asker = Client<HttpConnector, Empty<Bytes>>;
+pub(crate) type Asker = Client<HttpConnector, Empty<Bytes>>;
+
+/// What routers are asked with.
+pub(crate) fn asker() -> Asker {
+    Client::builder(TokioExecutor::new()).build_http()
+}
 
 impl Endpoints {
     pub(crate) fn new(series: PickerSeries) -> Self {
@@ -112,7 +117,7 @@ impl Endpoints {
     /// Keeps asking the routers of these names, until dropped.
     pub(crate) async fn watch(&self, names: Vec<String>) {
         let (tell, mut found) = watch::channel(BTreeSet::new());
-        let asker: Asker = Client::builder(TokioExecutor::new()).build_http();
+        let asker = asker();
         let ask = async {
             let mut ticks = interval(ASK_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -168,7 +173,17 @@ impl Endpoints {
 /// What a router says, if it would serve a request.
 async fn told(asker: &Asker, address: SocketAddr) -> Option<Load> {
     get(asker, address, "/ready").await?;
+    load(asker, address).await
+}
+
+async fn load(asker: &Asker, address: SocketAddr) -> Option<Load> {
     serde_json::from_slice(&get(asker, address, "/load").await?).ok()
+}
+
+/// How many requests are open at a router, ready or not.
+pub(crate) async fn ask_load(asker: &Asker, address: SocketAddr) -> Option<u64> {
+    let load = load(asker, address).await?;
+    Some(load.server_load)
 }
 
 /// The body of an answer that is a 200.

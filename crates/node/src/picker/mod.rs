@@ -29,6 +29,7 @@ mod proto {
 }
 
 pub(crate) use choose::Choice;
+pub(crate) use endpoints::{Asker, ask_load, asker};
 
 use crate::NodeError;
 use crate::server::{Faces, HttpLimits, Server, bind};

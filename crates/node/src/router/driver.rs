@@ -3,6 +3,7 @@
 //! Never: decides, blocks, or sees a token. Invariant: the brain is drained before it is told the
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
+use super::fellows::{Outside, Waiting};
 use super::flights::{End, Flights};
 use super::lookout::{BlockSize, Lookout};
 use super::orders;
@@ -59,8 +60,8 @@ pub(crate) enum RouterEvent {
     Commanded { worker: WorkerId, command: Command },
     /// Other promises hold from now on.
     PolicyChanged { policy: Arc<SloPolicy> },
-    /// So many requests wait for a worker's tokenizer.
-    WaitOutside { count: u32 },
+    /// So many requests wait for a worker, without being flights here.
+    Wait { place: Outside, count: u32 },
     /// A worker measured a link to another one.
     Measured {
         worker: WorkerRef,
@@ -111,6 +112,7 @@ pub(crate) struct Driver {
     workers: BTreeMap<WorkerId, Connected>,
     /// For those who are to write to what others reserved.
     passes: Purse,
+    outside: Waiting,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
@@ -128,6 +130,7 @@ impl Driver {
             hands,
             workers: BTreeMap::new(),
             passes: Purse::default(),
+            outside: Waiting::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -217,7 +220,12 @@ impl Driver {
                     self.hands.roster.measured(worker, link);
                 }
             }
-            RouterEvent::WaitOutside { count } => self.hear(Input::Waiting { outside: count }),
+            RouterEvent::Wait { place, count } => {
+                let alone = self.workers.is_empty();
+                if let Some(outside) = self.outside.hear(place, count, alone) {
+                    self.hear(Input::Waiting { outside });
+                }
+            }
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
                 self.rescale(&policy);

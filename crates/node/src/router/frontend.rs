@@ -7,6 +7,7 @@
 use super::added::Added;
 use super::backlog::{self, Receiver};
 use super::driver::RouterEvent;
+use super::fellows::Outside;
 use super::flights::Flights;
 use super::lookout::{ClassSight, Lookout, Sight};
 use super::roster::Roster;
@@ -124,7 +125,8 @@ impl Frontend for RouterFrontend {
 
     fn wait_outside(&self, count: u32) {
         // A stopped driver wants nobody any more.
-        let _ = self.driver.send(RouterEvent::WaitOutside { count });
+        let place = Outside::Here;
+        let _ = self.driver.send(RouterEvent::Wait { place, count });
     }
 
     fn progress(&self) -> Progress {

@@ -5,6 +5,7 @@
 mod added;
 mod backlog;
 mod driver;
+mod fellows;
 mod flights;
 mod frontend;
 mod lookout;
@@ -27,6 +28,7 @@ use crate::{NodeError, RouterOptions};
 use cleave_api::{Frontend, Readiness};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
 use driver::{Driver, Ears, Hands};
+use fellows::watch_fellows;
 use frontend::RouterFrontend;
 use lookout::Lookout;
 use roster::Roster;
@@ -56,6 +58,8 @@ pub(crate) struct RouterBody {
     task: JoinHandle<()>,
     /// Follows the policy's file.
     watch: Option<JoinHandle<()>>,
+    /// Asks the fleet's other routers.
+    fellows: Option<JoinHandle<()>>,
 }
 
 /// How flights end that are cut off.
@@ -186,12 +190,19 @@ impl RouterBody {
             traces,
             task,
             watch,
+            fellows: None,
         })
     }
 
     /// For the HTTP face, or whoever else wants sequences.
     pub(crate) fn frontend(&self) -> Arc<dyn Frontend> {
         Arc::clone(&self.frontend) as Arc<dyn Frontend>
+    }
+
+    /// Hears from now on who waits at the routers of these names; `own` are this router's ports.
+    pub(crate) fn ask_fellows(&mut self, names: &[String], own: Vec<u16>) {
+        let asks = watch_fellows(names.to_vec(), own, self.driver.clone());
+        self.fellows = (!names.is_empty()).then(|| tokio::spawn(asks));
     }
 
     /// Answers for an engine of this process too.
@@ -217,8 +228,8 @@ impl RouterBody {
     pub(crate) async fn stop(self) {
         self.door.flights.end_all(&stopping());
         let _ = self.driver.send(RouterEvent::Stop);
-        if let Some(watch) = self.watch {
-            watch.abort();
+        for task in self.watch.iter().chain(&self.fellows) {
+            task.abort();
         }
         // It ends by itself when told, and catches its own panics.
         let _ = self.task.await;

@@ -20,8 +20,9 @@ use std::time::Duration;
 const EVERY: Duration = Duration::from_secs(1);
 /// A router that said nothing for so long is gone.
 const SILENT: Duration = Duration::from_secs(5);
-/// A router that has just begun answers nothing before it has heard the others and met its workers.
-const LISTEN: Duration = Duration::from_secs(5);
+/// A router that has just begun answers nothing before it has heard the others and met its workers, which look
+/// up where routers are every ten seconds and dial one that was gone again after five at the latest.
+const LISTEN: Duration = Duration::from_secs(20);
 /// Not needed for so long, a prefill worker, and a decode worker, may change its leg: streams have to move.
 const SPARE_AFTER: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(120)];
 /// What came of promises is not learned from for so long after a worker was missing.
@@ -508,6 +509,9 @@ mod tests {
         }
     }
 
+    /// A router speaks from then on.
+    const BEGUN: u64 = LISTEN.as_secs();
+
     fn at(second: u64) -> Time {
         Time::from_nanos(second * 1_000_000_000)
     }
@@ -575,23 +579,35 @@ mod tests {
     fn a_router_that_began_again_wanted_nobody_while_workers_served() {
         let mut scaler = scaler(1);
         assert_eq!(
-            run(&mut scaler, (0, 5), &fleet(3, 4, 0)),
+            run(&mut scaler, (0, BEGUN), &fleet(3, 4, 0)),
             None,
             "it listens"
         );
-        let wanted = run(&mut scaler, (5, 60), &fleet(3, 4, 0)).expect("it says something");
+        let wanted = run(&mut scaler, (BEGUN, 60), &fleet(3, 4, 0)).expect("it says something");
         assert_eq!((wanted.workers.prefill, wanted.workers.decode), (3, 4));
+    }
+
+    #[test]
+    fn workers_that_found_a_new_router_late_were_to_be_stopped() {
+        let mut scaler = scaler(1);
+        // Somebody waits there already. Workers look up where routers are every ten seconds.
+        for (span, there) in [((0, 9), 0), ((9, 12), 2), ((12, BEGUN), 3)] {
+            let said = run(&mut scaler, span, &fleet(there, there, 3));
+            assert_eq!(said, None, "of {there} prefill workers that it knew of");
+        }
+        let wanted = run(&mut scaler, (BEGUN, 40), &fleet(3, 3, 0)).expect("it says something");
+        assert_eq!((wanted.workers.prefill, wanted.workers.decode), (3, 3));
     }
 
     #[test]
     fn a_router_that_began_took_back_what_another_had_wanted() {
         let mut scaler = scaler(1);
         // Two of the workers that router 5 wants have not started yet, and router 1 has the smaller name.
-        for second in 0..6 {
+        for second in 0..=BEGUN {
             scaler.handle(at(second), voice(5, second + 1, 4, 5));
             run(&mut scaler, (second, second + 1), &fleet(3, 4, 0));
         }
-        run(&mut scaler, (6, 30), &fleet(3, 4, 0));
+        run(&mut scaler, (BEGUN + 1, 45), &fleet(3, 4, 0));
         assert!(scaler.said.expect("it leads now").own);
         let wanted = scaler.wanted;
         assert_eq!((wanted.workers.prefill, wanted.workers.decode), (4, 5));
@@ -600,15 +616,15 @@ mod tests {
     #[test]
     fn whoever_has_the_smaller_name_is_followed_until_it_is_silent_and_no_further_than_bounds() {
         let mut scaler = scaler(9);
-        run(&mut scaler, (0, 6), &fleet(1, 1, 0));
-        scaler.handle(at(6), voice(2, 1, 5, 5));
-        let wanted = run(&mut scaler, (6, 8), &fleet(1, 1, 0)).expect("another answer");
+        run(&mut scaler, (0, 21), &fleet(1, 1, 0));
+        scaler.handle(at(21), voice(2, 1, 5, 5));
+        let wanted = run(&mut scaler, (21, 23), &fleet(1, 1, 0)).expect("another answer");
         assert_eq!((wanted.workers.prefill, wanted.workers.decode), (5, 5));
-        scaler.handle(at(8), voice(2, 2, 8, 8));
-        run(&mut scaler, (8, 9), &fleet(1, 1, 0));
+        scaler.handle(at(23), voice(2, 2, 8, 8));
+        run(&mut scaler, (23, 24), &fleet(1, 1, 0));
         let total = scaler.wanted.workers.total();
         assert_eq!(total, 10, "it wants sixteen, of ten devices");
-        run(&mut scaler, (9, 40), &fleet(1, 1, 0));
+        run(&mut scaler, (24, 55), &fleet(1, 1, 0));
         assert!(
             scaler.said.expect("it said something").own,
             "the other one is silent"
@@ -703,10 +719,10 @@ mod tests {
     #[test]
     fn who_waited_at_an_empty_fleet_was_nobodys_demand() {
         let mut scaler = scaler(1);
-        let wanted = run(&mut scaler, (0, 10), &fleet(0, 0, 1)).expect("somebody waits");
+        let wanted = run(&mut scaler, (0, 25), &fleet(0, 0, 1)).expect("somebody waits");
         assert_eq!((wanted.workers.prefill, wanted.workers.decode), (1, 1));
         assert_eq!(wanted.reasons.prefill, ScalingReason::First);
-        let wanted = run(&mut scaler, (10, 1500), &fleet(1, 1, 0)).expect("idle in the end");
+        let wanted = run(&mut scaler, (25, 1500), &fleet(1, 1, 0)).expect("idle in the end");
         assert_eq!(wanted.workers.total(), 0, "{wanted:?}");
     }
 }

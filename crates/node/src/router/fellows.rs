@@ -1,0 +1,99 @@
+//! Who waits at the fleet's other routers.
+//!
+//! Owns: asking them, again and again. Never: decides; counts itself among them. Invariant: a router that does
+//! not answer has nobody waiting.
+//!
+//! Routers tell each other what is asked through them by the workers that they share. Where there is no
+//! worker nobody carries a word, and a request that waits at one router would be unknown to the one that
+//! an autoscaler asks.
+
+use super::RouterEvent;
+use crate::grpc::{local_address, watch_names};
+use crate::picker::{Asker, ask_load, asker};
+use futures::future::join_all;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+/// How often each is asked, and how long it may take to answer.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// Where requests wait that are no flights of this router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outside {
+    /// Here, for a worker's tokenizer.
+    Here,
+    /// At the fleet's other routers.
+    Elsewhere,
+}
+
+/// How many do.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    here: u32,
+    elsewhere: u32,
+    told: u32,
+}
+
+impl Waiting {
+    /// What the brain is to be told, if it is another number than before. Those elsewhere count only where
+    /// this router is `alone`, without a worker.
+    pub(super) fn hear(&mut self, place: Outside, count: u32, alone: bool) -> Option<u32> {
+        match place {
+            Outside::Here => self.here = count,
+            Outside::Elsewhere => self.elsewhere = count,
+        }
+        let elsewhere = if alone { self.elsewhere } else { 0 };
+        let outside = self.here.saturating_add(elsewhere);
+        let news = outside != self.told;
+        self.told = outside;
+        news.then_some(outside)
+    }
+}
+
+/// Keeps telling the driver how many requests are open at the routers of these names, until dropped.
+/// `own` are the ports at which this router itself would be asked.
+pub(super) async fn watch_fellows(
+    names: Vec<String>,
+    own: Vec<u16>,
+    driver: mpsc::UnboundedSender<RouterEvent>,
+) {
+    let (tell, found) = watch::channel(BTreeSet::new());
+    let asker = asker();
+    let place = Outside::Elsewhere;
+    let tell_driver = |count| driver.send(RouterEvent::Wait { place, count }).is_ok();
+    let ask = async {
+        let mut ticks = interval(ASK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let addresses: BTreeSet<SocketAddr> = found.borrow().clone();
+            let asked = addresses.iter().map(|one| open_at(&asker, *one, &own));
+            let count = join_all(asked)
+                .await
+                .into_iter()
+                .fold(0, u32::saturating_add);
+            if !tell_driver(count) {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = ask => {}
+        () = watch_names(names, tell) => {}
+    }
+}
+
+/// Requests that are open at a router; none at this one.
+async fn open_at(asker: &Asker, address: SocketAddr, own: &[u16]) -> u32 {
+    let here = local_address(address).await;
+    if own.contains(&address.port()) && here.is_ok_and(|here| here == address.ip()) {
+        return 0;
+    }
+    let answer = timeout(ANSWER_MAX, ask_load(asker, address)).await;
+    let open = answer.ok().flatten().unwrap_or_default();
+    u32::try_from(open).unwrap_or(u32::MAX)
+}
