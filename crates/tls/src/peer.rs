@@ -230,10 +230,10 @@ mod tests {
     /// A folder with a certificate for `name` by `issuer`, which trusts `trusted`.
     fn folder(issuer: &Authority, trusted: &Authority, name: &str) -> TempDir {
         let params = CertificateParams::new([name.to_owned()]).unwrap();
-        folder_of(issuer, trusted, params)
+        folder_of(issuer, trusted, &params)
     }
 
-    fn folder_of(issuer: &Authority, trusted: &Authority, params: CertificateParams) -> TempDir {
+    fn folder_of(issuer: &Authority, trusted: &Authority, params: &CertificateParams) -> TempDir {
         let key = KeyPair::generate().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: String| {
@@ -315,7 +315,7 @@ mod tests {
         let peer = PeerTls::open(folder(&ours, &ours, PEER_NAME).path()).unwrap();
         let mut over = CertificateParams::new([PEER_NAME.to_owned()]).unwrap();
         over.not_after = rcgen::date_time_ymd(2001, 1, 1);
-        let over = PeerTls::open(folder_of(&ours, &ours, over).path()).unwrap();
+        let over = PeerTls::open(folder_of(&ours, &ours, &over).path()).unwrap();
         for (from, to) in [(&over, &peer), (&peer, &over)] {
             let told = talk((from, line), (to, line)).await.unwrap_err();
             assert!(told.to_string().contains("xpired"), "{told}");
