@@ -3,8 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use super::library::{Agent, AgentParts, Order};
-use super::{Nixl, Offer};
+use super::landing::LandingParts;
+use super::library::{
+    Agent, AgentConfig, AgentParts, Functions, Handle, IN_PROGRESS, Order, failing,
+};
+use super::writer::WriterParts;
+use super::{Backend, Landing, Names, Nixl, Offer, Writer};
 use crate::config::{LinkEvent, LinksConfig};
 use crate::incoming::Stream;
 use crate::shared_memory::{Mirror, Ring, Shape};
@@ -14,14 +18,16 @@ use crate::{Addresses, Links, Listeners, LocalNet, Route, Transport};
 use bytes::BytesMut;
 use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::BlockPart;
+use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 const BLOCK: u32 = 4096;
@@ -30,6 +36,10 @@ const ALONE: &str = "CLEAVE_TEST_NIXL_ALONE";
 
 /// The library, in a process of this test's own; the others start those.
 fn alone(name: &str) -> Option<Arc<Nixl>> {
+    alone_over(name, &["tcp", "posix"])
+}
+
+fn alone_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
     let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL").map(PathBuf::from) else {
         println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/nixl/install.sh)");
         return None;
@@ -37,13 +47,14 @@ fn alone(name: &str) -> Option<Arc<Nixl>> {
     if std::env::var_os(ALONE).is_some() {
         return Some(Nixl::load(Some(&library)).unwrap());
     }
-    for tls in ["tcp", "posix"] {
+    for tls in ways {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let name = format!("nixl::hostile::{name}");
         command.args(["--exact", &name, "--nocapture"]);
         let output = command
             .env(ALONE, "1")
             .env("UCX_TLS", tls)
+            .env_remove("RUST_BACKTRACE")
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -115,6 +126,24 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
+/// As if network cards wrote.
+fn by_card(nixl: &Nixl) -> Arc<Nixl> {
+    with(nixl, |_| {})
+}
+
+/// The same with other functions.
+fn with(nixl: &Nixl, change: impl FnOnce(&mut Functions)) -> Arc<Nixl> {
+    Arc::new(Nixl {
+        library: failing(nixl.path.as_os_str(), change),
+        path: nixl.path.clone(),
+        backend: Backend {
+            is_by_card: true,
+            ..nixl.backend.clone()
+        },
+        late: Arc::default(),
+    })
+}
+
 fn config(me: u64, nixl: Option<Arc<Nixl>>) -> LinksConfig {
     LinksConfig {
         credit_bytes: 4 * BLOCK,
@@ -135,9 +164,9 @@ struct Victim {
 type TcpEnd = Stream<OwnedReadHalf, OwnedWriteHalf>;
 
 impl Victim {
-    async fn start(nixl: Option<Arc<Nixl>>) -> Self {
+    async fn start(config: LinksConfig) -> Self {
         let (sender, events) = mpsc::channel(256);
-        let links = Links::new(config(2, nixl), sender, LocalNet::default());
+        let links = Links::new(config, sender, LocalNet::default());
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap().to_string();
         tokio::spawn(links.clone().serve(Listeners {
@@ -151,29 +180,89 @@ impl Victim {
         }
     }
 
+    /// A router names a worker that cannot be reached.
+    async fn hears_of(&mut self, number: u64) {
+        self.links.know(worker(number), Route::Local);
+        self.lost().await;
+    }
+
+    /// As a peer of another host reaches it.
+    fn route(&self) -> Route {
+        Route::Remote(Addresses {
+            tcp: Some(self.address.clone()),
+            nixl: true,
+            ..Addresses::default()
+        })
+    }
+
+    async fn fell_back(&mut self) -> String {
+        loop {
+            match self.next().await {
+                LinkEvent::FellBack {
+                    from, to, reason, ..
+                } => {
+                    assert_eq!((from, to), (Transport::Nixl, Transport::Tcp));
+                    return reason;
+                }
+                LinkEvent::Lost { reason, .. } => panic!("{reason}"),
+                _ => {}
+            }
+        }
+    }
+
+    async fn measured(&mut self) -> Transport {
+        loop {
+            match self.next().await {
+                LinkEvent::Measured { speed, .. } => return speed.transport,
+                LinkEvent::Lost { reason, .. } => panic!("{reason}"),
+                _ => {}
+            }
+        }
+    }
+
     async fn next(&mut self) -> LinkEvent {
         let next = timeout(Duration::from_secs(30), self.events.recv()).await;
         next.expect("an event in time").expect("links are open")
     }
 
     async fn lost(&mut self) -> String {
-        match self.next().await {
-            LinkEvent::Lost { reason, .. } => reason,
-            other => panic!("{other:?}"),
+        loop {
+            match self.next().await {
+                LinkEvent::Lost { reason, .. } => return reason,
+                LinkEvent::Granted { .. } => {}
+                other => panic!("{other:?}"),
+            }
         }
     }
 
     /// Somebody who asks for a ring.
-    async fn approach(&self) -> TcpEnd {
+    async fn approach(&self, from: u64) -> TcpEnd {
+        self.knock(Message::Approach(hello(from))).await
+    }
+
+    async fn knock(&self, hello: Message) -> TcpEnd {
         let mut stream = stream(TcpStream::connect(&self.address).await.unwrap());
-        let hello = Message::Approach(Hello {
-            from: worker(1),
-            to: worker(2),
-            block_bytes: BLOCK,
-            fingerprint: "f".into(),
-        });
         write(&mut stream.writer, &hello, &[]).await.unwrap();
         stream
+    }
+}
+
+fn hello(from: u64) -> Hello {
+    Hello {
+        from: worker(from),
+        to: worker(2),
+        block_bytes: BLOCK,
+        fingerprint: "f".into(),
+    }
+}
+
+/// The answer to a wish for a ring, past signs of life.
+async fn answer(stream: &mut TcpEnd) -> Message {
+    loop {
+        match stream.reader.message().await.unwrap() {
+            Message::Welcome { .. } | Message::Wait => {}
+            other => return other,
+        }
     }
 }
 
@@ -204,7 +293,8 @@ async fn lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_blo
     let Some(nixl) = alone(name) else {
         return;
     };
-    let mut victim = Victim::start(Some(nixl)).await;
+    let mut victim = Victim::start(config(2, Some(nixl))).await;
+    victim.hears_of(1).await;
     // (slots that are announced, what is said of it)
     let cases: [(&[u32], &str); 3] = [
         (&[0], "closed"),
@@ -212,14 +302,9 @@ async fn lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_blo
         (&[4], "more payload than it was granted"),
     ];
     for (slots, says) in cases {
-        let mut stream = victim.approach().await;
-        for _ in 0..2 {
-            let answer = stream.reader.message().await.unwrap();
-            assert!(
-                matches!(answer, Message::Welcome { .. } | Message::Landing { .. }),
-                "{answer:?}"
-            );
-        }
+        let mut stream = victim.approach(1).await;
+        let answer = answer(&mut stream).await;
+        assert!(matches!(answer, Message::Landing { .. }), "{answer:?}");
         for slot in slots {
             let frame = Message::SlotFrame(head(), *slot);
             write(&mut stream.writer, &frame, &[]).await.unwrap();
@@ -232,11 +317,14 @@ async fn lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_blo
 }
 
 #[tokio::test]
-async fn a_worker_without_the_library_lets_go_of_who_asks_for_a_ring() {
-    let mut victim = Victim::start(None).await;
-    let mut stream = victim.approach().await;
-    assert!(stream.reader.message().await.is_err());
-    assert!(victim.lost().await.contains("wish for a ring"));
+async fn a_worker_without_the_library_says_so_to_who_asks_for_a_ring() {
+    let victim = Victim::start(config(2, None)).await;
+    let mut stream = victim.approach(1).await;
+    let answer = answer(&mut stream).await;
+    assert!(
+        matches!(&answer, Message::NoLanding(reason) if reason.contains("no links over NIXL")),
+        "{answer:?}"
+    );
 }
 
 /// A receiver that offers what no agent made: before a byte of it reaches the library where it was damaged on the way, and
@@ -248,7 +336,7 @@ async fn lesson_18_metadata_that_is_none_costs_the_link_its_speed_and_nothing_el
         return;
     };
     for (damage_from, says) in [(Some(60), "damaged on the way"), (None, "peer's metadata")] {
-        let mut victim = Victim::start(Some(Arc::clone(&nixl))).await;
+        let mut victim = Victim::start(config(2, Some(by_card(&nixl)))).await;
         let fake = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = Addresses {
             tcp: Some(fake.local_addr().unwrap().to_string()),
@@ -276,17 +364,309 @@ async fn lesson_18_metadata_that_is_none_costs_the_link_its_speed_and_nothing_el
             bytes[at] ^= 4;
         }
         stream.writer.write_all(&bytes).await.unwrap();
-        let LinkEvent::FellBack {
-            from, to, reason, ..
-        } = victim.next().await
-        else {
-            panic!("falling back is told");
-        };
-        assert_eq!((from, to), (Transport::Nixl, Transport::Tcp));
+        let reason = victim.fell_back().await;
         assert!(reason.contains(says), "{reason}");
         // It tries again over TCP.
         let mut stream = self::stream(fake.accept().await.unwrap().0);
         let asked = stream.reader.message().await.unwrap();
         assert!(matches!(asked, Message::Hello(_)), "{asked:?}");
     }
+}
+
+/// What the library says when a device fails.
+const BACKEND_FAILED: c_int = -2;
+
+extern "C" fn write_that_fails(_: Handle, _: Handle, _: Handle) -> c_int {
+    BACKEND_FAILED
+}
+
+extern "C" fn write_that_goes_on(_: Handle, _: Handle, _: Handle) -> c_int {
+    IN_PROGRESS
+}
+
+extern "C" fn status_of_one_that_goes_on(_: Handle, _: Handle) -> c_int {
+    IN_PROGRESS
+}
+
+/// Two workers, the second of which can be dialled by the first over NIXL and over TCP.
+async fn pair(sender: LinksConfig, receiver: LinksConfig) -> (Victim, Victim) {
+    let sender = Victim::start(sender).await;
+    let mut receiver = Victim::start(receiver).await;
+    receiver.hears_of(1).await;
+    sender.links.know(worker(2), receiver.route());
+    (sender, receiver)
+}
+
+#[tokio::test]
+async fn lesson_18_a_link_whose_first_writes_failed_was_lost_again_and_again() {
+    let name = "lesson_18_a_link_whose_first_writes_failed_was_lost_again_and_again";
+    let Some(nixl) = alone_over(name, &["tcp"]) else {
+        return;
+    };
+    let at_once: fn(&mut Functions) = |functions| functions.post_xfer_req = write_that_fails;
+    let never: fn(&mut Functions) = |functions| {
+        functions.post_xfer_req = write_that_goes_on;
+        functions.get_xfer_status = status_of_one_that_goes_on;
+    };
+    for (fails, says) in [(at_once, "beginning a write"), (never, "did not come")] {
+        let sender = LinksConfig {
+            connect_timeout: Duration::from_secs(3),
+            ..config(1, Some(with(&nixl, fails)))
+        };
+        let (mut sender, mut receiver) = pair(sender, config(2, Some(by_card(&nixl)))).await;
+        let reason = sender.fell_back().await;
+        assert!(reason.contains(says), "{reason}");
+        assert_eq!(sender.measured().await, Transport::Tcp);
+        receiver.lost().await;
+        // A newer link takes the place of the one that stands; no time goes on trying the card again.
+        let _replacing = receiver.knock(Message::Hello(hello(1))).await;
+        sender.lost().await;
+        sender.links.link(worker(2)).unwrap();
+        let reason = sender.fell_back().await;
+        assert!(reason.contains("not tried again for"), "{reason}");
+        assert!(reason.contains(says), "{reason}");
+        assert_eq!(sender.measured().await, Transport::Tcp);
+    }
+}
+
+static MAKING: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
+
+/// As a device that does not answer; it does once this is no more.
+extern "C" fn agent_that_hangs(_: *const c_char, _: *const AgentConfig, _: *mut Handle) -> c_int {
+    let (is_hanging, answered) = &MAKING;
+    let mut is_hanging = is_hanging.lock().unwrap();
+    while *is_hanging {
+        is_hanging = answered.wait(is_hanging).unwrap();
+    }
+    BACKEND_FAILED
+}
+
+fn hanging(nixl: &Nixl) -> Arc<Nixl> {
+    with(nixl, |functions| {
+        functions.create_configured_agent = agent_that_hangs;
+    })
+}
+
+#[tokio::test]
+async fn lesson_08_an_agent_that_hung_kept_tcp_from_being_tried() {
+    let name = "lesson_08_an_agent_that_hung_kept_tcp_from_being_tried";
+    let Some(nixl) = alone_over(name, &["tcp"]) else {
+        return;
+    };
+    // Less than an agent may take.
+    let silence_max = Duration::from_secs(1);
+    let receiver = LinksConfig {
+        connect_timeout: Duration::from_secs(2),
+        silence_max,
+        ..config(2, Some(hanging(&nixl)))
+    };
+    let dialler = |number| LinksConfig {
+        silence_max,
+        ..config(number, Some(by_card(&nixl)))
+    };
+    let (mut first, mut receiver) = pair(dialler(1), receiver).await;
+    let reason = first.fell_back().await;
+    assert!(reason.contains("no agent within 4s"), "{reason}");
+    assert_eq!(first.measured().await, Transport::Tcp);
+    receiver.lost().await;
+    // The next one is not kept waiting for what cannot be.
+    receiver.hears_of(3).await;
+    let mut second = Victim::start(dialler(3)).await;
+    second.links.know(worker(2), receiver.route());
+    let reason = second.fell_back().await;
+    assert!(
+        reason.contains("has not finished with an agent"),
+        "{reason}"
+    );
+    assert_eq!(second.measured().await, Transport::Tcp);
+    receiver.lost().await;
+    // When the device answers at last the worker is as it was.
+    *MAKING.0.lock().unwrap() = false;
+    MAKING.1.notify_all();
+    let mut asking = receiver.approach(4).await;
+    receiver.hears_of(4).await;
+    loop {
+        match answer(&mut asking).await {
+            Message::NoLanding(reason) if reason.contains("not finished") => {
+                receiver.lost().await;
+                asking = receiver.approach(4).await;
+            }
+            Message::NoLanding(reason) => break assert!(reason.contains("making an agent")),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Whoever made the first wish may have given it up, and whoever makes the second is not to wait for it.
+#[tokio::test]
+async fn lesson_15_a_ring_that_was_being_made_kept_the_peers_next_link_waiting() {
+    let name = "lesson_15_a_ring_that_was_being_made_kept_the_peers_next_link_waiting";
+    let Some(nixl) = alone_over(name, &["tcp"]) else {
+        return;
+    };
+    let config = LinksConfig {
+        connect_timeout: Duration::from_secs(600),
+        ..config(2, Some(hanging(&nixl)))
+    };
+    let mut victim = Victim::start(config).await;
+    victim.hears_of(1).await;
+    for is_closed in [false, true] {
+        let mut first = victim.approach(1).await;
+        let welcome = first.reader.message().await.unwrap();
+        assert!(matches!(welcome, Message::Welcome { .. }), "{welcome:?}");
+        let sign = first.reader.message().await.unwrap();
+        assert_eq!(sign, Message::Wait);
+        if is_closed {
+            drop(first);
+            assert!(victim.lost().await.contains("closed"));
+        }
+        let mut second = victim.knock(Message::Hello(hello(1))).await;
+        let welcome = second.reader.message().await.unwrap();
+        assert!(matches!(welcome, Message::Welcome { .. }), "{welcome:?}");
+        if !is_closed {
+            assert!(victim.lost().await.contains("replaced"));
+        }
+        drop(second);
+        victim.lost().await;
+    }
+}
+
+#[tokio::test]
+async fn lesson_10_whoever_asked_got_a_ring_until_memory_was_gone() {
+    let name = "lesson_10_whoever_asked_got_a_ring_until_memory_was_gone";
+    let Some(nixl) = alone_over(name, &["tcp"]) else {
+        return;
+    };
+    let config = LinksConfig {
+        rings_max: 1,
+        connect_timeout: Duration::from_secs(2),
+        ..config(2, Some(nixl))
+    };
+    let mut victim = Victim::start(config).await;
+    let is_refused = |answer: &Message, why| matches!(answer, Message::NoLanding(reason) if reason.contains(why));
+    let answered = answer(&mut victim.approach(9).await).await;
+    assert!(is_refused(&answered, "no router has named"), "{answered:?}");
+    for number in [1, 3] {
+        victim.hears_of(number).await;
+    }
+    let mut first = victim.approach(1).await;
+    let answered = answer(&mut first).await;
+    assert!(matches!(answered, Message::Landing { .. }), "{answered:?}");
+    let answered = answer(&mut victim.approach(3).await).await;
+    assert!(is_refused(&answered, "1 rings"), "{answered:?}");
+    victim.lost().await;
+    drop(first);
+    victim.lost().await;
+    // The ring goes when its agent has ended.
+    loop {
+        match answer(&mut victim.approach(3).await).await {
+            Message::Landing { .. } => break,
+            Message::NoLanding(_) => drop(victim.lost().await),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A peer that is quicker than the routers' word of it.
+#[tokio::test]
+async fn a_peer_that_asks_before_it_was_named_is_waited_for() {
+    let Some(nixl) = alone_over(
+        "a_peer_that_asks_before_it_was_named_is_waited_for",
+        &["tcp"],
+    ) else {
+        return;
+    };
+    let config = LinksConfig {
+        connect_timeout: Duration::from_secs(60),
+        ..config(2, Some(nixl))
+    };
+    let mut victim = Victim::start(config).await;
+    let mut early = victim.approach(1).await;
+    victim.hears_of(1).await;
+    let answer = answer(&mut early).await;
+    assert!(matches!(answer, Message::Landing { .. }), "{answer:?}");
+}
+
+/// The two ends of one link, without it.
+async fn ends(nixl: &Arc<Nixl>) -> (Landing, Mirror, Writer) {
+    let shape = Shape {
+        slot_bytes: BLOCK,
+        slots_count: 2,
+    };
+    let (names, beat) = (
+        Names::of((worker(1), worker(2)), 7),
+        Duration::from_millis(20),
+    );
+    let within = Duration::from_secs(20);
+    let rings = Arc::new(Semaphore::new(1));
+    let parts = LandingParts {
+        name: names.receiver.clone(),
+        shape,
+        beat,
+        permit: rings.try_acquire_owned().unwrap(),
+    };
+    let (landing, mirror, offer) = Landing::open(nixl, parts, within).await.unwrap();
+    let parts = WriterParts {
+        names,
+        shape,
+        beat,
+        offer,
+    };
+    let writer = Writer::open(nixl, parts, within).await.unwrap();
+    (landing, mirror, writer)
+}
+
+#[tokio::test]
+async fn lesson_05_a_panic_of_the_thread_that_writes_hung_its_link() {
+    let name = "lesson_05_a_panic_of_the_thread_that_writes_hung_its_link";
+    let Some(nixl) = alone_over(name, &["tcp"]) else {
+        return;
+    };
+    let (_landing, _mirror, writer) = ends(&nixl).await;
+    // More than there is: the agent panics.
+    writer.write(0, usize::MAX / 2);
+    let failed = timeout(Duration::from_secs(20), writer.failed()).await;
+    assert!(failed.unwrap().contains("panicked"));
+}
+
+static IS_BROKEN: AtomicBool = AtomicBool::new(false);
+
+#[allow(unsafe_code)]
+extern "C" fn notes_until_it_breaks(agent: Handle, map: Handle, options: Handle) -> c_int {
+    if IS_BROKEN.load(Ordering::Acquire) {
+        return BACKEND_FAILED;
+    }
+    let real = *NOTES.get().unwrap();
+    // SAFETY: what the caller says to the function that this stands in for.
+    unsafe { real(agent, map, options) }
+}
+
+type GetNotes = unsafe extern "C" fn(Handle, Handle, Handle) -> c_int;
+static NOTES: OnceLock<GetNotes> = OnceLock::new();
+
+#[tokio::test]
+async fn lesson_12_an_agent_that_failed_while_nothing_came_was_never_told_of() {
+    let name = "lesson_12_an_agent_that_failed_while_nothing_came_was_never_told_of";
+    let Some(nixl) = alone_over(name, &["tcp"]) else {
+        return;
+    };
+    let breaking = with(&nixl, |functions| {
+        let _ = NOTES.set(functions.get_notifs);
+        functions.get_notifs = notes_until_it_breaks;
+    });
+    let sender = config(1, Some(by_card(&nixl)));
+    let (mut sender, mut receiver) = pair(sender, config(2, Some(breaking))).await;
+    assert_eq!(sender.measured().await, Transport::Nixl);
+    IS_BROKEN.store(true, Ordering::Release);
+    let reason = receiver.lost().await;
+    assert!(reason.contains("hearing of writes failed"), "{reason}");
+}
+
+/// The words of a real agent are those that are checked for.
+#[tokio::test]
+async fn metadata_of_a_real_agent_is_known_by_its_form() {
+    let Some(nixl) = alone("metadata_of_a_real_agent_is_known_by_its_form") else {
+        return;
+    };
+    ends(&nixl).await;
 }
