@@ -429,6 +429,20 @@ async fn lesson_18_a_link_whose_first_writes_failed_was_lost_again_and_again() {
     }
 }
 
+#[tokio::test]
+async fn lesson_18_a_peer_without_the_library_is_told_of_where_a_card_could_write() {
+    let name = "lesson_18_a_peer_without_the_library_is_told_of_where_a_card_could_write";
+    let Some(nixl) = alone_over(name, &["tcp"]) else {
+        return;
+    };
+    let mut sender = Victim::start(config(1, Some(by_card(&nixl)))).await;
+    let receiver = Victim::start(config(2, None)).await;
+    sender.links.know(worker(2), Route::tcp(&receiver.address));
+    let reason = sender.fell_back().await;
+    assert!(reason.contains("the peer has no NIXL library"), "{reason}");
+    assert_eq!(sender.measured().await, Transport::Tcp);
+}
+
 static MAKING: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
 
 /// As a device that does not answer; it does once this is no more.

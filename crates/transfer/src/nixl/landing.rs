@@ -4,6 +4,7 @@
 //! Invariant: a slot counts as written only once the note behind its bytes is there; the ring is mapped until the
 //! agent has ended, and for as long as anybody reads it.
 
+use super::leave::inside;
 use super::library::{Agent, AgentParts, CallError};
 use super::making::{Ready, make};
 use super::pace::Pace;
@@ -59,7 +60,7 @@ impl Landing {
                 beat,
                 permit,
             } = parts;
-            let (mirror, agent, offer) = match open(&own, &name, shape) {
+            let (mirror, agent, offer) = match inside(|| open(&own, &name, shape)) {
                 Ok(opened) => opened,
                 Err(reason) => {
                     ready.say(Err(reason));
@@ -79,7 +80,7 @@ impl Landing {
                 failed.send_replace(Some(error.to_string()));
             }
             // The agent, and then the ring, before another may take its memory.
-            drop(desk);
+            inside(|| drop(desk));
             drop(permit);
         };
         let (mirror, offer) = make(nixl, ("nixl-in", within), work).await?;
@@ -127,9 +128,11 @@ pub(super) fn try_out(nixl: &Arc<Nixl>, within: Duration) -> Result<(), String> 
             slot_bytes: 1,
             slots_count: 1,
         };
-        let opened = open(&own, "cleave-try", shape).map(|(mirror, agent, _)| {
+        let opened = inside(|| {
+            let (mirror, agent, _) = open(&own, "cleave-try", shape)?;
             drop(agent);
             drop(mirror);
+            Ok(())
         });
         // Nobody waits any more if it took too long.
         let _ = told.send(opened);
@@ -191,7 +194,7 @@ impl Desk {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            self.hear()?;
+            inside(|| self.hear())?;
             waiting = waiting.and_then(|awaited| self.answer(awaited));
             if waiting.is_some() {
                 pace.wait();

@@ -21,6 +21,7 @@ mod dial;
 #[cfg(test)]
 mod hostile;
 mod landing;
+mod leave;
 mod library;
 mod making;
 mod metadata;
@@ -96,7 +97,7 @@ pub enum NixlError {
     )]
     Irrevocable(String, String),
     /// There is nothing that it could go over.
-    #[error("{} finds no way for UCX here ({ways}): {reason}", .path.display())]
+    #[error("{}: UCX cannot use {ways} on this host: {reason}", .path.display())]
     NoWay {
         /// Which library.
         path: PathBuf,
@@ -141,6 +142,7 @@ impl Nixl {
             late: Arc::default(),
         });
         let tried = landing::try_out(&nixl, TRIED_MAX);
+        leave::before_the_end();
         tried.map_err(|reason| NixlError::NoWay {
             path: path.to_owned(),
             ways: nixl.backend.ways.clone(),
@@ -198,7 +200,7 @@ impl Backend {
             false => names.iter().all(|name| BY_CARD.contains(name)),
         };
         let ways = match names.is_empty() {
-            true => "network cards".to_owned(),
+            true => format!("network cards ({TLS_VARIABLE} is not set)"),
             false => format!("{TLS_VARIABLE}={tls}"),
         };
         Ok(Self {

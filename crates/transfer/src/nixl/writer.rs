@@ -5,6 +5,7 @@
 //! Invariant: a slot is not given back before the agent is done with it; once the writer is closed, nothing more is
 //! begun.
 
+use super::leave::inside;
 use super::library::{Agent, AgentParts, CallError, Order, Remote, Write};
 use super::making::{Ready, make};
 use super::pace::Pace;
@@ -83,7 +84,7 @@ impl Writer {
         });
         let (own, seen) = (Arc::clone(nixl), Ending(Arc::clone(&state)));
         let work = move |ready: Ready<_>| {
-            let desk = match Desk::open(&own, parts) {
+            let desk = match inside(|| Desk::open(&own, parts)) {
                 Ok(desk) => desk,
                 Err(reason) => {
                     ready.say(Err(reason));
@@ -94,6 +95,7 @@ impl Writer {
             if ready.say(Ok(Arc::clone(&desk.ring))) {
                 desk.run(&asked, seen);
             }
+            inside(|| drop(desk));
         };
         let ring = make(nixl, ("nixl-out", within), work).await?;
         Ok(Self {
@@ -212,9 +214,11 @@ impl Desk {
     fn run(&self, asked: &threads::Receiver<Slot>, ending: Ending) {
         let mut under_way = VecDeque::new();
         let ended = self.attend(asked, &ending.0, &mut under_way);
-        for (_, write) in &mut under_way {
-            self.agent.release(write);
-        }
+        inside(|| {
+            for (_, write) in &mut under_way {
+                self.agent.release(write);
+            }
+        });
         if let Err(error) = ended {
             ending.0.lock().failure = Some(error.to_string());
         }
@@ -238,7 +242,8 @@ impl Desk {
             match next {
                 Ok(slot) => {
                     pace.moved();
-                    under_way.push_back((slot.number, self.begin(slot)?));
+                    let write = inside(|| self.begin(slot))?;
+                    under_way.push_back((slot.number, write));
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -246,12 +251,12 @@ impl Desk {
             }
             match under_way.front_mut() {
                 // What a device says of itself is taken in.
-                None => self.agent.notes(|_| {})?,
-                Some((slot, write)) => match self.agent.is_done(write)? {
+                None => inside(|| self.agent.notes(|_| {}))?,
+                Some((slot, write)) => match inside(|| self.agent.is_done(write))? {
                     false => pace.wait(),
                     true => {
                         pace.moved();
-                        self.agent.release(write);
+                        inside(|| self.agent.release(write));
                         state.lock().is_under_way[*slot as usize] = false;
                         under_way.pop_front();
                         state.settled.notify_waiters();
