@@ -51,7 +51,9 @@ fn in_its_own_process(name: &str) -> bool {
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "UCX_TLS={tls}\n{said}\n{errors}");
         // A peer that is killed leaves writes behind, which is news for nobody.
-        assert!(!errors.contains(" UCX "), "UCX_TLS={tls}\n{errors}");
+        for printed in [&said, &errors] {
+            assert!(!printed.contains(" UCX "), "UCX_TLS={tls}\n{printed}");
+        }
     }
     false
 }

@@ -82,7 +82,7 @@ impl Writer {
             settled: Notify::new(),
             failed: Notify::new(),
         });
-        let (own, seen) = (Arc::clone(nixl), Ending(Arc::clone(&state)));
+        let (own, seen) = (Arc::clone(nixl), Arc::clone(&state));
         let work = move |ready: Ready<_>| {
             let desk = match inside(|| Desk::open(&own, parts)) {
                 Ok(desk) => desk,
@@ -93,7 +93,7 @@ impl Writer {
             };
             // Nobody asks any more if the link was given up meanwhile.
             if ready.say(Ok(Arc::clone(&desk.ring))) {
-                desk.run(&asked, seen);
+                desk.run(&asked, &seen);
             }
             inside(|| drop(desk));
         };
@@ -161,9 +161,9 @@ impl Writer {
 }
 
 /// Tells that nothing more is written, however the thread ends.
-struct Ending(Arc<State>);
+struct Ending<'a>(&'a State);
 
-impl Drop for Ending {
+impl Drop for Ending<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.lock().failure = Some("the agent's thread panicked".to_owned());
@@ -211,16 +211,17 @@ impl Desk {
     }
 
     /// Writes until nobody can ask any more, or a write fails.
-    fn run(&self, asked: &threads::Receiver<Slot>, ending: Ending) {
+    fn run(&self, asked: &threads::Receiver<Slot>, state: &State) {
+        let _ending = Ending(state);
         let mut under_way = VecDeque::new();
-        let ended = self.attend(asked, &ending.0, &mut under_way);
+        let ended = self.attend(asked, state, &mut under_way);
         inside(|| {
             for (_, write) in &mut under_way {
                 self.agent.release(write);
             }
         });
         if let Err(error) = ended {
-            ending.0.lock().failure = Some(error.to_string());
+            state.lock().failure = Some(error.to_string());
         }
     }
 
