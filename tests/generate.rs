@@ -2,7 +2,8 @@
 
 mod harness;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::path::Path;
 
 fn ids(value: &Value) -> String {
     let ids = value.as_array().expect("an array of ids");
