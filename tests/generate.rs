@@ -284,7 +284,7 @@ fn a_damaged_checkpoint_is_one_clear_error() {
 
 #[test]
 fn each_command_explains_itself_with_an_example() {
-    let commands: [&[&str]; 13] = [
+    let commands: [&[&str]; 21] = [
         &[],
         &["serve"],
         &["router"],
@@ -293,6 +293,14 @@ fn each_command_explains_itself_with_an_example() {
         &["synth"],
         &["sim"],
         &["sim", "chaos"],
+        &["sim", "explore"],
+        &["sim", "goodput"],
+        &["sim", "scale"],
+        &["check"],
+        &["autoscale"],
+        &["top"],
+        &["key"],
+        &["kv", "bench"],
         &["replay"],
         &["bench"],
         &["bench", "engine"],

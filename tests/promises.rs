@@ -92,6 +92,70 @@ fn a_policy_could_not_be_checked_without_a_fleet() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// How a fleet would grow and shrink, before it does: every row serves the same requests, and each number
+/// wanted lasts until the next one.
+#[test]
+fn a_fleet_that_grows_could_not_be_tried_beforehand() {
+    let policy = root().join("assets/policy.yaml");
+    let policy = policy.to_str().expect("a path is text");
+    let load = ["--workload", "long-long", "--rate", "8", "--duration", "4m"];
+    let curve = ["--curve", "0s=0.1,1m=0.1,2m=1", "--start", "20s"];
+    let fleet = [
+        "--policy",
+        policy,
+        "--profile",
+        "a100-llama-3-8b",
+        "--first",
+        "prefill=1,decode=1",
+    ];
+    let mut command = vec!["sim", "scale", "--json", "--compare"];
+    command.extend(load.into_iter().chain(curve).chain(fleet));
+    let (status, out, err) = harness::run(&command);
+    assert!(status.success(), "{err}");
+    let said: Value = serde_json::from_str(&out).expect("JSON");
+    let rows = said["rows"].as_array().expect("rows");
+    let names: Vec<&str> = rows
+        .iter()
+        .filter_map(|row| row["fleet"].as_str())
+        .collect();
+    let fixed = ["as many as at the most", "as many as on average"];
+    assert_eq!(names, ["by the promises", fixed[0], fixed[1], "thresholds"]);
+    let arrivals = |row: &Value| row["score"]["all"]["arrivals"].as_u64();
+    assert!(arrivals(&rows[0]).is_some_and(|count| count > 300), "{out}");
+    assert!(rows.iter().all(|row| arrivals(row) == arrivals(&rows[0])));
+
+    let ours = &rows[0];
+    let wanted = ours["wanted"].as_array().expect("changes");
+    assert_eq!(
+        wanted[0]["workers"],
+        json!({"prefill": 1, "decode": 1, "both": 0})
+    );
+    assert!(
+        wanted.len() > 1,
+        "ten times the load changed nothing: {ours}"
+    );
+    assert!(ours["devices_most"].as_u64() <= Some(8), "{ours}");
+    // Whoever has the devices of the most all along pays for them all along.
+    let hours = |row: &Value| row["device_hours"].as_f64().expect("a number");
+    assert!(hours(ours) < hours(&rows[1]), "{out}");
+    assert!(
+        rows[1]["wanted"]
+            .as_array()
+            .is_some_and(|all| all.len() == 1)
+    );
+
+    let plain = folder("scale").join("policy.yaml");
+    std::fs::write(&plain, "classes: [{name: chat}]\n").expect("written");
+    let plain = plain.to_str().expect("a path is text");
+    let mut command = vec!["sim", "scale", "--policy", plain];
+    command.extend(load);
+    let (status, _, err) = harness::run(&command);
+    assert!(
+        !status.success() && err.contains("no part `scaling`"),
+        "{err}"
+    );
+}
+
 #[test]
 fn the_example_policy_serves() {
     let (_process, client) = serve(&root().join("assets/policy.yaml"));

@@ -3,7 +3,7 @@
 //! Owns: what is printed, and the exit status. Never: forgives a class that misses its goal.
 //! Invariant: what is wrong with the file is said before anything is simulated.
 
-use crate::args::{CheckArgs, ScenarioArgs};
+use crate::args::{ArrivalArgs, CheckArgs, ScenarioArgs};
 use crate::goodput::{Clients, Length, contest, score_json};
 use anyhow::bail;
 use cleave_domain::SloPolicy;
@@ -24,7 +24,7 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     if is_bare(scenario) {
         return file_alone(args, policy);
     }
-    let clients = Clients::of(scenario, (policy, Length::Sample))?;
+    let clients = Clients::of_fleet(scenario, (policy, Length::Sample))?;
     if scenario.fleet.is_none() {
         show("dividing the fleet's legs ...");
     }
@@ -57,17 +57,12 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
 
 /// Nothing was said about what is to be simulated.
 fn is_bare(scenario: &ScenarioArgs) -> bool {
-    let ScenarioArgs {
-        fleet: _,
-        devices: _,
-        profile: _,
+    let ArrivalArgs {
         workload,
         rate,
         duration,
-        noise: _,
-        json: _,
-    } = scenario;
-    let some = scenario.workers().is_some() || scenario.has_load();
+    } = &scenario.arrivals;
+    let some = scenario.workers().is_some() || scenario.arrivals.some();
     let how = workload.limit.is_some() || rate.is_some() || duration.is_some();
     !some && !how
 }

@@ -3,7 +3,7 @@
 //! Owns: what is printed. Never: decides how a request is routed, or what counts.
 //! Invariant: every way to route gets the same devices and the same arrivals.
 
-use crate::args::{GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
+use crate::args::{ArrivalArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
 use crate::bench::Form;
 use crate::load::{Pace, wish, workload_of};
 use crate::router_cost::{Cost, Meter};
@@ -35,7 +35,7 @@ pub(crate) struct Row {
 /// Flags that contradict each other, or nowhere to print to.
 pub(crate) fn run_goodput(args: &GoodputArgs) -> anyhow::Result<()> {
     let policy = Arc::new(one_class(&args.targets)?);
-    let clients = Clients::of(&args.scenario, (&policy, Length::Whole))?;
+    let clients = Clients::of_fleet(&args.scenario, (&policy, Length::Whole))?;
     let contest = contest(&args.scenario, &clients)?;
     let ways = match args.compare {
         true => Way::ALL.to_vec(),
@@ -106,7 +106,7 @@ fn side_by_side(ways: &[Way], row: impl Fn(Way) -> Row + Sync) -> Vec<Row> {
 // === what is simulated ===
 
 /// The one class that the flags describe.
-fn one_class(targets: &TargetArgs) -> anyhow::Result<SloPolicy> {
+pub(crate) fn one_class(targets: &TargetArgs) -> anyhow::Result<SloPolicy> {
     let TargetArgs {
         ttft,
         tpot,
@@ -159,28 +159,41 @@ fn complete(args: &ScenarioArgs) -> anyhow::Result<Workers<'_>> {
     let workers = args.workers();
     let workers = workers.context("a fleet is missing: give --fleet SPEC or --devices N")?;
     ensure!(
-        args.has_load(),
+        args.arrivals.some(),
         "nothing is asked of the fleet: give --workload SPEC or --trace FILE"
     );
     Ok(workers)
 }
 
 impl Clients {
-    /// Reads the trace, or the workload's text.
+    /// Of a fleet whose size is known.
     ///
     /// # Errors
-    /// What is missing, or wrong with either, or with the rate.
-    pub(crate) fn of(
+    /// What is missing, or wrong with the trace, the workload or the rate.
+    pub(crate) fn of_fleet(
         args: &ScenarioArgs,
-        (policy, length): (&Arc<SloPolicy>, Length),
+        how: (&Arc<SloPolicy>, Length),
     ) -> anyhow::Result<Self> {
         let workers = match complete(args)? {
             Workers::Named(fleet) => fleet.workers_count(),
             Workers::Devices(count) => count,
         };
+        Self::of(&args.arrivals, how, f64::from(workers))
+    }
+
+    /// Reads the trace, or the workload's text. `rate` arrive in a second where neither a user nor a trace
+    /// says otherwise.
+    ///
+    /// # Errors
+    /// What is wrong with either, or with the rate.
+    pub(crate) fn of(
+        args: &ArrivalArgs,
+        (policy, length): (&Arc<SloPolicy>, Length),
+        rate: f64,
+    ) -> anyhow::Result<Self> {
         let timed = args.workload.trace.is_some();
         let pace = Pace {
-            rate: args.rate.or_else(|| (!timed).then(|| f64::from(workers))),
+            rate: args.rate.or_else(|| (!timed).then_some(rate)),
             speed: None,
             duration: args
                 .duration
@@ -273,7 +286,7 @@ pub(crate) fn contest(args: &ScenarioArgs, clients: &Clients) -> anyhow::Result<
         fleet,
         policy: Arc::clone(&clients.policy),
         noise_permille: args.noise,
-        seed: args.workload.seed,
+        seed: args.arrivals.workload.seed,
     };
     let devices = match complete(args)? {
         Workers::Named(fleet) => return Ok(contest(fleet.clone())),

@@ -21,6 +21,7 @@ mod model;
 mod plan;
 mod replay;
 mod router_cost;
+mod scale;
 mod serve;
 mod sim;
 mod solo;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
                 sim::explore(world.as_deref(), &scope)
             }
             SimCommand::Goodput(args) => goodput::run_goodput(&args),
+            SimCommand::Scale(args) => scale::run_scale(&args),
         },
         Command::Autoscale(args) => autoscale::run(&args),
         Command::Metrics => metrics::print(),

@@ -6,6 +6,26 @@ use cleave_sim::goodput::{Fleet, Way};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What is asked of a simulated fleet.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ArrivalArgs {
+    #[command(flatten)]
+    pub(crate) workload: WorkloadArgs,
+    /// Arrivals per second, of the whole fleet; a trace's own, or 1 for each worker, if absent.
+    #[arg(long, value_name = "RPS", value_parser = parse_positive)]
+    pub(crate) rate: Option<f64>,
+    /// Arrivals end after so long, such as 60s; a trace's end, or a minute without one, if absent.
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    pub(crate) duration: Option<Duration>,
+}
+
+impl ArrivalArgs {
+    /// Whether anything is asked.
+    pub(crate) fn some(&self) -> bool {
+        self.workload.workload.is_some() || self.workload.trace.is_some()
+    }
+}
+
 /// What is simulated.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ScenarioArgs {
@@ -19,13 +39,7 @@ pub(crate) struct ScenarioArgs {
     #[arg(long, value_name = "NAME", default_value = "h100-llama-3-8b")]
     pub(crate) profile: String,
     #[command(flatten)]
-    pub(crate) workload: WorkloadArgs,
-    /// Arrivals per second, of the whole fleet; a trace's own, or 1 for each worker, if absent.
-    #[arg(long, value_name = "RPS", value_parser = parse_positive)]
-    pub(crate) rate: Option<f64>,
-    /// Arrivals end after so long, such as 60s; a trace's end, or a minute without one, if absent.
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
-    pub(crate) duration: Option<Duration>,
+    pub(crate) arrivals: ArrivalArgs,
     /// How far each step may be off its price, in thousandths.
     #[arg(long, value_name = "PERMILLE", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..1000))]
     pub(crate) noise: u32,
@@ -44,11 +58,6 @@ impl ScenarioArgs {
     pub(crate) fn workers(&self) -> Option<Workers<'_>> {
         let named = self.fleet.as_ref().map(Workers::Named);
         named.or(self.devices.map(Workers::Devices))
-    }
-
-    /// Whether anything is asked of the fleet.
-    pub(crate) fn has_load(&self) -> bool {
-        self.workload.workload.is_some() || self.workload.trace.is_some()
     }
 }
 

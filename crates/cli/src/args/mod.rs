@@ -13,6 +13,7 @@ mod goodput;
 mod key;
 mod kv;
 mod plan;
+mod scale;
 mod serve;
 mod sim;
 mod telemetry;
@@ -27,10 +28,13 @@ pub(crate) use engine::{
 };
 pub(crate) use face::FaceArgs;
 pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};
-pub(crate) use goodput::{CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers};
+pub(crate) use goodput::{
+    ArrivalArgs, CheckArgs, GoodputArgs, Question, ScenarioArgs, TargetArgs, Workers,
+};
 pub(crate) use key::KeyArgs;
 pub(crate) use kv::{FarTransport, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
+pub(crate) use scale::{Knot, ScaleArgs};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
 pub(crate) use telemetry::{LogArgs, LogFormat, LogLevel, PromptArgs, TraceArgs};

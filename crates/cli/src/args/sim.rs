@@ -1,13 +1,14 @@
 //! The flags of what runs the decision code without a fleet: `sim`, `replay`.
 
-use super::GoodputArgs;
+use super::{GoodputArgs, ScaleArgs};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cleave sim chaos --seeds 1000
-  cleave sim goodput --devices 8 --workload long-short --rate 60 --ttft 500ms --tpot 40ms")]
+  cleave sim goodput --devices 8 --workload long-short --rate 60 --ttft 500ms --tpot 40ms
+  cleave sim scale --policy policy.yaml --workload short-long --rate 60 --duration 20m --curve 0s=0.1,10m=1,20m=0.1")]
 pub(crate) struct SimArgs {
     #[command(subcommand)]
     pub(crate) command: SimCommand,
@@ -51,6 +52,8 @@ A broken promise prints the way to it, a line per move, and makes the exit statu
     },
     /// How much a fleet of real devices, as prices, serves within its promises, and how much others would.
     Goodput(Box<GoodputArgs>),
+    /// How a fleet of real devices, as prices, grows and shrinks with a load that changes.
+    Scale(Box<ScaleArgs>),
 }
 
 #[derive(Args, Debug)]

@@ -133,7 +133,7 @@ impl Works {
 
 impl Starter {
     /// The workers that are there from the beginning.
-    pub(crate) fn fleet(&self) -> Fleet {
+    pub fn fleet(&self) -> Fleet {
         let PoolCounts {
             prefill,
             decode,
