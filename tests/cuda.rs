@@ -304,7 +304,9 @@ impl Fleet {
         let mut command = on_stand_in(&arguments, self.cache.path()).expect("it is emulated");
         command
             .env("CLEAVE_STANDIN_DEVICES", "2")
-            .env("CLEAVE_STANDIN_FAULTS", faults);
+            .env("CLEAVE_STANDIN_FAULTS", faults)
+            // What NIXL goes over where there is no network card.
+            .env("UCX_TLS", "tcp");
         self.workers.push(harness::Process::spawn(command));
         let wanted = self.workers.len() as f64;
         harness::wait_for("worker", || {

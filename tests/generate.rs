@@ -2,7 +2,8 @@
 
 mod harness;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::path::Path;
 
 fn ids(value: &Value) -> String {
     let ids = value.as_array().expect("an array of ids");
@@ -127,6 +128,49 @@ fn quantised_weights_and_fp8_keys_write_english() {
     let (status, _, err) = harness::run(&synth);
     assert!(status.success(), "{err}");
     writes_english(&["--model", to, "--kv-cache-dtype", "fp8"]);
+}
+
+/// A quantised checkpoint whose makers measured what its keys need.
+fn with_key_scale(folder: &Path, scale: f32) -> String {
+    let out = folder.join(format!("demo-{scale}"));
+    let from = harness::root().join("assets/demo");
+    let to = out.to_str().expect("a readable path").to_owned();
+    let mut synth = vec!["synth", "--model", from.to_str().expect("a readable path")];
+    synth.extend(["--quantization", "awq", "--group-size", "64", "--out", &to]);
+    let (status, _, err) = harness::run(&synth);
+    assert!(status.success(), "{err}");
+    let file = out.join("model.safetensors");
+    let bytes = std::fs::read(&file).expect("weights");
+    let (length, rest) = bytes.split_first_chunk().expect("a header's length");
+    let (header, weights) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
+    let at = weights.len();
+    header["model.layers.0.self_attn.k_scale"] =
+        json!({"dtype": "F32", "shape": [1], "data_offsets": [at, at + 4]});
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    let parts: [&[u8]; 4] = [&length, header.as_bytes(), weights, &scale.to_le_bytes()];
+    std::fs::write(&file, parts.concat()).expect("room for it");
+    to
+}
+
+/// This cache has no scales: with keys that need one the answers would be wrong, and without any loss it need not be said.
+#[test]
+fn lesson_16_scales_of_keys_and_values_were_left_out_without_a_word() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (scale, cache, succeeds, says) in [
+        (3.0, "fp8", false, "k_scale or v_scale is 3"),
+        (0.5, "fp8", true, "are not used"),
+        (3.0, "auto", true, ""),
+    ] {
+        let model = with_key_scale(folder.path(), scale);
+        let mut arguments = vec!["generate", "--model", &model, "--kv-cache-dtype", cache];
+        arguments.extend(["--max-tokens", "1", "--prompt", "x"]);
+        let (status, _, err) = harness::run(&arguments);
+        assert_eq!(status.success(), succeeds, "{err}");
+        assert!(err.contains(says), "{err}");
+        assert!(!says.is_empty() || !err.contains("scale"), "{err}");
+    }
 }
 
 #[test]

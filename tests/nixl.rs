@@ -27,6 +27,8 @@ struct Fleet {
     client: Client,
     address: String,
     tls: &'static str,
+    /// What may carry blocks.
+    transports: &'static str,
 }
 
 impl Fleet {
@@ -41,6 +43,7 @@ impl Fleet {
             workers: Vec::new(),
             address,
             tls,
+            transports: "nixl",
         }
     }
 
@@ -50,10 +53,13 @@ impl Fleet {
         let mut arguments = vec!["worker", "--leg", leg, "--router", &self.address];
         arguments.extend(["--threads", "1", "--kv-cache", "32MiB", "--name", &name]);
         arguments.extend(["--calibrate", "0", "--metrics-listen", "127.0.0.1:0"]);
-        arguments.extend(["--kv-transport", "nixl,tcp", "--nixl-library"]);
+        arguments.extend(["--kv-transport", self.transports, "--nixl-library"]);
         arguments.push(library.to_str().expect("a readable path"));
         let mut command = harness::cleave(&arguments);
         command.env("UCX_TLS", self.tls);
+        if self.tls.is_empty() {
+            command.env_remove("UCX_TLS");
+        }
         self.workers.push(Process::spawn(command));
         let wanted = self.workers.len() as f64;
         wait_for("worker", || {
@@ -199,29 +205,57 @@ fn lesson_01_a_receiver_killed_while_it_is_written_to_costs_no_stream_and_no_blo
 }
 
 #[test]
-fn lesson_18_a_library_that_one_worker_lacks_is_told_and_counted() {
+fn lesson_18_a_library_that_the_sender_lacks_is_told_and_counted() {
     let Some(library) = library() else {
         return;
     };
-    for prefill_has_it in [true, false] {
-        let nowhere = Path::new("/nowhere/libnixl_capi.so");
-        let of = |has_it| if has_it { &*library } else { nowhere };
-        let mut fleet = Fleet::new("tcp");
-        let prefill = fleet.worker("prefill", of(prefill_has_it));
-        let decode = fleet.worker("decode", of(!prefill_has_it));
+    let mut fleet = Fleet::new("tcp");
+    fleet.transports = "nixl,tcp";
+    let prefill = fleet.worker("prefill", Path::new("/nowhere/libnixl_capi.so"));
+    fleet.worker("decode", &library);
+    assert_eq!(fleet.client.complete(&prompt(3)), alone(3));
+    let logs = fleet.logs(prefill);
+    assert!(logs.contains("from=nixl to=tcp"), "{logs}");
+    assert!(
+        logs.contains("no NIXL") && logs.contains("/nowhere/"),
+        "{logs}"
+    );
+    let port = fleet.port(prefill);
+    assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 1.0);
+    let over = port.metric("cleave_link_transport", &["transport=\"tcp\""]);
+    assert_eq!(over, 1.0, "{logs}");
+}
+
+/// UCX over TCP is not what a user of RDMA asks for: it is said, and nothing is counted as NIXL.
+#[test]
+fn what_no_card_carries_was_counted_as_rdma() {
+    let Some(library) = library() else {
+        return;
+    };
+    let has_cards = Path::new("/sys/class/infiniband").exists();
+    for tls in ["tcp", ""] {
+        if tls.is_empty() && has_cards {
+            continue;
+        }
+        let mut fleet = Fleet::new(tls);
+        fleet.transports = "nixl,tcp";
+        let prefill = fleet.worker("prefill", &library);
+        let decode = fleet.worker("decode", &library);
         assert_eq!(fleet.client.complete(&prompt(3)), alone(3));
-        let logs = fleet.logs(prefill);
-        assert!(logs.contains("from=nixl to=tcp"), "{logs}");
-        let port = fleet.port(prefill);
-        assert_eq!(port.metric("cleave_link_fallbacks_total", &[]), 1.0);
-        let over = port.metric("cleave_link_transport", &["transport=\"tcp\""]);
-        assert_eq!(over, 1.0, "{logs}");
-        let lacks = if prefill_has_it { decode } else { prefill };
-        let logs = fleet.logs(lacks);
-        assert!(
-            logs.contains("no NIXL") && logs.contains("/nowhere/"),
-            "{logs}"
-        );
+        for worker in [prefill, decode] {
+            let logs = fleet.logs(worker);
+            let port = fleet.port(worker);
+            for (transport, count) in [("tcp", 1.0), ("nixl", 0.0)] {
+                let label = format!("transport=\"{transport}\"");
+                let over = port.metric("cleave_link_transport", &[&label]);
+                assert_eq!(over, count, "{logs}");
+            }
+            let says = match tls {
+                "tcp" => "name one in UCX_NET_DEVICES",
+                _ => "UCX cannot use network cards",
+            };
+            assert!(logs.contains(says), "{logs}");
+        }
     }
 }
 
@@ -244,6 +278,7 @@ fn where_nothing_else_may_carry_blocks_a_missing_library_is_an_error() {
 #[test]
 fn without_the_library_anywhere_nothing_is_worse_than_it_could_be() {
     let mut fleet = Fleet::new("tcp");
+    fleet.transports = "nixl,tcp";
     let nowhere = Path::new("/nowhere/libnixl_capi.so");
     let prefill = fleet.worker("prefill", nowhere);
     fleet.worker("decode", nowhere);

@@ -36,7 +36,7 @@ const UNSAFE_HOMES: [&str; 6] = [
     "crates/cpu/",
     "crates/cuda/",
     "crates/emulator/",
-    "crates/transfer/src/nixl/library.rs",
+    "crates/transfer/src/nixl/",
     "crates/transfer/src/shared_memory.rs",
     "crates/engine/src/checkpoint/map.rs",
 ];

@@ -13,7 +13,8 @@ use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Products, Shar
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
-use cleave_engine::checkpoint::{Checkpoint, ModelConfig, StoredType};
+use cleave_engine::checkpoint::{Checkpoint, KvScales, ModelConfig, StoredType};
+use cleave_engine::e4m3;
 use cleave_engine::ops::{KvType, Pack, PoolShape, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Progress, Weights};
 use cleave_planner::Shape;
@@ -59,6 +60,28 @@ struct Facts<'a> {
     matrix_bytes: (u64, u64),
 }
 
+/// A cache without scales holds less than one with those that the makers measured: too large a number would be cut.
+fn check_kv_scales(kv: KvType, checkpoint: &Checkpoint) -> anyhow::Result<()> {
+    let (KvType::Fp8E4m3, Some(KvScales { least, most })) = (kv, checkpoint.kv_scales()) else {
+        return Ok(());
+    };
+    if most > 1.0 {
+        bail!(
+            "--kv-cache-dtype fp8: the checkpoint's k_scale or v_scale is {most}, which says that keys or values go up to {}; \
+             this cache has a scale of 1, and would cut them at {}: take --kv-cache-dtype bf16",
+            most * e4m3::MAX,
+            e4m3::MAX
+        );
+    }
+    tracing::warn!(
+        least,
+        most,
+        "the checkpoint's k_scale and v_scale are not used: the fp8 KV cache has a scale of 1, which cuts nothing here, \
+         but numbers below 2^-6 lose bits"
+    );
+    Ok(())
+}
+
 /// Opens, checks and loads a model.
 ///
 /// # Errors
@@ -87,11 +110,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         KvCacheDtype::Bf16 => KvType::Bf16,
         KvCacheDtype::Fp8E4m3 => KvType::Fp8E4m3,
     };
-    if checkpoint.has_kv_scales() {
-        tracing::info!(
-            "the checkpoint's k_scale and v_scale are not used: the KV cache has a scale of 1"
-        );
-    }
+    check_kv_scales(kv, &checkpoint)?;
     let limit = model.max_model_len.map(|tokens| tokens as usize);
     let from = Instant::now();
     let backend = match place {

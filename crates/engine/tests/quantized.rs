@@ -345,6 +345,42 @@ fn tensors_that_would_be_ignored_are_refused_but_for_those_of_activations() {
     assert_says(dir.path(), &["weight_global_scale", "is not part of"]);
 }
 
+/// Writes a scale over one of a checkpoint's activations, and names it so.
+fn with_scale(name: &str, scale: f32) -> tempfile::TempDir {
+    let dir = copy("quantized/fp8-tensor");
+    let from = "model.layers.0.self_attn.q_proj.input_scale";
+    let file = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let at = 8 + length + header[from]["data_offsets"][0].as_u64().unwrap() as usize;
+    match header[from]["dtype"].as_str().unwrap() {
+        "F32" => bytes[at..at + 4].copy_from_slice(&scale.to_le_bytes()),
+        // Its upper half: the scales of these tests have no more.
+        "BF16" => bytes[at..at + 2].copy_from_slice(&scale.to_le_bytes()[2..]),
+        other => panic!("{other}"),
+    }
+    std::fs::write(&file, bytes).unwrap();
+    rename(dir.path(), from, name);
+    dir
+}
+
+#[test]
+fn scales_of_keys_and_values_are_known_by_their_range() {
+    let plain = Checkpoint::open(&path("fp8-tensor")).unwrap();
+    assert_eq!(plain.kv_scales(), None);
+    for kind in ["k_scale", "v_scale"] {
+        for (scale, known) in [(0.25, Some(0.25)), (3.0, Some(3.0)), (-1.0, None)] {
+            let dir = with_scale(&format!("model.layers.0.self_attn.{kind}"), scale);
+            let scales = Checkpoint::open(dir.path()).unwrap().kv_scales();
+            assert_eq!(
+                scales.map(|scales| (scales.least, scales.most)),
+                known.map(|s| (s, s))
+            );
+        }
+    }
+}
+
 #[test]
 fn a_list_of_groups_that_names_one_too_many_is_refused() {
     let dir = copy("quantized/gptq-act-order");

@@ -291,7 +291,13 @@ fn nixl(options: &WorkerOptions) -> Result<Option<Arc<Nixl>>, NodeError> {
     match Nixl::load(options.nixl_library.as_deref()) {
         Ok(nixl) => {
             let library = nixl.path().display();
-            info!(%library, "NIXL: blocks go to other hosts by RDMA where they have it, too");
+            match nixl.is_by_card() {
+                true => info!(%library, "NIXL: blocks go by RDMA to hosts that have it, too"),
+                false => warn!(
+                    %library,
+                    "NIXL: UCX_TLS names ways that are no network card's: they are taken where nothing else is left"
+                ),
+            }
             Ok(Some(nixl))
         }
         Err(error) if options.transports.len() == 1 => Err(error.into()),

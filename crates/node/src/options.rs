@@ -45,7 +45,7 @@ pub struct WorkerOptions {
     pub credit_bytes: u32,
     /// Whether blocks go straight from a device's memory into a peer's where both can. Default yes.
     pub writes_to_pools: bool,
-    /// What links to and from other processes may go over. Default all but NIXL, whose ports trust everybody.
+    /// What links to and from other processes may go over. Default all but NIXL, over which blocks go in clear.
     pub transports: BTreeSet<Transport>,
     /// NVIDIA's transfer library, for RDMA between hosts. Default the one that the loader finds, if any.
     pub nixl_library: Option<PathBuf>,

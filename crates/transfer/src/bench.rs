@@ -10,6 +10,7 @@ use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
 use crate::link::{Frame, Permit};
 use crate::links::{Links, Listeners};
 use crate::payload::Payload;
+use crate::transport::Transport;
 use crate::{LocalNet, Nixl, Route};
 use cleave_domain::{
     BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,
@@ -112,9 +113,15 @@ fn links(me: u64, shape: PoolShape, ways: Ways) -> (Links, mpsc::Receiver<LinkEv
     } = ways;
     let (events, heard) = mpsc::channel(EVENTS_MAX);
     let fingerprint = Fingerprint("bench".into());
+    // What no card carries would be left for TCP.
+    let transports = match nixl {
+        Some(_) => [Transport::Nixl].into(),
+        None => Transport::ALL.into(),
+    };
     let config = LinksConfig {
         nixl,
         peers,
+        transports,
         ..LinksConfig::new(worker(me), fingerprint, shape.block_bytes)
     };
     let links = Links::new(config, events, net);

@@ -33,6 +33,9 @@ const STREAM_FRAME_BYTES_MAX: u32 = 256 << 10;
 /// as a fast network carries.
 pub const STREAMS_COUNT: u16 = 4;
 
+/// The usual number of rings for peers of other hosts: 2 GiB of them.
+pub const RINGS_MAX: usize = 64;
+
 /// What all links of one worker share.
 #[derive(Clone, Debug)]
 pub struct LinksConfig {
@@ -64,6 +67,9 @@ pub struct LinksConfig {
     pub passes: Option<Passes>,
     /// NVIDIA's transfer library, if links to other hosts may go over it and take it in.
     pub nixl: Option<Arc<Nixl>>,
+    /// Rings that peers may write to over NIXL at one time, each of `credit_bytes` or so of pinned memory; the next peer
+    /// is told to go another way.
+    pub rings_max: usize,
     /// By which transports links to and from other processes are made. Default all.
     pub transports: BTreeSet<Transport>,
 }
@@ -85,6 +91,7 @@ impl LinksConfig {
             peers: None,
             passes: None,
             nixl: None,
+            rings_max: RINGS_MAX,
             transports: Transport::ALL.into(),
         }
     }
@@ -95,10 +102,25 @@ impl LinksConfig {
         self.nixl.as_ref().filter(|_| is_allowed)
     }
 
-    /// How long connecting, the handshake and the making of two agents may take, together: an agent opens every device
-    /// of its host first.
+    /// How long the making of one agent may take: it opens every device of its host first.
+    pub(crate) fn landing_timeout(&self) -> Duration {
+        self.connect_timeout * 2
+    }
+
+    /// How long connecting, the handshake and the making of two agents may take, together: longer than the receiver
+    /// takes to say that it makes none.
     pub(crate) fn agents_timeout(&self) -> Duration {
         self.connect_timeout * 4
+    }
+
+    /// How long the first writes of a link over NIXL may take: they connect the cards.
+    pub(crate) fn first_writes_timeout(&self) -> Duration {
+        self.connect_timeout * 2
+    }
+
+    /// How long a peer may ask for a ring before the routers' word of it is here.
+    pub(crate) fn acquaintance_timeout(&self) -> Duration {
+        self.connect_timeout / 2
     }
 
     /// Credit a peer starts with: never so little that a block could not be sent while another is

@@ -13,10 +13,11 @@
 use crate::address::HostAddress;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::Account;
-use crate::incoming::{self, Arrivals, Hearing, Knock, Places, Seat, Stream, Visitor};
+use crate::handshake::{Dialled, Terms, Wish, shake_hands};
+use crate::incoming::{self, Arrivals, Door, Hearing, Knock, Places, Seat, Stream, Visitor};
 use crate::life::PeerProcess;
 use crate::link::{Delivery, Store};
-use crate::outgoing::{Carriage, Dialled, Terms, Wish, shake_hands};
+use crate::outgoing::Carriage;
 use crate::pools::PeerPool;
 use crate::shared_memory::{Mirror, Ring, Shape, receive_descriptor, send_descriptor};
 use crate::socket::{Reader, SocketError, write};
@@ -125,7 +126,12 @@ pub(crate) async fn greet(
     stream: HostStream,
 ) -> Result<HostVisitor, SocketError> {
     same_user(&stream)?;
-    match incoming::hear_knock(config, split(config, stream)).await? {
+    let door = Door {
+        config,
+        // Only processes of this user come this way.
+        is_known: &|_| true,
+    };
+    match incoming::hear_knock(door, split(config, stream)).await? {
         Knock::Link(visitor) => Ok(visitor),
         Knock::Join { .. } => Err(SocketError::Unexpected("further stream beside a ring")),
         Knock::Approach(_) => Err(SocketError::Unexpected(

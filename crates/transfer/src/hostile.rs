@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::config::{LinkEvent, LinksConfig};
+use crate::handshake::Dialled;
 use crate::incoming::Stream;
 use crate::link::Store;
 use crate::links::{Links, Listeners};
-use crate::outgoing::Dialled;
 use crate::shared_memory::Ring;
 use crate::socket::{Reader, write};
 use crate::wire::{FrameHead, Hello, Message};

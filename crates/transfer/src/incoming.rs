@@ -4,11 +4,11 @@
 //! granted. Never: writes to a pool, or dials.
 //! Invariant: when [`receive`] or [`receive_heads`] has returned, nothing more of the link arrives.
 
+use crate::announced::{self, Announced};
 use crate::buffer::Buffers;
 use crate::config::{LinkEvent, LinksConfig};
 use crate::credit::{Account, Hold};
-use crate::nixl::Landing;
-use crate::outgoing::Wish;
+use crate::handshake::Wish;
 use crate::pass::{Admitted, Passes};
 use crate::payload::{Payload, Place};
 use crate::shared_memory::{Mirror, SlotView};
@@ -19,7 +19,6 @@ use cleave_domain::WorkerRef;
 use cleave_kv::{Condition, Packet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
@@ -28,8 +27,6 @@ use tokio::time::timeout;
 
 /// Pongs that wait to be written; a peer that asks faster than it reads is cut off.
 const PONGS_MAX: usize = 16;
-/// Heads that are read before what they speak of is there: more than a ring has slots, usually.
-const AHEAD_MAX: usize = 256;
 /// Streams of one link, at most.
 pub(crate) const STREAMS_MAX: usize = 16;
 
@@ -81,19 +78,28 @@ pub(crate) struct Seat {
     pub(crate) replaced: Arc<Notify>,
 }
 
+/// Where somebody knocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Door<'a> {
+    pub(crate) config: &'a LinksConfig,
+    /// Whether somebody of this name is of the fleet: others are not told what this worker is.
+    pub(crate) is_known: &'a (dyn Fn(WorkerRef) -> bool + Send + Sync),
+}
+
 /// Takes a TCP connection.
 pub(crate) async fn greet(
-    config: &LinksConfig,
+    door: Door<'_>,
     stream: TcpStream,
 ) -> Result<Knock<TcpReader, TcpWriter>, SocketError> {
+    let config = door.config;
     let taken = timeout(config.connect_timeout, tcp::take(config, stream)).await;
     let slow = SocketError::Slow(config.connect_timeout);
-    hear_knock(config, taken.map_err(|_| slow)??).await
+    hear_knock(door, taken.map_err(|_| slow)??).await
 }
 
 /// Reads the first message and checks it against what this worker is.
 pub(crate) async fn hear_knock<R, W>(
-    config: &LinksConfig,
+    Door { config, is_known }: Door<'_>,
     mut stream: Stream<R, W>,
 ) -> Result<Knock<R, W>, SocketError>
 where
@@ -111,7 +117,13 @@ where
     };
     let peer = hello.from;
     if let Some(reason) = objection(config, &hello) {
-        write(&mut stream.writer, &Message::Reject(reason.clone()), &[]).await?;
+        let told = match is_known(peer) {
+            true => reason.clone(),
+            false => {
+                "what it said of itself is not what this worker expects; its log has more".into()
+            }
+        };
+        write(&mut stream.writer, &Message::Reject(told), &[]).await?;
         return Err(SocketError::Refused(reason));
     }
     let visitor = Visitor { peer, stream };
@@ -244,15 +256,6 @@ pub(crate) enum Arrivals {
     Announced(Announced),
 }
 
-/// Writes that were announced.
-pub(crate) struct Announced {
-    pub(crate) landing: Landing,
-    /// One takes no longer, or never comes.
-    pub(crate) silence_max: Duration,
-    /// What is waited at the end of the stream for writes that were announced before.
-    pub(crate) grace: Duration,
-}
-
 /// Which stream of a link says what credit came back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grants {
@@ -270,9 +273,15 @@ where
         mut writer,
     } = stream;
     let (pongs, asked) = mpsc::channel(PONGS_MAX);
+    let is_announced = matches!(hearing.places, Places::Ring(_, Arrivals::Announced(_)));
+    let mut heard = pin!(hear(&mut reader, &hearing, pongs));
     tokio::select! {
-        error = answer(&mut writer, (&hearing.account, grants), asked) => error,
-        error = hear(&mut reader, &hearing, pongs) => error,
+        error = answer(&mut writer, (&hearing.account, grants), asked) => match is_announced {
+            // A sender that has gone takes no answer, and what it wrote before is here to be heard.
+            true => heard.await,
+            false => error,
+        },
+        error = &mut heard => error,
     }
 }
 
@@ -305,20 +314,20 @@ async fn answer<W: AsyncWrite + Unpin>(
     }
 }
 
-struct Arrival {
+pub(crate) struct Arrival {
     packet: Packet,
     condition: Condition,
     payload: Option<Payload>,
 }
 
 /// What was read, and is to be acted on in this order.
-struct Heard {
-    what: What,
+pub(crate) struct Heard {
+    pub(crate) what: What,
     /// The slot that must have been written first.
-    after: Option<u32>,
+    pub(crate) after: Option<u32>,
 }
 
-enum What {
+pub(crate) enum What {
     Arrival(Arrival),
     /// A slot that means nothing.
     Probe(SlotView, Hold),
@@ -338,7 +347,7 @@ async fn hear<R: AsyncRead + Unpin>(
     pongs: mpsc::Sender<u64>,
 ) -> SocketError {
     if let Places::Ring(_, Arrivals::Announced(announced)) = &hearing.places {
-        return hear_announced(reader, (hearing, announced), pongs).await;
+        return announced::hear(reader, (hearing, announced), pongs).await;
     }
     let mut admitted = Admitted::new(hearing.passes.clone());
     loop {
@@ -352,49 +361,7 @@ async fn hear<R: AsyncRead + Unpin>(
     }
 }
 
-/// As heads come before what they speak of, reading goes on while one waits: so the end of the stream is seen, too.
-async fn hear_announced<R: AsyncRead + Unpin>(
-    reader: &mut Reader<R>,
-    (hearing, announced): (&Hearing, &Announced),
-    pongs: mpsc::Sender<u64>,
-) -> SocketError {
-    let (ahead, mut queue) = mpsc::channel(AHEAD_MAX);
-    let mut read = pin!(async move {
-        let mut admitted = Admitted::new(hearing.passes.clone());
-        loop {
-            let heard = match hear_one(reader, (hearing, &mut admitted)).await {
-                Ok(heard) => heard,
-                Err(error) => return error,
-            };
-            if ahead.send(heard).await.is_err() {
-                return SocketError::Closing;
-            }
-        }
-    });
-    let mut act = pin!(async {
-        while let Some(Heard { what, after }) = queue.recv().await {
-            if let Some(slot) = after
-                && let Err(error) = announced.written(slot).await
-            {
-                return error;
-            }
-            if let Err(error) = hearing.act(what, &pongs).await {
-                return error;
-            }
-        }
-        SocketError::Closed
-    });
-    tokio::select! {
-        error = &mut act => error,
-        error = &mut read => {
-            // A sender that ends well has waited for its writes; for one that was killed nobody waits long.
-            let _ = timeout(announced.grace, act).await;
-            error
-        }
-    }
-}
-
-async fn hear_one<R: AsyncRead + Unpin>(
+pub(crate) async fn hear_one<R: AsyncRead + Unpin>(
     reader: &mut Reader<R>,
     (hearing, admitted): (&Hearing, &mut Admitted),
 ) -> Result<Heard, SocketError> {
@@ -443,6 +410,7 @@ async fn hear_message<R: AsyncRead + Unpin>(
         }
         Message::SlotProbe(slot) => return hearing.probe(slot),
         Message::Ping(nonce) => return Ok(What::Ping(nonce).into()),
+        Message::Wait => return Ok(What::Nothing.into()),
         _ => return Err(SocketError::Unexpected("from the sender of a link")),
     };
     let arrival = Arrival {
@@ -453,19 +421,13 @@ async fn hear_message<R: AsyncRead + Unpin>(
     Ok(What::Arrival(arrival).into())
 }
 
-impl Announced {
-    /// Returns when the slot was written.
-    async fn written(&self, slot: u32) -> Result<(), SocketError> {
-        let silence_max = self.silence_max;
-        let written = timeout(silence_max, self.landing.written(slot)).await;
-        let written = written.map_err(|_| SocketError::Unwritten(silence_max))?;
-        written.map_err(SocketError::Nixl)
-    }
-}
-
 impl Hearing {
     /// Says what arrived, answers pings, looks at probes.
-    async fn act(&self, what: What, pongs: &mpsc::Sender<u64>) -> Result<(), SocketError> {
+    pub(crate) async fn act(
+        &self,
+        what: What,
+        pongs: &mpsc::Sender<u64>,
+    ) -> Result<(), SocketError> {
         let Arrival {
             packet,
             condition,

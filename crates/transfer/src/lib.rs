@@ -9,6 +9,7 @@
 //! way here, or held here, than it was granted.
 
 mod address;
+mod announced;
 pub mod bench;
 mod buffer;
 mod checksum;
@@ -16,6 +17,7 @@ mod config;
 mod credit;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod handshake;
 #[cfg_attr(not(target_os = "linux"), path = "no_host.rs")]
 mod host;
 #[cfg(all(test, target_os = "linux"))]
@@ -33,6 +35,7 @@ mod outgoing;
 mod pass;
 mod payload;
 mod pools;
+mod setbacks;
 #[cfg_attr(not(target_os = "linux"), path = "no_shared_memory.rs")]
 mod shared_memory;
 mod socket;
@@ -42,7 +45,7 @@ mod wire;
 
 pub use address::{AddressError, Addresses, HostAddress, Route};
 pub use checksum::checksum;
-pub use config::{BEAT, CREDIT_BYTES, FRAME_BYTES_MAX, SILENCE_MAX, STREAMS_COUNT};
+pub use config::{BEAT, CREDIT_BYTES, FRAME_BYTES_MAX, RINGS_MAX, SILENCE_MAX, STREAMS_COUNT};
 pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig};
 pub use host::HostListener;
 pub use link::{Frame, Link, Permit, Room};

@@ -11,15 +11,16 @@
 use crate::address::Route;
 use crate::config::{LinkDown, LinkEvent, LinksConfig};
 use crate::host::{self, Gate, HostListener, HostStream};
-use crate::incoming::{self, Knock, Seat};
+use crate::incoming::{self, Door, Knock, Seat, Visitor};
 use crate::life::PeerProcess;
 use crate::link::Link;
 use crate::local::{self, End, LocalNet};
 use crate::nixl;
 use crate::outgoing::Errand;
 use crate::pools::{Access, Reach};
+use crate::setbacks::Setbacks;
 use crate::socket::{SocketError, write};
-use crate::tcp::TcpEnd;
+use crate::tcp::{TcpEnd, TcpReader, TcpWriter};
 use crate::transport::Transport;
 use crate::wire::Message;
 use cleave_domain::WorkerRef;
@@ -29,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 /// Incoming connections that have not shown who they are, at most; more wait in the kernel.
@@ -47,6 +49,11 @@ struct Shared {
     events: mpsc::Sender<LinkEvent>,
     net: LocalNet,
     table: Mutex<Table>,
+    /// Told when a route was learned.
+    learned: Notify,
+    setbacks: Arc<Setbacks>,
+    /// One for each ring that peers may write to over NIXL.
+    rings: Arc<Semaphore>,
 }
 
 /// Where a worker can be reached from outside its process.
@@ -96,10 +103,13 @@ impl Links {
     pub fn new(config: LinksConfig, events: mpsc::Sender<LinkEvent>, net: LocalNet) -> Self {
         let shared = Shared {
             access: Access::new(config.pools.clone()),
+            rings: Arc::new(Semaphore::new(config.rings_max)),
             config,
             events,
             net,
             table: Mutex::default(),
+            learned: Notify::new(),
+            setbacks: Arc::default(),
         };
         shared.net.enter(shared.end());
         Self {
@@ -111,6 +121,7 @@ impl Links {
     /// first block.
     pub fn know(&self, peer: WorkerRef, route: Route) {
         self.shared.lock().routes.insert(peer, route);
+        self.shared.learned.notify_waiters();
         if let Err(down) = self.link(peer) {
             debug!(%peer, %down, "not dialled");
         }
@@ -122,6 +133,7 @@ impl Links {
         let mut table = self.shared.lock();
         table.routes.remove(&peer);
         table.outgoing.remove(&peer);
+        self.shared.setbacks.forget(peer);
     }
 
     /// Whether this life of a peer can write into this worker's pool itself. One that is known to be on another host
@@ -169,11 +181,13 @@ impl Links {
         // The task holds no `Links`, so that dropping them closes the queue and ends it.
         let config = self.shared.config.clone();
         let (end, net) = (self.shared.end(), self.shared.net.clone());
+        let setbacks = Arc::clone(&self.shared.setbacks);
         tokio::spawn(async move {
             let errand = Errand {
                 config: &config,
                 peer,
                 events: &end.events,
+                setbacks: &setbacks,
             };
             let error = match &route {
                 Route::Local => local::carry(&net, &end, peer, carrier).await,
@@ -247,9 +261,33 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the routers vouch for this life of a peer.
+    fn knows(&self, peer: WorkerRef) -> bool {
+        self.lock().routes.contains_key(&peer)
+    }
+
+    /// Waits for the routers' word of a peer that was quicker than it.
+    async fn gets_to_know(&self, peer: WorkerRef) -> bool {
+        let known = async {
+            loop {
+                let learned = self.learned.notified();
+                if self.knows(peer) {
+                    return;
+                }
+                learned.await;
+            }
+        };
+        let within = self.config.acquaintance_timeout();
+        timeout(within, known).await.is_ok()
+    }
+
     async fn visit_tcp(self: Arc<Self>, stream: TcpStream, stranger: OwnedSemaphorePermit) {
-        let knock = incoming::greet(&self.config, stream).await;
-        drop(stranger);
+        let door = Door {
+            config: &self.config,
+            // Whoever has shown a certificate of the fleet may know what the fleet is.
+            is_known: &|peer| self.config.peers.is_some() || self.knows(peer),
+        };
+        let knock = incoming::greet(door, stream).await;
         let turned_away = match knock {
             Ok(Knock::Link(visitor)) if !self.config.transports.contains(&Transport::Tcp) => {
                 visitor
@@ -257,6 +295,7 @@ impl Shared {
                     .await
             }
             Ok(Knock::Link(visitor)) => {
+                drop(stranger);
                 let config = self.config.clone();
                 let events = self.events.clone();
                 let peer = visitor.peer;
@@ -264,23 +303,51 @@ impl Shared {
                     async move |seat| incoming::receive(visitor, seat, &config, &events).await;
                 return self.host(peer, receive).await;
             }
-            Ok(Knock::Approach(visitor)) => {
-                let own = Arc::clone(&self);
-                let peer = visitor.peer;
-                let receive = async move |seat| match own.config.nixl() {
-                    Some(nixl) => {
-                        nixl::receive(visitor, seat, (&own.config, nixl), &own.events).await
-                    }
-                    None => SocketError::Unexpected("wish for a ring of a network card's"),
-                };
-                return self.host(peer, receive).await;
+            Ok(Knock::Approach(visitor)) => return self.visit_ring(visitor, stranger).await,
+            Ok(Knock::Join { from, key, stream }) => {
+                drop(stranger);
+                self.join(from, key, stream).await
             }
-            Ok(Knock::Join { from, key, stream }) => self.join(from, key, stream).await,
             Err(error) => Err(error),
         };
         if let Err(error) = turned_away {
             warn!(%error, "data link turned away");
         }
+    }
+
+    /// Makes a ring for somebody who asks for one, if the routers vouch for it: a ring is memory that stays.
+    async fn visit_ring(
+        self: Arc<Self>,
+        mut visitor: Visitor<TcpReader, TcpWriter>,
+        stranger: OwnedSemaphorePermit,
+    ) {
+        let peer = visitor.peer;
+        let nixl = match self.config.nixl() {
+            None => Err("this worker takes no links over NIXL"),
+            Some(_) if !self.gets_to_know(peer).await => {
+                Err("no router has named this peer to the worker")
+            }
+            Some(nixl) => Ok(Arc::clone(nixl)),
+        };
+        drop(stranger);
+        let nixl = match nixl {
+            Ok(nixl) => nixl,
+            Err(reason) => {
+                let refusal = Message::NoLanding(reason.to_owned());
+                let told = write(&mut visitor.stream.writer, &refusal, &[]).await;
+                return warn!(%peer, reason, ?told, "no ring for it");
+            }
+        };
+        let own = Arc::clone(&self);
+        let receive = async move |seat| {
+            let means = nixl::Means {
+                config: &own.config,
+                nixl: &nixl,
+                rings: &own.rings,
+            };
+            nixl::receive(visitor, seat, means, &own.events).await
+        };
+        self.host(peer, receive).await;
     }
 
     async fn visit_host(self: Arc<Self>, stream: HostStream, stranger: OwnedSemaphorePermit) {

@@ -1,15 +1,15 @@
 //! Where NVIDIA's transfer library does not exist: the same words, and no way to say them.
 
 use crate::config::{LinkEvent, LinksConfig};
+use crate::handshake::Dialled;
 use crate::incoming::{Seat, Visitor};
 use crate::link::Store;
-use crate::outgoing::Dialled;
 use crate::socket::SocketError;
 use crate::tcp::{TcpReader, TcpWriter};
 use cleave_domain::WorkerRef;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 /// What the loader would know the library by.
 pub const NIXL_LIBRARY: &str = "libnixl_capi.so";
@@ -36,6 +36,11 @@ impl Nixl {
     pub fn path(&self) -> &Path {
         match *self {}
     }
+
+    /// There are none.
+    pub fn is_by_card(&self) -> bool {
+        match *self {}
+    }
 }
 
 /// There is none.
@@ -50,6 +55,17 @@ impl Landing {
     pub(crate) async fn written(&self, _slot: u32) -> Result<(), String> {
         match *self {}
     }
+
+    pub(crate) async fn failed(&self) -> String {
+        match *self {}
+    }
+}
+
+/// Nothing is made with them.
+pub(crate) struct Means<'a> {
+    pub(crate) config: &'a LinksConfig,
+    pub(crate) nixl: &'a Arc<Nixl>,
+    pub(crate) rings: &'a Arc<Semaphore>,
 }
 
 impl Writer {
@@ -77,9 +93,14 @@ impl Writer {
 pub(crate) async fn receive(
     _visitor: Visitor<TcpReader, TcpWriter>,
     _seat: Seat,
-    (_config, nixl): (&LinksConfig, &Arc<Nixl>),
+    means: Means<'_>,
     _events: &mpsc::Sender<LinkEvent>,
 ) -> SocketError {
+    let Means {
+        config: _,
+        nixl,
+        rings: _,
+    } = means;
     match **nixl {}
 }
 

@@ -8,18 +8,20 @@
 
 use crate::address::{Addresses, HostAddress};
 use crate::buffer::Buffers;
-use crate::config::{LinkEvent, LinksConfig};
+use crate::config::{LinkEvent, LinkSpeed, LinksConfig};
+use crate::handshake::{self, Dialled, Terms};
 use crate::host::{self, HostDialled};
-use crate::incoming::{STREAMS_MAX, Stream};
+use crate::incoming::Stream;
 use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
 use crate::measure::{NONCE_LAST, measure};
 use crate::nixl::{self, Nixl, Writer};
 use crate::pass::{HANDOFFS_MAX, Passes};
+use crate::setbacks::{REST_MIN, Setbacks};
 use crate::shared_memory::Slot;
 use crate::socket::{Reader, SocketError, write};
-use crate::tcp::{self, TcpReader, TcpWriter};
+use crate::tcp::{TcpReader, TcpWriter};
 use crate::transport::Transport;
-use crate::wire::{FrameHead, Hello, Message};
+use crate::wire::{FrameHead, Message};
 use cleave_domain::{HandoffId, WorkerRef};
 use cleave_kv::{Packet, Seal};
 use std::collections::BTreeSet;
@@ -28,22 +30,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
-
-/// Connections that stand, in agreement.
-pub(crate) struct Dialled<R, W> {
-    pub(crate) streams: Vec<Stream<R, W>>,
-    pub(crate) terms: Terms,
-}
-
-/// What is asked of a peer that is dialled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// A link whose payloads come over its streams, or as its host can bring them.
-    Link,
-    /// One whose payloads this worker's network card writes into a ring of the peer's.
-    Landing,
-}
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 /// What carries payloads between processes of a host.
 pub(crate) struct Carriage {
@@ -52,40 +39,14 @@ pub(crate) struct Carriage {
     pub(crate) unopened: Option<String>,
 }
 
-/// What the receiver's welcome said.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    pub(crate) window: u32,
-    pub(crate) frame_bytes: u32,
-    key: u64,
-}
-
-impl Terms {
-    /// On terms under which no block could ever be sent, or only in crumbs, no link is made: hand-offs
-    /// would wait on it for ever, and nobody would know why.
-    fn check(self, config: &LinksConfig, peer: WorkerRef) -> Result<Self, SocketError> {
-        let (block_bytes, frame_bytes_min) = (config.block_bytes, config.frame_bytes_min());
-        let (window, frame_bytes) = (self.window, self.frame_bytes);
-        if window < block_bytes {
-            return Err(SocketError::Refused(format!(
-                "worker {peer} gives {window} bytes of credit, and a block has {block_bytes}"
-            )));
-        }
-        if frame_bytes < frame_bytes_min {
-            return Err(SocketError::Refused(format!(
-                "worker {peer} takes frames of {frame_bytes} bytes, and {frame_bytes_min} is the least"
-            )));
-        }
-        Ok(self)
-    }
-}
-
 /// Who carries to whom, and who is told.
 #[derive(Clone, Copy)]
 pub(crate) struct Errand<'a> {
     pub(crate) config: &'a LinksConfig,
     pub(crate) peer: WorkerRef,
     pub(crate) events: &'a mpsc::Sender<LinkEvent>,
+    /// What is remembered of NIXL.
+    pub(crate) setbacks: &'a Setbacks,
 }
 
 /// A way to a peer that both ends have.
@@ -109,6 +70,18 @@ impl Way<'_> {
 enum Made {
     Within(HostDialled, (Transport, Store)),
     Between(Dialled<TcpReader, TcpWriter>, (Transport, Store)),
+    /// Over NIXL, whose writes may fail where its agents did not: so it counts as made once it was measured.
+    Written(Standing<TcpReader, TcpWriter>),
+}
+
+/// A link that was measured.
+struct Standing<R, W> {
+    dialled: Dialled<R, W>,
+    store: Store,
+    writing: Writing,
+    speed: LinkSpeed,
+    /// Credit that the probe still has.
+    lent: u32,
 }
 
 impl Errand<'_> {
@@ -122,16 +95,22 @@ impl Errand<'_> {
                     return closing;
                 }
             }
-            let error = match self.dial(way).await {
-                Ok(Made::Within(dialled, carriage)) => {
-                    return self.run(dialled, carriage, carrier).await;
-                }
-                Ok(Made::Between(dialled, carriage)) => {
-                    return self.run(dialled, carriage, carrier).await;
-                }
-                Err(error) => error,
+            let next = ways.get(index + 1);
+            let error = match self.rests(way, next) {
+                Some(error) => error,
+                None => match self.dial(way).await {
+                    Ok(Made::Within(dialled, carriage)) => {
+                        return self.measure_and_run(dialled, carriage, carrier).await;
+                    }
+                    Ok(Made::Between(dialled, carriage)) => {
+                        return self.measure_and_run(dialled, carriage, carrier).await;
+                    }
+                    Ok(Made::Written(standing)) => return self.run_nixl(standing, carrier).await,
+                    Err(error) => self.noted(way, error),
+                },
             };
-            let next = ways.get(index + 1).filter(|_| !error.holds_for_all());
+            let is_wanted = !carrier.queue.is_closed() || !carrier.queue.is_empty();
+            let next = next.filter(|_| is_wanted && !error.holds_for_all());
             let Some(next) = next else {
                 return error;
             };
@@ -165,7 +144,37 @@ impl Errand<'_> {
         let nixl = nixl.map(|(library, address)| Way::Nixl(library, address));
         let tcp = tcp.as_deref().filter(|_| is_tcp).map(Way::Tcp);
         let host = host.map(Way::Host);
-        host.into_iter().chain(nixl).chain(tcp).collect()
+        // What no card writes is TCP with more hands, or has the host's ways in its place.
+        let (before, after) = match self.is_by_card() {
+            true => (nixl, None),
+            false => (None, nixl),
+        };
+        let ways = host.into_iter().chain(before);
+        ways.chain(tcp).chain(after).collect()
+    }
+
+    fn is_by_card(&self) -> bool {
+        self.config.nixl().is_some_and(|nixl| nixl.is_by_card())
+    }
+
+    /// Why a way is left alone for now; one without another behind it never is.
+    fn rests(&self, way: &Way<'_>, next: Option<&Way<'_>>) -> Option<SocketError> {
+        let (Way::Nixl(..), Some(_)) = (way, next) else {
+            return None;
+        };
+        self.setbacks.rest(self.peer).map(SocketError::Nixl)
+    }
+
+    /// Remembers what was in vain, unless the peer as a whole cannot be reached or does not want the link.
+    fn noted(&self, way: &Way<'_>, error: SocketError) -> SocketError {
+        let is_nobody = matches!(error, SocketError::Connect(..) | SocketError::NoPeer(_));
+        if let Way::Nixl(..) = way
+            && !is_nobody
+            && !error.holds_for_all()
+        {
+            self.setbacks.note(self.peer, error.to_string());
+        }
+        error
     }
 
     /// Why the peer is not tried over NIXL before this, if one of the two could.
@@ -176,7 +185,9 @@ impl Errand<'_> {
         let is_wanted = self.config.transports.contains(&Transport::Nixl);
         match (self.config.nixl(), addresses.nixl) {
             (None, true) if is_wanted => Some("this worker has no NIXL library".to_owned()),
-            (Some(_), false) => Some("the peer has no NIXL library".to_owned()),
+            (Some(_), false) if self.is_by_card() => {
+                Some("the peer has no NIXL library".to_owned())
+            }
             _ => None,
         }
     }
@@ -207,7 +218,7 @@ impl Errand<'_> {
                     Ok(Made::Between(dialled, (Transport::Nixl, store)))
                 }
                 Way::Tcp(address) => {
-                    let dialled = dial(config, peer, address).await?;
+                    let dialled = handshake::dial(config, peer, address).await?;
                     let Terms {
                         window,
                         frame_bytes,
@@ -220,7 +231,16 @@ impl Errand<'_> {
             }
         };
         let dialled = timeout(within, dialled).await;
-        dialled.unwrap_or(Err(SocketError::Slow(within)))
+        match dialled.unwrap_or(Err(SocketError::Slow(within)))? {
+            Made::Between(dialled, carriage @ (Transport::Nixl, _)) => {
+                let within = config.first_writes_timeout();
+                let standing = timeout(within, stand(dialled, carriage)).await;
+                standing
+                    .unwrap_or(Err(SocketError::Unwritten(within)))
+                    .map(Made::Written)
+            }
+            made => Ok(made),
+        }
     }
 
     async fn fall_back(
@@ -238,12 +258,41 @@ impl Errand<'_> {
     }
 
     /// Measures, opens the link and carries until it ends.
-    async fn run<R, W>(
+    async fn measure_and_run<R, W>(
         self,
-        mut dialled: Dialled<R, W>,
-        (transport, store): (Transport, Store),
+        dialled: Dialled<R, W>,
+        carriage: (Transport, Store),
         carrier: Carrier,
     ) -> SocketError
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
+    {
+        match stand(dialled, carriage).await {
+            Ok(standing) => self.run(standing, carrier).await,
+            Err(error) => error,
+        }
+    }
+
+    /// As [`Self::run`]. Where writes fail soon after those that were measured did not, the next dial goes another way.
+    async fn run_nixl(
+        self,
+        standing: Standing<TcpReader, TcpWriter>,
+        carrier: Carrier,
+    ) -> SocketError {
+        let since = Instant::now();
+        let error = self.run(standing, carrier).await;
+        match &error {
+            SocketError::Nixl(reason) if since.elapsed() < REST_MIN => {
+                self.setbacks.note(self.peer, reason.clone());
+            }
+            _ => self.setbacks.forget(self.peer),
+        }
+        error
+    }
+
+    /// Opens the link and carries until it ends.
+    async fn run<R, W>(self, standing: Standing<R, W>, carrier: Carrier) -> SocketError
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin + Send + 'static,
@@ -252,18 +301,17 @@ impl Errand<'_> {
             config,
             peer,
             events,
+            ..
         } = self;
+        let Standing {
+            dialled,
+            store,
+            writing,
+            speed,
+            lent,
+        } = standing;
         let Terms { window, .. } = dialled.terms;
         let Carrier { credit, queue } = carrier;
-        let writing = Writing(store.writer());
-        let measured = tokio::select! {
-            measured = measure(&mut dialled.streams, transport, &store) => measured,
-            error = writing.failed() => Err(error),
-        };
-        let (speed, lent) = match measured {
-            Ok(measured) => measured,
-            Err(error) => return error,
-        };
         // Slots of the probe come back by themselves.
         credit.open(store, window - lent);
         for event in [
@@ -320,6 +368,29 @@ impl Errand<'_> {
     }
 }
 
+/// Measures a link.
+async fn stand<R, W>(
+    mut dialled: Dialled<R, W>,
+    (transport, store): (Transport, Store),
+) -> Result<Standing<R, W>, SocketError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let writing = Writing(store.writer());
+    let (speed, lent) = tokio::select! {
+        measured = measure(&mut dialled.streams, transport, &store) => measured?,
+        error = writing.failed() => return Err(error),
+    };
+    Ok(Standing {
+        dialled,
+        store,
+        writing,
+        speed,
+        lent,
+    })
+}
+
 /// What brings slots to the receiver, for as long as the link is carried.
 struct Writing(Option<Arc<Writer>>);
 
@@ -337,75 +408,6 @@ impl Drop for Writing {
         if let Some(writer) = &self.0 {
             writer.close();
         }
-    }
-}
-
-/// Connects all streams and shakes hands.
-async fn dial(
-    config: &LinksConfig,
-    peer: WorkerRef,
-    address: &str,
-) -> Result<Dialled<TcpReader, TcpWriter>, SocketError> {
-    let mut first = tcp::dial(config, address).await?;
-    let terms = shake_hands(config, (peer, Wish::Link), &mut first).await?;
-    let mut streams = vec![first];
-    let streams_count = usize::from(config.streams_count).clamp(1, STREAMS_MAX);
-    while streams.len() < streams_count {
-        let mut further = tcp::dial(config, address).await?;
-        let join = Message::Join {
-            from: config.me,
-            key: terms.key,
-        };
-        write(&mut further.writer, &join, &[]).await?;
-        match further.reader.message().await? {
-            Message::Joined => streams.push(further),
-            Message::Reject(reason) => return Err(SocketError::Rejected(reason)),
-            _ => return Err(SocketError::Unexpected("in answer to a join")),
-        }
-    }
-    Ok(Dialled { streams, terms })
-}
-
-/// Says who this is and hears on which terms the link is taken.
-pub(crate) async fn shake_hands<R, W>(
-    config: &LinksConfig,
-    (peer, wish): (WorkerRef, Wish),
-    stream: &mut Stream<R, W>,
-) -> Result<Terms, SocketError>
-where
-    R: AsyncRead + Unpin,
-    W: AsyncWrite + Unpin,
-{
-    let hello = Hello {
-        from: config.me,
-        to: peer,
-        block_bytes: config.block_bytes,
-        fingerprint: config.fingerprint.0.clone(),
-    };
-    let hello = match wish {
-        Wish::Link => Message::Hello(hello),
-        Wish::Landing => Message::Approach(hello),
-    };
-    write(&mut stream.writer, &hello, &[]).await?;
-    match stream.reader.message().await? {
-        Message::Welcome { me, .. } if me != peer => Err(SocketError::Refused(format!(
-            "worker {me} answers where worker {peer} was to be"
-        ))),
-        Message::Welcome {
-            me: _,
-            credit,
-            key,
-            frame_bytes,
-        } => {
-            let terms = Terms {
-                window: u32::try_from(credit).unwrap_or(u32::MAX),
-                frame_bytes: frame_bytes.min(config.block_bytes),
-                key,
-            };
-            terms.check(config, peer)
-        }
-        Message::Reject(reason) => Err(SocketError::Rejected(reason)),
-        _ => Err(SocketError::Unexpected("in place of a welcome")),
     }
 }
 

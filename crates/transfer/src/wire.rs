@@ -18,7 +18,7 @@ use fields::{
 /// What the first message of each direction starts with; a stray client never has it.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// Grows when a message changes; both ends must agree.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 /// Kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// A frame's body before its payload.
@@ -120,6 +120,8 @@ pub(crate) enum Message {
     },
     /// The receiver could not make one, and why.
     NoLanding(String),
+    /// A sign of life from whoever is still making an agent.
+    Wait,
 }
 
 /// What was wrong with what a peer sent.
@@ -183,12 +185,13 @@ const APPROACH: u8 = 24;
 const LANDING: u8 = 25;
 const NO_LANDING: u8 = 26;
 const PASS: u8 = 27;
+const WAIT: u8 = 28;
 
 impl Header {
     /// Reads a header; `block_bytes` bounds frames.
     pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
-        if !(HELLO..=PASS).contains(&kind) || [z0, z1, z2] != [0; 3] {
+        if !(HELLO..=WAIT).contains(&kind) || [z0, z1, z2] != [0; 3] {
             return Err(WireError::Kind(kind));
         }
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
@@ -361,6 +364,7 @@ impl Message {
                 put_frame_head(out, frame);
                 (POOL_FRAME, 0)
             }
+            Self::Wait => (WAIT, 0),
             Self::Pass(handoff, pass) => {
                 put_handoff(out, *handoff);
                 out.put_slice(&pass.0);
@@ -384,6 +388,7 @@ impl Message {
                 Self::Landing { start, metadata }
             }
             NO_LANDING => Self::NoLanding(fields.text()?),
+            WAIT => Self::Wait,
             WELCOME => {
                 fields.preamble()?;
                 Self::Welcome {
@@ -514,6 +519,7 @@ mod tests {
             hello().prop_map(Message::Approach),
             landing,
             ".{0,200}".prop_map(Message::NoLanding),
+            Just(Message::Wait),
             (worker(), any::<(u64, u64, u32)>()).prop_map(|(me, (credit, key, frame_bytes))| {
                 Message::Welcome {
                     me,

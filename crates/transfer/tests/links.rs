@@ -5,7 +5,7 @@ mod pair;
 
 use cleave_domain::{Cause, Failure, Generation};
 use cleave_kv::{Condition, Packet};
-use cleave_transfer::{LinkDown, LinkEvent, LocalNet, Transport, checksum};
+use cleave_transfer::{LinkDown, LinkEvent, LocalNet, Route, Transport, checksum};
 use pair::*;
 use std::collections::BTreeSet;
 
@@ -119,6 +119,7 @@ async fn lesson_19_kv_of_another_fingerprint_is_turned_away_with_both_names() {
         let net = LocalNet::default();
         let mut sender = Worker::on(net.clone(), config(worker_ref(1, 1), "weights-a")).await;
         let receiver = Worker::on(net, config(worker_ref(2, 1), "weights-b")).await;
+        receiver.links.know(sender.me, nowhere());
         sender.links.know(receiver.me, receiver.route(transport));
         // No other transport is tried: it would end the same way.
         let LinkEvent::Lost { peer, reason } = sender.next().await else {
@@ -132,11 +133,32 @@ async fn lesson_19_kv_of_another_fingerprint_is_turned_away_with_both_names() {
     }
 }
 
+/// A worker that was named and cannot be reached.
+fn nowhere() -> Route {
+    Route::tcp("127.0.0.1:1")
+}
+
+#[tokio::test]
+async fn a_stranger_was_told_which_worker_serves_what() {
+    for (number, fingerprint) in [(2, "weights-a"), (3, "weights-b")] {
+        let mut stranger = Worker::start(worker_ref(1, 1), fingerprint).await;
+        let receiver = Worker::start(worker_ref(2, 1), "weights-b").await;
+        let route = receiver.route(Transport::Tcp);
+        stranger.links.know(worker_ref(number, 1), route);
+        let (_, reason) = stranger.lost().await;
+        assert!(reason.contains("turned away"), "{reason}");
+        for said in ["weights-b", "w2", "w2/i1"] {
+            assert!(!reason.contains(said), "{reason}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn lesson_15_a_peer_in_another_life_is_not_talked_to() {
     for transport in REMOTE {
         let mut sender = Worker::start(worker_ref(1, 1), "f").await;
         let receiver = Worker::start(worker_ref(2, 2), "f").await;
+        receiver.links.know(sender.me, nowhere());
         // The directory is stale: it names the first life, the second one answers.
         let route = receiver.route(transport);
         sender.links.know(worker_ref(2, 1), route.clone());

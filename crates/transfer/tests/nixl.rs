@@ -50,6 +50,10 @@ fn in_its_own_process(name: &str) -> bool {
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "UCX_TLS={tls}\n{said}\n{errors}");
+        // A peer that is killed leaves writes behind, which is news for nobody.
+        for printed in [&said, &errors] {
+            assert!(!printed.contains(" UCX "), "UCX_TLS={tls}\n{printed}");
+        }
     }
     false
 }
@@ -59,6 +63,7 @@ fn nixl_config(me: WorkerRef) -> LinksConfig {
     let library = library().unwrap();
     LinksConfig {
         silence_max: Duration::from_secs(10),
+        transports: [Transport::Nixl].into(),
         nixl: Some(Nixl::load(Some(&library)).unwrap()),
         ..config(me, "f")
     }
@@ -77,8 +82,15 @@ fn far(addresses: Addresses) -> Addresses {
     }
 }
 
+/// A router names a peer, which cannot be dialled.
+async fn hears_of(worker: &mut Worker, peer: WorkerRef) {
+    worker.links.know(peer, Route::Local);
+    assert_eq!(worker.lost().await.0, peer);
+}
+
 async fn nixl_pair() -> (Worker, Worker) {
-    let (sender, receiver) = (worker(1).await, worker(2).await);
+    let (sender, mut receiver) = (worker(1).await, worker(2).await);
+    hears_of(&mut receiver, sender.me).await;
     let route = Route::Remote(far(receiver.addresses()));
     sender.links.know(receiver.me, route);
     (sender, receiver)
@@ -192,26 +204,71 @@ async fn agents_end_with_their_links() {
 }
 
 #[tokio::test]
-async fn lesson_18_a_library_at_one_end_alone_is_told_and_tcp_is_taken() {
-    if !in_its_own_process("lesson_18_a_library_at_one_end_alone_is_told_and_tcp_is_taken") {
+async fn lesson_18_a_library_that_the_peer_alone_has_is_told_and_tcp_is_taken() {
+    let mut sender = Worker::start(worker_ref(1, 1), "f").await;
+    let receiver = Worker::start(worker_ref(2, 1), "f").await;
+    let addresses = far(receiver.addresses());
+    sender.links.know(receiver.me, Route::Remote(addresses));
+    let (from, to, reason) = fell_back(&mut sender).await;
+    assert_eq!((from, to), (Transport::Nixl, Transport::Tcp));
+    assert!(reason.contains("has no NIXL library"), "{reason}");
+    assert_eq!(sender.measured().await.transport, Transport::Tcp);
+}
+
+/// UCX has a way over TCP, too, which is no network card's and no better than these links' own.
+#[tokio::test]
+async fn what_no_card_carries_was_taken_before_tcp() {
+    if !in_its_own_process("what_no_card_carries_was_taken_before_tcp") {
         return;
     }
-    for sender_has_it in [true, false] {
-        let mut sender = match sender_has_it {
-            true => worker(1).await,
-            false => Worker::start(worker_ref(1, 1), "f").await,
+    for peer_has_it in [true, false] {
+        let net = LocalNet::default;
+        let both = |number| LinksConfig {
+            transports: Transport::ALL.into(),
+            ..nixl_config(worker_ref(number, 1))
         };
-        let receiver = Worker::start(worker_ref(2, 1), "f").await;
+        let mut sender = Worker::on(net(), both(1)).await;
+        let mut receiver = Worker::on(net(), both(2)).await;
+        hears_of(&mut receiver, sender.me).await;
         let addresses = Addresses {
-            nixl: !sender_has_it,
+            nixl: peer_has_it,
             ..far(receiver.addresses())
         };
         sender.links.know(receiver.me, Route::Remote(addresses));
-        let (from, to, reason) = fell_back(&mut sender).await;
-        assert_eq!((from, to), (Transport::Nixl, Transport::Tcp));
-        assert!(reason.contains("has no NIXL library"), "{reason}");
-        assert_eq!(sender.measured().await.transport, Transport::Tcp);
+        loop {
+            match sender.next().await {
+                LinkEvent::Measured { speed, .. } => {
+                    break assert_eq!(speed.transport, Transport::Tcp);
+                }
+                LinkEvent::Granted { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
     }
+}
+
+/// By default it goes over network cards alone: no port is opened that trusts whoever reaches it.
+#[test]
+fn without_a_card_for_it_the_library_is_of_no_use_and_that_is_said() {
+    let name = "without_a_card_for_it_the_library_is_of_no_use_and_that_is_said";
+    let Some(library) = library() else {
+        return;
+    };
+    if std::env::var_os(ROLE).is_some() {
+        let loaded = Nixl::load(Some(&library));
+        if std::fs::read_dir("/sys/class/infiniband").is_ok() {
+            return println!("SKIPPED: this host has cards");
+        }
+        let error = loaded.unwrap_err().to_string();
+        assert!(error.contains("network cards"), "{error}");
+        assert!(error.contains("libnixl_capi"), "{error}");
+        return;
+    }
+    let mut command = this_test(name, "test", "");
+    let output = command.env_remove("UCX_TLS").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("1 passed"), "{said}");
 }
 
 /// Not a test of its own: the other process.
@@ -221,6 +278,7 @@ async fn other_process() {
     let Some(route) = role.strip_prefix("send to ") else {
         if role == "receive" {
             let mut receiver = worker(2).await;
+            hears_of(&mut receiver, worker_ref(1, 1)).await;
             println!("here: {}", far(receiver.addresses()));
             let mut kept = Vec::new();
             while let Some(event) = receiver.events.recv().await {
@@ -285,6 +343,7 @@ async fn lesson_02_a_sender_killed_in_the_middle_of_its_writes_leaves_nothing_th
         return;
     }
     let mut receiver = worker(2).await;
+    hears_of(&mut receiver, worker_ref(1, 1)).await;
     let mut before = None;
     for _ in 0..3 {
         let mut child = other(&format!("send to {}", far(receiver.addresses())));
@@ -323,9 +382,11 @@ async fn lesson_02_a_sender_killed_in_the_middle_of_its_writes_leaves_nothing_th
 /// The library is one, whoever loads it.
 #[test]
 fn it_is_loaded_twice_without_harm() {
-    if let Some(library) = library() {
-        let both = [(); 2].map(|()| Nixl::load(Some(&library)).unwrap());
-        assert!(!Arc::ptr_eq(&both[0], &both[1]));
-        assert_eq!(both[0].path(), library);
+    if !in_its_own_process("it_is_loaded_twice_without_harm") {
+        return;
     }
+    let library = library().unwrap();
+    let both = [(); 2].map(|()| Nixl::load(Some(&library)).unwrap());
+    assert!(!Arc::ptr_eq(&both[0], &both[1]));
+    assert_eq!(both[0].path(), library);
 }

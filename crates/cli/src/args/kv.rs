@@ -21,7 +21,7 @@ pub(crate) enum KvCommand {
 
 A sample is the time from asking for the first block in one worker's pool until the last one is in
 the other's, verified, and the sender knows. `nixl`, `tcp` and `shm` run between two processes;
-`nixl` takes the devices that UCX finds (UCX_TLS, UCX_NET_DEVICES). The floor is taken in turns with
+`nixl` takes the network cards that UCX finds, or what UCX_TLS and UCX_NET_DEVICES name. The floor is taken in turns with
 it: for `tcp` and `nixl` the same blocks over one plain blocking socket between the same processes,
 for the others a copy of them from pool to pool by one thread.")]
     Bench(KvBenchArgs),

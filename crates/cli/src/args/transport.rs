@@ -8,8 +8,8 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TransportArgs {
     /// What may carry KV blocks to and from other processes, with commas. Of what both ends have, the best that works
-    /// is taken; name fewer to force or to forbid one. `nixl` is for a network that only the fleet is on: what its
-    /// library opens there trusts whoever reaches it, and blocks go in clear.
+    /// is taken; name fewer to force or to forbid one. `nixl` is for a network that only the fleet is on: blocks go in
+    /// clear there. It goes over RDMA cards alone; `UCX_TLS` names others, whose ports trust whoever reaches them.
     #[arg(
         long,
         value_enum,

@@ -48,7 +48,41 @@ pub struct Checkpoint {
     /// Weights that are quantised, by the name that they would have if they were dense.
     narrow: BTreeMap<String, Arc<NarrowTensor>>,
     tied: bool,
-    has_kv_scales: bool,
+    kv_scales: Option<KvScales>,
+}
+
+/// Scales that its makers measured for keys and values in an fp8 cache, one for each layer: what is stored there times
+/// the scale is the key or value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvScales {
+    /// The smallest of all layers.
+    pub least: f32,
+    /// The largest.
+    pub most: f32,
+}
+
+/// The scales that a folder has; some writers say -1 where they measured none.
+fn kv_scales(folder: &Folder) -> Result<Option<KvScales>, CheckpointError> {
+    let mut scales: Option<KvScales> = None;
+    for name in folder.names() {
+        if !name.ends_with(".k_scale") && !name.ends_with(".v_scale") {
+            continue;
+        }
+        let shape = folder.find(name).expect("it has this name").shape;
+        for scale in folder.tensor(name, shape)?.to_f32() {
+            if scale > 0.0 {
+                let KvScales { least, most } = scales.unwrap_or(KvScales {
+                    least: scale,
+                    most: scale,
+                });
+                scales = Some(KvScales {
+                    least: least.min(scale),
+                    most: most.max(scale),
+                });
+            }
+        }
+    }
+    Ok(scales)
 }
 
 impl Checkpoint {
@@ -83,9 +117,7 @@ impl Checkpoint {
             tensors,
             narrow,
             tied,
-            has_kv_scales: folder
-                .names()
-                .any(|name| name.ends_with(".k_scale") || name.ends_with(".v_scale")),
+            kv_scales: kv_scales(&folder)?,
         };
         match folder.names().find(|name| !opened.is_known(&folder, name)) {
             Some(extra) => Err(CheckpointError::unsupported(
@@ -164,9 +196,9 @@ impl Checkpoint {
         }
     }
 
-    /// Whether its makers measured scales for keys and values, which are not used.
-    pub fn has_kv_scales(&self) -> bool {
-        self.has_kv_scales
+    /// What its makers measured for keys and values, which is not used.
+    pub fn kv_scales(&self) -> Option<KvScales> {
+        self.kv_scales
     }
 
     /// Every tensor of the model that is not quantised, by name.

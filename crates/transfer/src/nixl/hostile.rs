@@ -3,8 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use super::library::{Agent, AgentParts, Order};
-use super::{Nixl, Offer};
+use super::landing::LandingParts;
+use super::library::{
+    Agent, AgentConfig, AgentParts, Functions, Handle, IN_PROGRESS, Order, failing,
+};
+use super::writer::WriterParts;
+use super::{Backend, Landing, Names, Nixl, Offer, Writer};
 use crate::config::{LinkEvent, LinksConfig};
 use crate::incoming::Stream;
 use crate::shared_memory::{Mirror, Ring, Shape};
@@ -14,15 +18,19 @@ use crate::{Addresses, Links, Listeners, LocalNet, Route, Transport};
 use bytes::BytesMut;
 use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
 use cleave_kv::BlockPart;
+use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
+
+mod failing;
 
 const BLOCK: u32 = 4096;
 /// Set in the processes that tests start.
@@ -30,6 +38,10 @@ const ALONE: &str = "CLEAVE_TEST_NIXL_ALONE";
 
 /// The library, in a process of this test's own; the others start those.
 fn alone(name: &str) -> Option<Arc<Nixl>> {
+    alone_over(name, &["tcp", "posix"])
+}
+
+fn alone_over(name: &str, ways: &[&str]) -> Option<Arc<Nixl>> {
     let Some(library) = std::env::var_os("CLEAVE_TEST_NIXL").map(PathBuf::from) else {
         println!("SKIPPED: CLEAVE_TEST_NIXL names no NIXL library (scripts/nixl/install.sh)");
         return None;
@@ -37,13 +49,14 @@ fn alone(name: &str) -> Option<Arc<Nixl>> {
     if std::env::var_os(ALONE).is_some() {
         return Some(Nixl::load(Some(&library)).unwrap());
     }
-    for tls in ["tcp", "posix"] {
+    for tls in ways {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let name = format!("nixl::hostile::{name}");
         command.args(["--exact", &name, "--nocapture"]);
         let output = command
             .env(ALONE, "1")
             .env("UCX_TLS", tls)
+            .env_remove("RUST_BACKTRACE")
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -115,6 +128,24 @@ fn worker(worker: u64) -> WorkerRef {
     }
 }
 
+/// As if network cards wrote.
+fn by_card(nixl: &Nixl) -> Arc<Nixl> {
+    with(nixl, |_| {})
+}
+
+/// The same with other functions.
+fn with(nixl: &Nixl, change: impl FnOnce(&mut Functions)) -> Arc<Nixl> {
+    Arc::new(Nixl {
+        library: failing(nixl.path.as_os_str(), change),
+        path: nixl.path.clone(),
+        backend: Backend {
+            is_by_card: true,
+            ..nixl.backend.clone()
+        },
+        late: Arc::default(),
+    })
+}
+
 fn config(me: u64, nixl: Option<Arc<Nixl>>) -> LinksConfig {
     LinksConfig {
         credit_bytes: 4 * BLOCK,
@@ -135,9 +166,9 @@ struct Victim {
 type TcpEnd = Stream<OwnedReadHalf, OwnedWriteHalf>;
 
 impl Victim {
-    async fn start(nixl: Option<Arc<Nixl>>) -> Self {
+    async fn start(config: LinksConfig) -> Self {
         let (sender, events) = mpsc::channel(256);
-        let links = Links::new(config(2, nixl), sender, LocalNet::default());
+        let links = Links::new(config, sender, LocalNet::default());
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap().to_string();
         tokio::spawn(links.clone().serve(Listeners {
@@ -151,29 +182,89 @@ impl Victim {
         }
     }
 
+    /// A router names a worker that cannot be reached.
+    async fn hears_of(&mut self, number: u64) {
+        self.links.know(worker(number), Route::Local);
+        self.lost().await;
+    }
+
+    /// As a peer of another host reaches it.
+    fn route(&self) -> Route {
+        Route::Remote(Addresses {
+            tcp: Some(self.address.clone()),
+            nixl: true,
+            ..Addresses::default()
+        })
+    }
+
+    async fn fell_back(&mut self) -> String {
+        loop {
+            match self.next().await {
+                LinkEvent::FellBack {
+                    from, to, reason, ..
+                } => {
+                    assert_eq!((from, to), (Transport::Nixl, Transport::Tcp));
+                    return reason;
+                }
+                LinkEvent::Lost { reason, .. } => panic!("{reason}"),
+                _ => {}
+            }
+        }
+    }
+
+    async fn measured(&mut self) -> Transport {
+        loop {
+            match self.next().await {
+                LinkEvent::Measured { speed, .. } => return speed.transport,
+                LinkEvent::Lost { reason, .. } => panic!("{reason}"),
+                _ => {}
+            }
+        }
+    }
+
     async fn next(&mut self) -> LinkEvent {
         let next = timeout(Duration::from_secs(30), self.events.recv()).await;
         next.expect("an event in time").expect("links are open")
     }
 
     async fn lost(&mut self) -> String {
-        match self.next().await {
-            LinkEvent::Lost { reason, .. } => reason,
-            other => panic!("{other:?}"),
+        loop {
+            match self.next().await {
+                LinkEvent::Lost { reason, .. } => return reason,
+                LinkEvent::Granted { .. } => {}
+                other => panic!("{other:?}"),
+            }
         }
     }
 
     /// Somebody who asks for a ring.
-    async fn approach(&self) -> TcpEnd {
+    async fn approach(&self, from: u64) -> TcpEnd {
+        self.knock(Message::Approach(hello(from))).await
+    }
+
+    async fn knock(&self, hello: Message) -> TcpEnd {
         let mut stream = stream(TcpStream::connect(&self.address).await.unwrap());
-        let hello = Message::Approach(Hello {
-            from: worker(1),
-            to: worker(2),
-            block_bytes: BLOCK,
-            fingerprint: "f".into(),
-        });
         write(&mut stream.writer, &hello, &[]).await.unwrap();
         stream
+    }
+}
+
+fn hello(from: u64) -> Hello {
+    Hello {
+        from: worker(from),
+        to: worker(2),
+        block_bytes: BLOCK,
+        fingerprint: "f".into(),
+    }
+}
+
+/// The answer to a wish for a ring, past signs of life.
+async fn answer(stream: &mut TcpEnd) -> Message {
+    loop {
+        match stream.reader.message().await.unwrap() {
+            Message::Welcome { .. } | Message::Wait => {}
+            other => return other,
+        }
     }
 }
 
@@ -204,7 +295,8 @@ async fn lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_blo
     let Some(nixl) = alone(name) else {
         return;
     };
-    let mut victim = Victim::start(Some(nixl)).await;
+    let mut victim = Victim::start(config(2, Some(nixl))).await;
+    victim.hears_of(1).await;
     // (slots that are announced, what is said of it)
     let cases: [(&[u32], &str); 3] = [
         (&[0], "closed"),
@@ -212,14 +304,9 @@ async fn lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_blo
         (&[4], "more payload than it was granted"),
     ];
     for (slots, says) in cases {
-        let mut stream = victim.approach().await;
-        for _ in 0..2 {
-            let answer = stream.reader.message().await.unwrap();
-            assert!(
-                matches!(answer, Message::Welcome { .. } | Message::Landing { .. }),
-                "{answer:?}"
-            );
-        }
+        let mut stream = victim.approach(1).await;
+        let answer = answer(&mut stream).await;
+        assert!(matches!(answer, Message::Landing { .. }), "{answer:?}");
         for slot in slots {
             let frame = Message::SlotFrame(head(), *slot);
             write(&mut stream.writer, &frame, &[]).await.unwrap();
@@ -232,11 +319,14 @@ async fn lesson_16_a_slot_that_was_announced_and_not_written_was_taken_for_a_blo
 }
 
 #[tokio::test]
-async fn a_worker_without_the_library_lets_go_of_who_asks_for_a_ring() {
-    let mut victim = Victim::start(None).await;
-    let mut stream = victim.approach().await;
-    assert!(stream.reader.message().await.is_err());
-    assert!(victim.lost().await.contains("wish for a ring"));
+async fn a_worker_without_the_library_says_so_to_who_asks_for_a_ring() {
+    let victim = Victim::start(config(2, None)).await;
+    let mut stream = victim.approach(1).await;
+    let answer = answer(&mut stream).await;
+    assert!(
+        matches!(&answer, Message::NoLanding(reason) if reason.contains("no links over NIXL")),
+        "{answer:?}"
+    );
 }
 
 /// A receiver that offers what no agent made: before a byte of it reaches the library where it was damaged on the way, and
@@ -248,7 +338,7 @@ async fn lesson_18_metadata_that_is_none_costs_the_link_its_speed_and_nothing_el
         return;
     };
     for (damage_from, says) in [(Some(60), "damaged on the way"), (None, "peer's metadata")] {
-        let mut victim = Victim::start(Some(Arc::clone(&nixl))).await;
+        let mut victim = Victim::start(config(2, Some(by_card(&nixl)))).await;
         let fake = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = Addresses {
             tcp: Some(fake.local_addr().unwrap().to_string()),
@@ -276,13 +366,7 @@ async fn lesson_18_metadata_that_is_none_costs_the_link_its_speed_and_nothing_el
             bytes[at] ^= 4;
         }
         stream.writer.write_all(&bytes).await.unwrap();
-        let LinkEvent::FellBack {
-            from, to, reason, ..
-        } = victim.next().await
-        else {
-            panic!("falling back is told");
-        };
-        assert_eq!((from, to), (Transport::Nixl, Transport::Tcp));
+        let reason = victim.fell_back().await;
         assert!(reason.contains(says), "{reason}");
         // It tries again over TCP.
         let mut stream = self::stream(fake.accept().await.unwrap().0);

@@ -4,61 +4,95 @@
 //! Invariant: a slot counts as written only once the note behind its bytes is there; the ring is mapped until the
 //! agent has ended, and for as long as anybody reads it.
 
+use super::leave::inside;
 use super::library::{Agent, AgentParts, CallError};
+use super::making::{Ready, make};
 use super::pace::Pace;
 use super::{Nixl, Offer};
 use crate::shared_memory::{Mirror, Shape};
 use std::sync::Arc;
 use std::sync::mpsc::{self as threads, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
 /// See the module. Dropped, it refuses what is still on its way.
 #[derive(Debug)]
 pub(crate) struct Landing {
     asked: threads::Sender<Awaited>,
+    /// Why the agent failed; closed when its thread has ended.
+    failure: watch::Receiver<Option<String>>,
 }
 
 /// Somebody waits for a slot.
 #[derive(Debug)]
-struct Awaited {
-    slot: u32,
-    written: oneshot::Sender<Result<(), String>>,
+pub(crate) struct Awaited {
+    pub(crate) slot: u32,
+    pub(crate) written: oneshot::Sender<Result<(), String>>,
+}
+
+/// What a ring is made of.
+pub(super) struct LandingParts {
+    /// The agent's.
+    pub(super) name: String,
+    pub(super) shape: Shape,
+    pub(super) beat: Duration,
+    /// One of those that this worker has memory for; given back when agent and ring have gone.
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
 impl Landing {
     /// Makes a ring, and an agent through which a sender may write to it.
     ///
     /// # Errors
-    /// Why that cannot be done.
-    pub(crate) async fn open(
+    /// Why that cannot be done, or not in time.
+    pub(super) async fn open(
         nixl: &Arc<Nixl>,
-        (name, shape): (String, Shape),
-        beat: Duration,
+        parts: LandingParts,
+        within: Duration,
     ) -> Result<(Self, Mirror, Offer), String> {
-        let nixl = Arc::clone(nixl);
         let (asked, awaited) = threads::channel();
-        let (ready, opened) = oneshot::channel();
-        let work = move || match open(&nixl, &name, shape) {
-            Ok((mirror, agent, offer)) => {
-                let desk = Desk {
-                    agent,
-                    _mirror: mirror.clone(),
-                    is_written: vec![false; shape.slots_count as usize],
-                    beat,
-                };
-                // Nobody asks any more if the link was given up meanwhile.
-                if ready.send(Ok((mirror, offer))).is_ok() {
-                    desk.run(&awaited);
+        let (failed, failure) = watch::channel(None);
+        let own = Arc::clone(nixl);
+        let work = move |ready: Ready<_>| {
+            let LandingParts {
+                name,
+                shape,
+                beat,
+                permit,
+            } = parts;
+            let (mirror, agent, offer) = match inside(|| open(&own, &name, shape)) {
+                Ok(opened) => opened,
+                Err(reason) => {
+                    ready.say(Err(reason));
+                    return;
                 }
+            };
+            let mut desk = Desk {
+                agent,
+                _mirror: mirror.clone(),
+                is_written: vec![false; shape.slots_count as usize],
+                beat,
+            };
+            // Nobody asks any more if the link was given up meanwhile.
+            if ready.say(Ok((mirror, offer)))
+                && let Err(error) = desk.run(&awaited)
+            {
+                failed.send_replace(Some(error.to_string()));
             }
-            Err(reason) => drop(ready.send(Err(reason))),
+            // The agent, and then the ring, before another may take its memory.
+            inside(|| drop(desk));
+            drop(permit);
         };
-        let thread = std::thread::Builder::new().name("nixl-in".into());
-        thread.spawn(work).map_err(|error| error.to_string())?;
-        let opened = opened.await.map_err(|_| "its thread ended".to_owned())?;
-        let (mirror, offer) = opened?;
-        Ok((Self { asked }, mirror, offer))
+        let (mirror, offer) = make(nixl, ("nixl-in", within), work).await?;
+        Ok((Self::of(asked, failure), mirror, offer))
+    }
+
+    /// What is asked goes to `asked`.
+    pub(crate) fn of(
+        asked: threads::Sender<Awaited>,
+        failure: watch::Receiver<Option<String>>,
+    ) -> Self {
+        Self { asked, failure }
     }
 
     /// Returns when what was announced for this slot is in it. One slot is waited for at a time.
@@ -67,10 +101,48 @@ impl Landing {
     /// Why it never will be.
     pub(crate) async fn written(&self, slot: u32) -> Result<(), String> {
         let (written, answer) = oneshot::channel();
-        let gone = || "the agent's thread has ended".to_owned();
-        let asked = self.asked.send(Awaited { slot, written });
-        asked.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        if self.asked.send(Awaited { slot, written }).is_ok()
+            && let Ok(answer) = answer.await
+        {
+            return answer;
+        }
+        Err(self.failed().await)
+    }
+
+    /// Returns when the agent has failed, and says why: nothing more will be written.
+    pub(crate) async fn failed(&self) -> String {
+        let mut failure = self.failure.clone();
+        let reason = failure.wait_for(Option::is_some).await;
+        // Closed without a word: nobody was to hear of it, or the thread panicked.
+        let reason = reason.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or_else(|| "the agent's thread has ended".to_owned())
+    }
+}
+
+/// Makes an agent and ends it, to see whether that can be done.
+pub(super) fn try_out(nixl: &Arc<Nixl>, within: Duration) -> Result<(), String> {
+    let (told, tried) = threads::channel();
+    let own = Arc::clone(nixl);
+    let work = move || {
+        let shape = Shape {
+            slot_bytes: 1,
+            slots_count: 1,
+        };
+        let opened = inside(|| {
+            let (mirror, agent, _) = open(&own, "cleave-try", shape)?;
+            drop(agent);
+            drop(mirror);
+            Ok(())
+        });
+        // Nobody waits any more if it took too long.
+        let _ = told.send(opened);
+    };
+    let thread = std::thread::Builder::new().name("nixl-try".into());
+    thread.spawn(work).map_err(|error| error.to_string())?;
+    match tried.recv_timeout(within) {
+        Ok(tried) => tried,
+        Err(RecvTimeoutError::Timeout) => Err(format!("no agent within {within:?}")),
+        Err(RecvTimeoutError::Disconnected) => Err("the agent's thread ended".to_owned()),
     }
 }
 
@@ -102,8 +174,8 @@ struct Desk {
 }
 
 impl Desk {
-    /// Answers until nobody can ask any more.
-    fn run(mut self, asked: &threads::Receiver<Awaited>) {
+    /// Answers until nobody can ask any more, or the agent fails.
+    fn run(&mut self, asked: &threads::Receiver<Awaited>) -> Result<(), CallError> {
         let mut pace = Pace::new(self.beat);
         let mut waiting: Option<Awaited> = None;
         loop {
@@ -119,15 +191,10 @@ impl Desk {
                     pace.moved();
                     waiting = Some(awaited);
                 }
-                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Err(error) = self.hear() {
-                if let Some(Awaited { written, .. }) = waiting {
-                    let _ = written.send(Err(error.to_string()));
-                }
-                return;
-            }
+            inside(|| self.hear())?;
             waiting = waiting.and_then(|awaited| self.answer(awaited));
             if waiting.is_some() {
                 pace.wait();

@@ -16,11 +16,11 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 /// A thing of the library.
-type Handle = *mut c_void;
+pub(super) type Handle = *mut c_void;
 
 /// How an agent is to be: `nixl_capi_agent_config_t`.
 #[repr(C)]
-struct AgentConfig {
+pub(super) struct AgentConfig {
     progress_thread: bool,
     listen_thread: bool,
     listen_port: c_int,
@@ -40,15 +40,16 @@ const WRITE: c_int = 1;
 /// `NIXL_CAPI_SUCCESS`.
 const DONE: c_int = 0;
 /// `NIXL_CAPI_IN_PROG`.
-const IN_PROGRESS: c_int = 1;
+pub(super) const IN_PROGRESS: c_int = 1;
 /// What carries the bytes, among the library's plugins.
 const BACKEND: &std::ffi::CStr = c"UCX";
 
 /// Declares the functions that are taken from the library, and how they are found.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        #[derive(Clone, Copy)]
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
         }
 
         impl Functions {
@@ -114,6 +115,15 @@ pub(super) struct Library {
     functions: Functions,
     /// Never unloaded.
     _loaded: ManuallyDrop<libloading::Library>,
+}
+
+/// The library as it would be with other functions, which fail.
+#[cfg(test)]
+pub(super) fn failing(name: &OsStr, change: impl FnOnce(&mut Functions)) -> Arc<Library> {
+    let library = Library::load(name).expect("it was loaded before");
+    let mut library = Arc::into_inner(library).expect("nobody else has it");
+    change(&mut library.functions);
+    Arc::new(library)
 }
 
 impl fmt::Debug for Library {
@@ -292,8 +302,8 @@ impl Agent {
         }
     }
 
-    /// Learns of another agent. What it does with bytes that no agent made is the library's business: they are not given
-    /// to it (`wire`).
+    /// Learns of another agent. Its metadata is what an agent writes as far as that can be seen (`metadata`): of the two
+    /// parts that are UCX's own the library believes every length.
     pub(super) fn know(&self, metadata: &[u8]) -> Result<Remote, CallError> {
         let mut name = null_mut();
         // SAFETY: the bytes live through the call; the name is written before it is read.

@@ -21,25 +21,44 @@ mod dial;
 #[cfg(test)]
 mod hostile;
 mod landing;
+mod leave;
 mod library;
+mod making;
+mod metadata;
 mod pace;
 mod writer;
 
-pub(crate) use dial::{dial, receive};
+pub(crate) use dial::{Means, dial, receive};
+#[cfg(test)]
+pub(crate) use landing::Awaited;
 pub(crate) use landing::Landing;
 pub(crate) use writer::Writer;
 
+use crate::shared_memory::Shape;
+use cleave_domain::WorkerRef;
 use library::Library;
+use making::Late;
+use metadata::{Expected, MetadataError};
 use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
+use tracing::warn;
 
 /// What the loader knows the library by.
 pub const NIXL_LIBRARY: &str = "libnixl_capi.so";
 
 /// UCX's choice of what carries bytes; the library's own variable.
 const TLS_VARIABLE: &str = "UCX_TLS";
+/// The network devices that UCX may use, of those that its ways are for.
+const DEVICES_VARIABLE: &str = "UCX_NET_DEVICES";
+
+/// The ways of UCX by which network cards write, whose memory keys they check. `self` reaches nobody else.
+const BY_CARD: [&str; 21] = [
+    "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "ud", "ud_v", "ud_x", "ud_verbs",
+    "ud_mlx5", "dc", "dc_x", "dc_mlx5", "gga", "gga_mlx5", "srd", "ugni", "cuda", "self",
+];
 
 /// Ways within a host by which one process writes into another's memory with nobody of the other's taking part, also
 /// after the other has closed everything: `cma` is a system call on a process's number.
@@ -48,12 +67,16 @@ const IRREVOCABLE: [&str; 7] = ["cma", "knem", "xpmem", "shm", "sm", "mm", "all"
 /// Ways that cannot tell that a peer has gone. The link's own connection does.
 const BLIND: [&str; 3] = ["posix", "sysv", "self"];
 
+/// How long the first agent may take to open every device of this host.
+const TRIED_MAX: Duration = Duration::from_secs(30);
+
 /// NVIDIA's transfer library, loaded.
 #[derive(Debug)]
 pub struct Nixl {
     library: Arc<Library>,
     path: PathBuf,
     backend: Backend,
+    late: Arc<Late>,
 }
 
 /// Why links cannot go over NIXL.
@@ -70,22 +93,38 @@ pub enum NixlError {
     /// The environment asks for ways whose writes could not be stopped.
     #[error(
         "{TLS_VARIABLE}={0} lets a peer write into this process after its link has ended, by \"{1}\": leave it unset, or \
-         name others, such as rc,ud,tcp or tcp,posix"
+         name others, such as rc,ud"
     )]
     Irrevocable(String, String),
+    /// There is nothing that it could go over.
+    #[error("{}: UCX cannot use {ways} on this host: {reason}", .path.display())]
+    NoWay {
+        /// Which library.
+        path: PathBuf,
+        /// What it may go over.
+        ways: String,
+        /// The library's words.
+        reason: String,
+    },
 }
 
 /// How UCX is set up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Backend {
     parameters: [(&'static str, &'static str); 2],
+    /// Whether nothing but network cards is gone over.
+    is_by_card: bool,
+    /// What is gone over, for whoever reads the log.
+    ways: String,
 }
 
 impl Nixl {
-    /// Loads the library from `path`, or else by the name that the loader knows.
+    /// Loads the library from `path`, or else by the name that the loader knows, and tries whether it finds anything to
+    /// go over. That takes a second.
     ///
     /// # Errors
-    /// `Load` if that cannot be done, `Irrevocable` if the environment rules it out.
+    /// `Load` if there is none, `Irrevocable` if the environment rules it out, `NoWay` if this host has no network card
+    /// for it.
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>, NixlError> {
         let path = path.unwrap_or(Path::new(NIXL_LIBRARY));
         let backend = Backend::of(std::env::var_os(TLS_VARIABLE).as_deref())?;
@@ -96,16 +135,38 @@ impl Nixl {
                 .source()
                 .map_or(error.to_string(), |cause| cause.to_string()),
         })?;
-        Ok(Arc::new(Self {
+        let nixl = Arc::new(Self {
             library,
             path: path.to_owned(),
             backend,
-        }))
+            late: Arc::default(),
+        });
+        let tried = landing::try_out(&nixl, TRIED_MAX);
+        leave::before_the_end();
+        tried.map_err(|reason| NixlError::NoWay {
+            path: path.to_owned(),
+            ways: nixl.backend.ways.clone(),
+            reason,
+        })?;
+        if !nixl.is_by_card() && std::env::var_os(DEVICES_VARIABLE).is_none() {
+            let ways = &nixl.backend.ways;
+            warn!(
+                %ways,
+                "NIXL: what is not done by network cards trusts whoever reaches its ports, on every interface of this \
+                 host: name one in {DEVICES_VARIABLE}"
+            );
+        }
+        Ok(nixl)
     }
 
     /// What it was loaded by.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether network cards write, and nobody in their place: only that is better than TCP.
+    pub fn is_by_card(&self) -> bool {
+        self.backend.is_by_card
     }
 }
 
@@ -121,8 +182,6 @@ impl Backend {
         let names = names.split(',').map(|name| name.trim_start_matches('\\'));
         let names = names.filter_map(|name| name.split(':').next());
         let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
-        // Within a host there are better links than these. The library leaves what the environment says as it is.
-        let without_memory = ("engine_config", "TLS=^shm");
         let irrevocable = match is_negated {
             // `shm` is the name of them all.
             true => (!names.contains(&"shm") && !names.contains(&"sm")).then_some("shm"),
@@ -136,9 +195,27 @@ impl Backend {
         }
         let is_blind =
             !names.is_empty() && !is_negated && names.iter().all(|name| BLIND.contains(name));
-        let handling = if is_blind { "none" } else { "peer" };
+        let is_by_card = match is_negated {
+            true => names.contains(&"tcp"),
+            false => names.iter().all(|name| BY_CARD.contains(name)),
+        };
+        let ways = match names.is_empty() {
+            true => format!("network cards ({TLS_VARIABLE} is not set)"),
+            false => format!("{TLS_VARIABLE}={tls}"),
+        };
         Ok(Self {
-            parameters: [without_memory, ("ucx_error_handling_mode", handling)],
+            parameters: [
+                // The library leaves what the environment says as it is. By `ib` every kind of network card is meant, and
+                // nothing else: what carries bytes over TCP writes wherever whoever reaches its port says. What fails is
+                // told by its status: a peer's end is no news for everybody who reads what this process prints.
+                ("engine_config", "TLS=ib,LOG_LEVEL=fatal"),
+                (
+                    "ucx_error_handling_mode",
+                    if is_blind { "none" } else { "peer" },
+                ),
+            ],
+            is_by_card,
+            ways,
         })
     }
 }
@@ -148,6 +225,31 @@ impl Backend {
 pub(crate) struct Offer {
     pub(crate) start: u64,
     pub(crate) metadata: Vec<u8>,
+}
+
+impl Offer {
+    /// Whether it is the ring that was agreed, of the agent that was; only then the library may see it.
+    fn check(&self, agent: &str, shape: Shape) -> Result<(), MetadataError> {
+        let memory = (self.start, shape.bytes());
+        metadata::check(&self.metadata, Expected { agent, memory })
+    }
+}
+
+/// The agents of a link, by its key: no two that one process hears of have one name, because it may have links to several
+/// lives of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Names {
+    sender: String,
+    receiver: String,
+}
+
+impl Names {
+    fn of((from, to): (WorkerRef, WorkerRef), key: u64) -> Self {
+        Self {
+            sender: format!("cleave-{from}-to-{to}-{key}"),
+            receiver: format!("cleave-{to}-from-{from}-{key}"),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -5,15 +5,17 @@
 //! Invariant: a slot is not given back before the agent is done with it; once the writer is closed, nothing more is
 //! begun.
 
+use super::leave::inside;
 use super::library::{Agent, AgentParts, CallError, Order, Remote, Write};
+use super::making::{Ready, make};
 use super::pace::Pace;
-use super::{Nixl, Offer};
+use super::{Names, Nixl, Offer};
 use crate::shared_memory::{Ring, Shape};
 use std::collections::VecDeque;
 use std::sync::mpsc::{self as threads, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 /// See the module.
 #[derive(Debug)]
@@ -51,51 +53,51 @@ impl State {
     }
 }
 
-/// What the thread is made of.
-struct Parts {
-    nixl: Arc<Nixl>,
-    name: String,
-    ring: Arc<Ring>,
-    offer: Offer,
-    beat: Duration,
+/// What a writer is made of.
+pub(super) struct WriterParts {
+    /// The two agents'.
+    pub(super) names: Names,
+    pub(super) shape: Shape,
+    pub(super) beat: Duration,
+    /// Where it writes.
+    pub(super) offer: Offer,
 }
 
 impl Writer {
     /// Makes a ring like the receiver's, and an agent that writes from it into what the receiver offers.
     ///
     /// # Errors
-    /// Why that cannot be done.
-    pub(crate) async fn open(
+    /// Why that cannot be done, or not in time.
+    pub(super) async fn open(
         nixl: &Arc<Nixl>,
-        (name, shape): (String, Shape),
-        (offer, beat): (Offer, Duration),
+        parts: WriterParts,
+        within: Duration,
     ) -> Result<Self, String> {
-        let nixl = Arc::clone(nixl);
         let (orders, asked) = threads::channel();
         let state = Arc::new(State {
             book: Mutex::new(Book {
-                is_under_way: vec![false; shape.slots_count as usize],
+                is_under_way: vec![false; parts.shape.slots_count as usize],
                 failure: None,
             }),
             settled: Notify::new(),
             failed: Notify::new(),
         });
-        let (ready, opened) = oneshot::channel();
-        let seen = Arc::clone(&state);
-        let work = move || match open(nixl, name, shape, (offer, beat)) {
-            Ok((ring, desk)) => {
-                // Nobody asks any more if the link was given up meanwhile.
-                if ready.send(Ok(Arc::clone(&ring))).is_ok() {
-                    desk.run(&asked, &seen);
+        let (own, seen) = (Arc::clone(nixl), Arc::clone(&state));
+        let work = move |ready: Ready<_>| {
+            let desk = match inside(|| Desk::open(&own, parts)) {
+                Ok(desk) => desk,
+                Err(reason) => {
+                    ready.say(Err(reason));
+                    return;
                 }
-                drop(desk);
-                drop(ring);
+            };
+            // Nobody asks any more if the link was given up meanwhile.
+            if ready.say(Ok(Arc::clone(&desk.ring))) {
+                desk.run(&asked, &seen);
             }
-            Err(reason) => drop(ready.send(Err(reason))),
+            inside(|| drop(desk));
         };
-        let thread = std::thread::Builder::new().name("nixl-out".into());
-        thread.spawn(work).map_err(|error| error.to_string())?;
-        let ring = opened.await.map_err(|_| "its thread ended".to_owned())??;
+        let ring = make(nixl, ("nixl-out", within), work).await?;
         Ok(Self {
             ring,
             orders: Mutex::new(Some(orders)),
@@ -158,72 +160,69 @@ impl Writer {
     }
 }
 
+/// Tells that nothing more is written, however the thread ends.
+struct Ending<'a>(&'a State);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lock().failure = Some("the agent's thread panicked".to_owned());
+        }
+        self.0.failed.notify_waiters();
+    }
+}
+
 /// What the thread has.
 struct Desk {
     // Ends before the ring that it reads.
     agent: Agent,
     remote: Remote,
     ring: Arc<Ring>,
-    offer: Offer,
+    start: u64,
     beat: Duration,
 }
 
-fn open(
-    nixl: Arc<Nixl>,
-    name: String,
-    shape: Shape,
-    (offer, beat): (Offer, Duration),
-) -> Result<(Arc<Ring>, Desk), String> {
-    let ring = Ring::private(shape).map_err(|error| error.to_string())?;
-    let parts = Parts {
-        nixl,
-        name,
-        ring: Arc::clone(&ring),
-        offer,
-        beat,
-    };
-    let desk = Desk::new(parts).map_err(|error| error.to_string())?;
-    Ok((ring, desk))
-}
-
 impl Desk {
-    fn new(parts: Parts) -> Result<Self, CallError> {
-        let Parts {
-            nixl,
-            name,
-            ring,
-            offer,
+    fn open(nixl: &Nixl, parts: WriterParts) -> Result<Self, String> {
+        let WriterParts {
+            names: Names { sender, receiver },
+            shape,
             beat,
+            offer,
         } = parts;
+        let sound = offer.check(&receiver, shape);
+        sound.map_err(|error| error.to_string())?;
+        let ring = Ring::private(shape).map_err(|error| error.to_string())?;
         let parts = AgentParts {
-            name: &name,
+            name: &sender,
             parameters: &nixl.backend.parameters,
             area: ring.area(),
         };
-        let agent = Agent::new(&nixl.library, &parts)?;
-        let remote = agent.know(&offer.metadata)?;
+        let agent = Agent::new(&nixl.library, &parts).map_err(|error| error.to_string())?;
+        let remote = agent.know(&offer.metadata);
+        let remote = remote.map_err(|error| error.to_string())?;
         Ok(Self {
             agent,
             remote,
             ring,
-            offer,
+            start: offer.start,
             beat,
         })
     }
 
     /// Writes until nobody can ask any more, or a write fails.
     fn run(&self, asked: &threads::Receiver<Slot>, state: &State) {
+        let _ending = Ending(state);
         let mut under_way = VecDeque::new();
         let ended = self.attend(asked, state, &mut under_way);
-        for (_, write) in &mut under_way {
-            self.agent.release(write);
-        }
-        let mut book = state.lock();
+        inside(|| {
+            for (_, write) in &mut under_way {
+                self.agent.release(write);
+            }
+        });
         if let Err(error) = ended {
-            book.failure = Some(error.to_string());
+            state.lock().failure = Some(error.to_string());
         }
-        drop(book);
-        state.failed.notify_waiters();
     }
 
     fn attend(
@@ -244,7 +243,8 @@ impl Desk {
             match next {
                 Ok(slot) => {
                     pace.moved();
-                    under_way.push_back((slot.number, self.begin(slot)?));
+                    let write = inside(|| self.begin(slot))?;
+                    under_way.push_back((slot.number, write));
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -252,12 +252,12 @@ impl Desk {
             }
             match under_way.front_mut() {
                 // What a device says of itself is taken in.
-                None => self.agent.notes(|_| {})?,
-                Some((slot, write)) => match self.agent.is_done(write)? {
+                None => inside(|| self.agent.notes(|_| {}))?,
+                Some((slot, write)) => match inside(|| self.agent.is_done(write))? {
                     false => pace.wait(),
                     true => {
                         pace.moved();
-                        self.agent.release(write);
+                        inside(|| self.agent.release(write));
                         state.lock().is_under_way[*slot as usize] = false;
                         under_way.pop_front();
                         state.settled.notify_waiters();
@@ -271,7 +271,7 @@ impl Desk {
         let start = self.ring.shape().start(slot.number);
         let order = Order {
             from: start,
-            to: self.offer.start.wrapping_add(start as u64),
+            to: self.start.wrapping_add(start as u64),
             len: slot.len,
             note: slot.number.to_le_bytes(),
         };
