@@ -131,8 +131,7 @@ fn quantised_weights_and_fp8_keys_write_english() {
 }
 
 /// A quantised checkpoint whose makers measured what its keys need.
-fn with_key_scale(folder: &Path, scale: f32) -> String {
-    let out = folder.join(format!("demo-{scale}"));
+fn with_key_scale(out: &Path, scale: f32) -> String {
     let from = harness::root().join("assets/demo");
     let to = out.to_str().expect("a readable path").to_owned();
     let mut synth = vec!["synth", "--model", from.to_str().expect("a readable path")];
@@ -163,7 +162,7 @@ fn lesson_16_scales_of_keys_and_values_were_left_out_without_a_word() {
         (0.5, "fp8", true, "are not used"),
         (3.0, "auto", true, ""),
     ] {
-        let model = with_key_scale(folder.path(), scale);
+        let model = with_key_scale(&folder.path().join(format!("{scale}-{cache}")), scale);
         let mut arguments = vec!["generate", "--model", &model, "--kv-cache-dtype", cache];
         arguments.extend(["--max-tokens", "1", "--prompt", "x"]);
         let (status, _, err) = harness::run(&arguments);
