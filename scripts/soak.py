@@ -191,8 +191,11 @@ class Fleet:
         """Another policy, a broken one, and the first again; the process is told each time."""
         first = self.policy.read_text()
         for text in (first.replace("queue_max: 512", "queue_max: 511"), "classes: [{name: all, ttft: soon}]\n", first):
+            looks = lambda: metric(page(self.pages[name]), "cleave_policy_reloads_total")
+            before = looks()
             self.policy.write_text(text)
             self.all[name].tell(signal.SIGHUP)
+            wait_until("look at the policy", lambda: looks() > before)
 
     def faults(self) -> Iterator[tuple[str, Callable[[str], None], str]]:
         """For ever, in turns."""
@@ -217,10 +220,14 @@ class Load:
     def __init__(self, cleave: str, address: str, folder: Path, cpus: set[int]) -> None:
         self.common = ("--url", f"http://{address}", "--workload", WORKLOAD, "--max-context", str(CONTEXT))
         self.cleave, self.folder, self.cpus = cleave, folder, cpus
+        self.processes: list[Process] = []
 
     def start(self, name: str, *more: str) -> Process:
         out = self.folder / name
-        return Process(self.folder / f"{name}.log", self.cpus, self.cleave, "bench", *more, *self.common, "--out", str(out))
+        self.processes.append(
+            Process(self.folder / f"{name}.log", self.cpus, self.cleave, "bench", *more, *self.common, "--out", str(out))
+        )
+        return self.processes[-1]
 
     def done(self, name: str, process: Process) -> dict:
         if status := process.child.wait():
@@ -235,10 +242,11 @@ def soak(args: argparse.Namespace, folder: Path) -> dict:
     cores = os.sched_getaffinity(0)
     fleet_cores = cores if args.cpu is None else {args.cpu}
     fleet = Fleet(args.cleave, folder, fleet_cores)
+    load = Load(args.cleave, fleet.addresses[0], folder, (cores - fleet_cores) or cores)
     try:
-        return measure(args, fleet, Load(args.cleave, fleet.addresses[0], folder, (cores - fleet_cores) or cores))
+        return measure(args, fleet, load)
     finally:
-        for one in fleet.all.values():
+        for one in (*fleet.all.values(), *load.processes):
             one.child.kill()
 
 
@@ -313,7 +321,11 @@ def wrong(seen: dict) -> list[str]:
         said.append(f"{unfinished} requests never ended")
     if seen["flights_left"]:
         said.append(f"{seen['flights_left']:.0f} flights never ended")
+    if seen["requests"]["attainment"] < 0.9:
+        said.append(f"only {seen['requests']['attainment']:.1%} of the requests were within their targets")
     for who, size in seen["memory"].items():
+        if size["files_last"] > 2 * size["files_first"]:
+            said.append(f"{who} had {size['files_first']} files open, then {size['files_last']}")
         if size["last_mib"] > 1.05 * size["first_mib"] + REMEMBERED_MIB:
             said.append(f"{who} grew from {size['first_mib']:.1f} to {size['last_mib']:.1f} MiB")
     return said

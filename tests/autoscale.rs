@@ -69,6 +69,17 @@ fn assert_shown(address: &str) {
     assert!(steps.iter().any(grown), "{scaling}");
 }
 
+/// Sequences on each decode worker.
+fn streams_of_decode(client: &Client) -> Vec<u64> {
+    let (_, text) = client.get("/admin/workers");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    let all = answer["data"].as_array().expect("a list").iter();
+    let decode = all.filter(|one| one["role"] == "decode");
+    decode
+        .map(|one| one["load"]["sequences_running"].as_u64().expect("a number"))
+        .collect()
+}
+
 /// Texts of a stream's events, and why it ended.
 fn read(events: harness::Events, began: &AtomicUsize) -> (String, String) {
     let (mut text, mut reason) = (String::new(), String::new());
@@ -125,14 +136,21 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
         "temperature": 1.0,
     });
     let began = Arc::new(AtomicUsize::new(0));
-    let readers: Vec<_> = (0..STREAMS)
-        .map(|_| {
-            let (client, body, began) = (Arc::clone(&client), body.clone(), Arc::clone(&began));
-            std::thread::spawn(move || read(client.stream("/v1/completions", &body), &began))
-        })
-        .collect();
+    let start = || {
+        let (client, body, began) = (Arc::clone(&client), body.clone(), Arc::clone(&began));
+        std::thread::spawn(move || read(client.stream("/v1/completions", &body), &began))
+    };
+    let mut readers: Vec<_> = (0..STREAMS).map(|_| start()).collect();
     wait_for("first tokens", || {
         (began.load(Ordering::SeqCst) == STREAMS).then_some(())
+    });
+    // One worker may have been given all of them: more come until each has some to move.
+    wait_for("a stream on every decode worker", || {
+        let everywhere = streams_of_decode(&client).iter().all(|count| *count > 0);
+        if !everywhere && readers.len() < 8 * STREAMS {
+            readers.push(start());
+        }
+        everywhere.then_some(())
     });
     write_policy(&policy, 1, "10m");
     wait_for("fewer decode workers", || {

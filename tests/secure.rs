@@ -123,6 +123,9 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
     };
 
     let trusting = ["--cacert", authority.as_str()];
+    let stranger = path("other.crt");
+    std::fs::write(&stranger, Authority::new().pem()).expect("written");
+    let astray = ["--cacert", stranger.as_str()];
     let (status, said, error) = top(&named, &trusting);
     assert!(
         status.success() && said.contains("\"pools\""),
@@ -131,7 +134,7 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
     let (status, said, error) = bench(&named, &trusting);
     assert!(status.success(), "{said}{error}");
     for (url, more, says) in [
-        (&named, &[][..], "UnknownIssuer"),
+        (&named, &astray[..], "UnknownIssuer"),
         (&other, &trusting[..], "not valid for name"),
         (
             &named,
@@ -145,7 +148,7 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
     }
 
     // It says what it follows, or why it cannot.
-    for (more, says) in [(&trusting[..], "wanted"), (&[][..], "UnknownIssuer")] {
+    for (more, says) in [(&trusting[..], "wanted"), (&astray[..], "UnknownIssuer")] {
         let follow = ["autoscale", "--local", "--router", &named];
         let mut scaler = Process::start(&[&follow[..], more, &["--", "--no-such-flag"]].concat());
         let heard = |logs: &str| match says {

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, bail, ensure};
 use cleave_tls::{Connector, connector};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Uri};
 use hyper_util::client::legacy::Client;
@@ -13,6 +13,13 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 use std::path::Path;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Until the head of an answer is there, and to read a page.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// A page that is longer is none of ours.
+const PAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A server by its address.
 pub(crate) struct Pages {
@@ -52,13 +59,14 @@ impl Pages {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let request = request.body(Empty::new()).context("the key is no header")?;
-        let answer = client.request(request).await;
+        let answer = timeout(ANSWER_MAX, client.request(request)).await;
+        let answer = answer.with_context(|| format!("{base} says nothing"))?;
         let answer = answer.with_context(|| format!("cannot reach {base}"))?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());
         }
-        let said = answer.into_body().collect().await?.to_bytes();
+        let said = whole(answer.into_body()).await?;
         let said: Value = serde_json::from_slice(&said).unwrap_or_default();
         let message = said["error"]["message"].as_str().unwrap_or("no reason");
         bail!("{base}{path}: {status}: {message}")
@@ -70,8 +78,14 @@ impl Pages {
     /// As there, and what is no JSON.
     pub(crate) async fn json(&self, path: &str) -> anyhow::Result<Value> {
         let body = self.get(path, "application/json").await?;
-        let bytes = body.collect().await?.to_bytes();
+        let bytes = whole(body).await?;
         let base = &self.base;
         serde_json::from_slice(&bytes).with_context(|| format!("{base}{path} is no JSON"))
     }
+}
+
+async fn whole(body: Incoming) -> anyhow::Result<Bytes> {
+    let read = timeout(ANSWER_MAX, Limited::new(body, PAGE_BYTES_MAX).collect()).await;
+    let read = read.context("the server stopped in the middle of a page")?;
+    Ok(read.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes())
 }

@@ -697,21 +697,31 @@ mod tests {
                 waiting_tokens: draw(),
                 open,
             };
-            let voice = |router| Voice {
+            let voice = |router, number| Voice {
                 router: RouterId(router),
-                number: 1,
+                number,
                 demand: demand.clone(),
                 wanted,
             };
             // From one that is followed, and from two that are heard only.
             for (me, others) in [(9, [2, 3]), (1, [2, 3])] {
                 let mut scaler = scaler(me);
-                run(&mut scaler, (0, 6), &known);
-                for other in others {
-                    scaler.handle(at(6), Input::Heard(Arc::new(voice(other))));
+                run(&mut scaler, (0, BEGUN), &known);
+                for number in 1..=10 {
+                    let second = BEGUN + 4 * number;
+                    for other in others {
+                        let voice = voice(other, number);
+                        scaler.handle(at(second), Input::Heard(Arc::new(voice)));
+                    }
+                    run(&mut scaler, (second, second + 4), &known);
+                    let said = scaler.said.as_ref().expect("it has heard enough");
+                    assert_eq!(said.own, me == 1, "turn {turn}");
+                    let wanted = &scaler.wanted.workers;
+                    assert!(
+                        wanted.total() <= 10,
+                        "turn {turn}: {wanted:?} of ten devices"
+                    );
                 }
-                run(&mut scaler, (6, 60), &known);
-                assert!(scaler.said.is_some(), "turn {turn}");
             }
         }
     }
