@@ -197,8 +197,10 @@ impl Links {
                 Some(shared) => shared.lock().end_outgoing(peer) == Known::No,
                 None => true,
             };
-            if !forgotten {
-                report(&end.events, peer, &error, "outgoing").await;
+            match forgotten {
+                // What was noted of it after it was forgotten goes, too.
+                true => setbacks.forget(peer),
+                false => report(&end.events, peer, &error, "outgoing").await,
             }
         });
         Ok(link)

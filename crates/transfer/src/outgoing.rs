@@ -105,7 +105,7 @@ impl Errand<'_> {
                     Ok(Made::Between(dialled, carriage)) => {
                         return self.measure_and_run(dialled, carriage, carrier).await;
                     }
-                    Ok(Made::Written(standing)) => return self.run_nixl(standing, carrier).await,
+                    Ok(Made::Written(standing)) => return self.run(standing, carrier).await,
                     Err(error) => self.noted(way, error),
                 },
             };
@@ -172,7 +172,11 @@ impl Errand<'_> {
             && !is_nobody
             && !error.holds_for_all()
         {
-            self.setbacks.note(self.peer, error.to_string());
+            let reason = match &error {
+                SocketError::Nixl(reason) => reason.clone(),
+                other => other.to_string(),
+            };
+            self.setbacks.note(self.peer, reason);
         }
         error
     }
@@ -274,21 +278,15 @@ impl Errand<'_> {
         }
     }
 
-    /// As [`Self::run`]. Where writes fail soon after those that were measured did not, the next dial goes another way.
-    async fn run_nixl(
-        self,
-        standing: Standing<TcpReader, TcpWriter>,
-        carrier: Carrier,
-    ) -> SocketError {
-        let since = Instant::now();
-        let error = self.run(standing, carrier).await;
-        match &error {
+    /// A link over NIXL has ended. Where writes fail soon after those that were measured did not, the next dial goes another
+    /// way; and it may begin as soon as the link is seen to be broken.
+    fn ended_over_nixl(self, since: Instant, error: &SocketError) {
+        match error {
             SocketError::Nixl(reason) if since.elapsed() < REST_MIN => {
                 self.setbacks.note(self.peer, reason.clone());
             }
             _ => self.setbacks.forget(self.peer),
         }
-        error
     }
 
     /// Opens the link and carries until it ends.
@@ -310,6 +308,7 @@ impl Errand<'_> {
             speed,
             lent,
         } = standing;
+        let (since, transport) = (Instant::now(), speed.transport);
         let Terms { window, .. } = dialled.terms;
         let Carrier { credit, queue } = carrier;
         // Slots of the probe come back by themselves.
@@ -361,6 +360,9 @@ impl Errand<'_> {
                 error = writing.failed() => break error,
             }
         };
+        if transport == Transport::Nixl {
+            self.ended_over_nixl(since, &error);
+        }
         // One lost stream is the link lost.
         writers.shutdown().await;
         readers.shutdown().await;

@@ -3,7 +3,7 @@
 //! Never: decides, blocks, or sees a token. Invariant: the brain is drained before it is told the
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
-use super::fellows::{Outside, Waiting};
+use super::fellows::{Company, Outside, Waiting};
 use super::flights::{End, Flights};
 use super::lookout::{BlockSize, Lookout};
 use super::orders;
@@ -221,10 +221,8 @@ impl Driver {
                 }
             }
             RouterEvent::Wait { place, count } => {
-                let alone = self.workers.is_empty();
-                if let Some(outside) = self.outside.hear(place, count, alone) {
-                    self.hear(Input::Waiting { outside });
-                }
+                self.outside.hear(place, count);
+                self.tell_outside();
             }
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
@@ -279,6 +277,18 @@ impl Driver {
             worker,
             description,
         });
+        self.tell_outside();
+    }
+
+    /// Who waits elsewhere is heard of by workers as soon as there are some, and must not count twice.
+    fn tell_outside(&mut self) {
+        let company = match self.workers.is_empty() {
+            true => Company::None,
+            false => Company::Workers,
+        };
+        if let Some(outside) = self.outside.news(company) {
+            self.hear(Input::Waiting { outside });
+        }
     }
 
     /// Blocks go only between equal fingerprints. That is how a rolling upgrade never mixes two

@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
+use tracing::warn;
 
 /// How often each is asked, and how long it may take to answer.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -30,6 +31,15 @@ pub(crate) enum Outside {
     Elsewhere,
 }
 
+/// Whether those elsewhere are heard of by workers, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Company {
+    /// There is no worker that could carry a word.
+    None,
+    /// There is one.
+    Workers,
+}
+
 /// How many do.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
@@ -39,14 +49,20 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// What the brain is to be told, if it is another number than before. Those elsewhere count only where
-    /// this router is `alone`, without a worker.
-    pub(super) fn hear(&mut self, place: Outside, count: u32, alone: bool) -> Option<u32> {
+    /// So many wait there now.
+    pub(super) fn hear(&mut self, place: Outside, count: u32) {
         match place {
             Outside::Here => self.here = count,
             Outside::Elsewhere => self.elsewhere = count,
         }
-        let elsewhere = if alone { self.elsewhere } else { 0 };
+    }
+
+    /// What the brain is to be told, if it is another number than before.
+    pub(super) fn news(&mut self, company: Company) -> Option<u32> {
+        let elsewhere = match company {
+            Company::None => self.elsewhere,
+            Company::Workers => 0,
+        };
         let outside = self.here.saturating_add(elsewhere);
         let news = outside != self.told;
         self.told = outside;
@@ -68,17 +84,23 @@ pub(super) async fn watch_fellows(
     let ask = async {
         let mut ticks = interval(ASK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut silent = BTreeSet::new();
         loop {
             ticks.tick().await;
             let addresses: BTreeSet<SocketAddr> = found.borrow().clone();
             let asked = addresses.iter().map(|one| open_at(&asker, *one, &own));
-            let count = join_all(asked)
-                .await
-                .into_iter()
-                .fold(0, u32::saturating_add);
-            if !tell_driver(count) {
+            let answers = join_all(asked).await;
+            let count = answers.iter().flatten().copied();
+            if !tell_driver(count.fold(0, u32::saturating_add)) {
                 return;
             }
+            let answered = addresses.iter().zip(&answers);
+            let now_silent = answered.filter(|(_, answer)| answer.is_none());
+            let now_silent: BTreeSet<SocketAddr> = now_silent.map(|(one, _)| *one).collect();
+            for address in now_silent.difference(&silent) {
+                warn!(%address, "this --fellow-routers does not answer /load by plain HTTP: who waits there is not counted");
+            }
+            silent = now_silent;
         }
     };
     tokio::select! {
@@ -87,13 +109,13 @@ pub(super) async fn watch_fellows(
     }
 }
 
-/// Requests that are open at a router; none at this one.
-async fn open_at(asker: &Asker, address: SocketAddr, own: &[u16]) -> u32 {
+/// Requests that are open at a router, if it answers; none at this one.
+async fn open_at(asker: &Asker, address: SocketAddr, own: &[u16]) -> Option<u32> {
     let here = local_address(address).await;
     if own.contains(&address.port()) && here.is_ok_and(|here| here == address.ip()) {
-        return 0;
+        return Some(0);
     }
     let answer = timeout(ANSWER_MAX, ask_load(asker, address)).await;
-    let open = answer.ok().flatten().unwrap_or_default();
-    u32::try_from(open).unwrap_or(u32::MAX)
+    let open = answer.ok().flatten()?;
+    Some(u32::try_from(open).unwrap_or(u32::MAX))
 }

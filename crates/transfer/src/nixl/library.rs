@@ -134,7 +134,7 @@ impl fmt::Debug for Library {
 
 /// What a call came to, in the library's numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("NIXL: {what} failed with status {status} ({})", meaning(*.status))]
+#[error("{what} failed with status {status} ({})", meaning(*.status))]
 pub(crate) struct CallError {
     what: &'static str,
     status: c_int,
