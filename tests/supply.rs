@@ -1,7 +1,8 @@
 //! What we build on is what deny.toml allows.
 //!
 //! Owns: the comparison of all crates that a build may take, on any platform, with the lists of deny.toml.
-//! Never: keeps a list of its own. cargo-deny reads the same file where it is installed; this needs nothing but cargo.
+//! Never: keeps a list of its own. cargo-deny reads the same file where it is installed; this needs cargo
+//! and the manifests of all crates (`cargo fetch --locked`).
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// The part of cargo-deny's file that is ours.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Rules {
     licenses: Licenses,
     bans: Bans,

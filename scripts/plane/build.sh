@@ -4,18 +4,20 @@
 # an apt index of its own lies under FOLDER, and packages are unpacked there.
 # usage: build.sh FOLDER [--cached]      leaves FOLDER/bin/{etcd,kube-apiserver,kube-controller-manager}; prints FOLDER/bin
 #        --cached: only say where they are, fail if they were not built
-# Needs apt and Debian's archive key, tar, 2 GB of disk while it builds and some five minutes of CPU, once.
+# Needs apt and Debian's archive key, tar, 2 GB of disk while it builds and some seven minutes of CPU, once.
+# CLEAVE_DEBIAN: another address of Debian's archive.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 if [ -e "$folder/complete" ]; then echo "$folder/bin"; exit; fi
 if [ "${2:-}" = --cached ]; then echo "not built: run scripts/plane/build.sh $1" >&2; exit 1; fi
+debian=${CLEAVE_DEBIAN:-http://deb.debian.org/debian}
 key=/usr/share/keyrings/debian-archive-keyring.gpg
 if ! [ -e "$key" ] || ! command -v apt-get > /dev/null; then echo "needs apt-get and $key" >&2; exit 1; fi
 
 # An index of Debian 12's main part, binary and source, that the machine's own apt does not see.
 rm -rf "$folder"/{packages,source}
 mkdir -p "$folder"/{apt/lists/partial,apt/cache/archives/partial,packages,bin,source}
-printf '%s [signed-by=%s] http://deb.debian.org/debian bookworm main\n' deb "$key" deb-src "$key" > "$folder/apt/sources.list"
+printf '%s [signed-by=%s] %s bookworm main\n' deb "$key" "$debian" deb-src "$key" "$debian" > "$folder/apt/sources.list"
 apt=(apt-get -qq -o "Dir::Etc::sourcelist=$folder/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
   -o "Dir::State::lists=$folder/apt/lists" -o "Dir::Cache=$folder/apt/cache" -o APT::Sandbox::User="$(id -un)")
 "${apt[@]}" update >&2

@@ -19,12 +19,14 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 INSIDE = "CLEAVE_PLANE_INSIDE"
+PROGRAMS = ("unshare", "nsenter", "setpriv", "ip", "openssl")
 
 
 def enter() -> None:
@@ -34,8 +36,15 @@ def enter() -> None:
     if os.geteuid() != 0 or not shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin"):
         print("SKIPPED: the control plane's test needs root and nft (Debian: nftables)")
         sys.exit(0)
+    if missing := [each for each in PROGRAMS if not shutil.which(each)]:
+        print(f"SKIPPED: the control plane's test needs {', '.join(missing)}")
+        sys.exit(0)
+    own = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*own, "true"], capture_output=True).returncode:
+        print("SKIPPED: the control plane's test needs namespaces of its own, which are not allowed here")
+        sys.exit(0)
     os.environ[INSIDE] = "1"
-    os.execvp("unshare", ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, *sys.argv])
+    os.execvp("unshare", [*own, sys.executable, *sys.argv])
 
 
 enter()
@@ -53,6 +62,10 @@ def main() -> int:
     arguments.add_argument("--record", action="store_true")
     arguments.add_argument("--keep", action="store_true")
     said = arguments.parse_args()
+    if said.quick and said.only:
+        arguments.error("--quick and --only both choose events: give one of them")
+    if said.record and (said.quick or said.only):
+        arguments.error("--record is for all events: the README's table is made of it")
     folder = Path(tempfile.mkdtemp(prefix="cleave-plane-"))
     print("\n".join(head()), flush=True)
     rows: list[tuple[list[str], float]] = []

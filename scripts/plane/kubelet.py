@@ -104,8 +104,8 @@ class Pod(threading.Thread):
     # === its life ===
 
     def run(self) -> None:
-        network.join(self.namespace, self.namespace, self.address)
         try:
+            network.join(self.namespace, self.namespace, self.address)
             if self._prepare():
                 self._serve()
         except Exception as error:

@@ -20,7 +20,8 @@ pub(crate) struct AutoscaleArgs {
     /// its front has a certificate.
     #[arg(long, value_name = "ADDR", value_parser = parse_led)]
     pub(crate) router: Led,
-    /// The authorities that may vouch for an https:// server, in PEM; this system's if absent.
+    /// The authorities that may vouch for an https:// server, in PEM; this system's if absent. Read once, at the
+    /// start.
     #[arg(long, value_name = "FILE")]
     pub(crate) cacert: Option<PathBuf>,
     /// The router's admin key; better set in the environment, where others do not see it.
