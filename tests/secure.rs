@@ -134,7 +134,7 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
     let (status, said, error) = bench(&named, &trusting);
     assert!(status.success(), "{said}{error}");
     for (url, more, says) in [
-        (&named, &astray[..], "UnknownIssuer"),
+        (&named, &astray[..], "invalid peer certificate"),
         (&other, &trusting[..], "not valid for name"),
         (
             &named,
@@ -148,7 +148,10 @@ fn our_own_clients_could_not_look_through_tls_or_trusted_anybody() {
     }
 
     // It says what it follows, or why it cannot.
-    for (more, says) in [(&trusting[..], "wanted"), (&astray[..], "UnknownIssuer")] {
+    for (more, says) in [
+        (&trusting[..], "wanted"),
+        (&astray[..], "invalid peer certificate"),
+    ] {
         let follow = ["autoscale", "--local", "--router", &named];
         let mut scaler = Process::start(&[&follow[..], more, &["--", "--no-such-flag"]].concat());
         let heard = |logs: &str| match says {

@@ -282,10 +282,7 @@ impl Driver {
 
     /// Who waits elsewhere is heard of by workers as soon as there are some, and must not count twice.
     fn tell_outside(&mut self) {
-        let company = match self.workers.is_empty() {
-            true => Company::None,
-            false => Company::Workers,
-        };
+        let company = Company::of(self.workers.len());
         if let Some(outside) = self.outside.news(company) {
             self.hear(Input::Waiting { outside });
         }

@@ -40,6 +40,15 @@ pub(super) enum Company {
     Workers,
 }
 
+impl Company {
+    pub(super) fn of(workers: usize) -> Self {
+        match workers {
+            0 => Self::None,
+            _ => Self::Workers,
+        }
+    }
+}
+
 /// How many do.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
