@@ -4,7 +4,7 @@
 //! Invariant: a slot counts as written only once the note behind its bytes is there; the ring is mapped until the
 //! agent has ended, and for as long as anybody reads it.
 
-use super::leave::inside;
+use super::leave::{Gated, inside};
 use super::library::{Agent, AgentParts, CallError};
 use super::making::{Ready, make};
 use super::pace::Pace;
@@ -67,12 +67,12 @@ impl Landing {
                     return;
                 }
             };
-            let mut desk = Desk {
+            let mut desk = Gated::new(Desk {
                 agent,
                 _mirror: mirror.clone(),
                 is_written: vec![false; shape.slots_count as usize],
                 beat,
-            };
+            });
             // Nobody asks any more if the link was given up meanwhile.
             if ready.say(Ok((mirror, offer)))
                 && let Err(error) = desk.run(&awaited)
@@ -80,7 +80,7 @@ impl Landing {
                 failed.send_replace(Some(error.to_string()));
             }
             // The agent, and then the ring, before another may take its memory.
-            inside(|| drop(desk));
+            drop(desk);
             drop(permit);
         };
         let (mirror, offer) = make(nixl, ("nixl-in", within), work).await?;

@@ -34,6 +34,35 @@ pub(super) fn inside<T>(calls: impl FnOnce() -> T) -> T {
     calls()
 }
 
+/// What has an agent: it goes as a call of the library, also where a panic takes it.
+pub(super) struct Gated<T>(Option<T>);
+
+impl<T> Gated<T> {
+    pub(super) fn new(kept: T) -> Self {
+        Self(Some(kept))
+    }
+}
+
+impl<T> std::ops::Deref for Gated<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it goes last of all")
+    }
+}
+
+impl<T> std::ops::DerefMut for Gated<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect("it goes last of all")
+    }
+}
+
+impl<T> Drop for Gated<T> {
+    fn drop(&mut self) {
+        inside(|| drop(self.0.take()));
+    }
+}
+
 /// To be called when the library and its plugins are loaded: their destructors were registered before.
 pub(super) fn before_the_end() {
     static HOOKED: Once = Once::new();

@@ -5,7 +5,7 @@
 //! Invariant: a slot is not given back before the agent is done with it; once the writer is closed, nothing more is
 //! begun.
 
-use super::leave::inside;
+use super::leave::{Gated, inside};
 use super::library::{Agent, AgentParts, CallError, Order, Remote, Write};
 use super::making::{Ready, make};
 use super::pace::Pace;
@@ -85,7 +85,7 @@ impl Writer {
         let (own, seen) = (Arc::clone(nixl), Arc::clone(&state));
         let work = move |ready: Ready<_>| {
             let desk = match inside(|| Desk::open(&own, parts)) {
-                Ok(desk) => desk,
+                Ok(desk) => Gated::new(desk),
                 Err(reason) => {
                     ready.say(Err(reason));
                     return;
@@ -95,7 +95,6 @@ impl Writer {
             if ready.say(Ok(Arc::clone(&desk.ring))) {
                 desk.run(&asked, &seen);
             }
-            inside(|| drop(desk));
         };
         let ring = make(nixl, ("nixl-out", within), work).await?;
         Ok(Self {
