@@ -212,7 +212,9 @@ def balancer(name: str, fleet: Fleet, idle: int) -> Iterator[Balancer | str]:
     process = Process(*commands.get(kind, (program, "-c", str(config), "--disable-hot-restart", "--concurrency", "1", "-l", "warning")))
     try:
         address = f"127.0.0.1:{port}"
-        wait_until(f"{name} serving:\n{''.join(process.log[-20:])}", lambda: get(address, "/ready", 2)[0] == 200)
+        # By whichever router or picker: each has been found healthy.
+        in_a_row = lambda: all(get(address, "/ready", 2)[0] == 200 for _ in range(6))
+        wait_until(f"{name} serving:\n{''.join(process.log[-20:])}", in_a_row)
         yield Balancer(name, process, address)
     finally:
         process.end(signal.SIGTERM)
