@@ -17,6 +17,7 @@ pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
 pub(crate) use lookout::Judgement;
 
+use crate::ask::Asker;
 use crate::door::RouterDoor;
 use crate::health::Pulse;
 use crate::policy::{Reload, Watch};
@@ -200,8 +201,8 @@ impl RouterBody {
     }
 
     /// Hears from now on who waits at the routers of these names; `own` are this router's ports.
-    pub(crate) fn ask_fellows(&mut self, names: &[String], own: Vec<u16>) {
-        let asks = watch_fellows(names.to_vec(), own, self.driver.clone());
+    pub(crate) fn ask_fellows(&mut self, names: &[String], own: Vec<u16>, asker: Asker) {
+        let asks = watch_fellows(names.to_vec(), (own, asker), self.driver.clone());
         self.fellows = (!names.is_empty()).then(|| tokio::spawn(asks));
     }
 
