@@ -198,7 +198,7 @@ async fn a_picker_could_not_ask_routers_that_speak_tls_or_believed_strangers() {
     let [front, picker_folder, near_folder, far_folder] = &folders;
     ours.sign(front.path(), "llm.example");
     for (authority, folder) in [
-        (&ours, picker_folder),
+        (&Authority::new(), picker_folder),
         (&ours, near_folder),
         (&theirs, far_folder),
     ] {
@@ -209,7 +209,7 @@ async fn a_picker_could_not_ask_routers_that_speak_tls_or_believed_strangers() {
         peer_tls: Some(folder.to_owned()),
         ..RouterOptions::default()
     };
-    // Two that are ready; the picker's fleet knows the first.
+    // Two that are ready, each of another fleet.
     let near = router_with(options(near_folder.path())).await;
     let far = router_with(RouterOptions {
         admin_listen: Some("127.0.0.1:0".into()),
@@ -239,9 +239,11 @@ async fn a_picker_could_not_ask_routers_that_speak_tls_or_believed_strangers() {
     let picker = picker.start().await.unwrap();
     let frontend = picker.frontend();
     let known = |state: &str| metric(&frontend.metrics(), "cleave_picker_endpoints", state);
+    until(|| known("away") == 2.0).await;
+    // The picker becomes one of the first's fleet, and then the second does.
+    ours.sign(picker_folder.path(), PEER_NAME);
     until(|| known("ready") == 1.0).await;
     assert_eq!(known("away"), 1.0, "a stranger was believed");
-    // It becomes one of this fleet.
     ours.sign(far_folder.path(), PEER_NAME);
     until(|| known("ready") == 2.0).await;
     for worker in workers {
