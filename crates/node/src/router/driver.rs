@@ -3,7 +3,6 @@
 //! Never: decides, blocks, or sees a token. Invariant: the brain is drained before it is told the
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
-use super::fellows::{Company, Outside, Waiting};
 use super::flights::{End, Flights};
 use super::lookout::{BlockSize, Lookout};
 use super::orders;
@@ -20,7 +19,7 @@ use cleave_domain::{
 };
 use cleave_planner::scaling::Decision;
 use cleave_router::{
-    Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Readiness,
+    Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Outside, Readiness,
 };
 use cleave_transfer::{Pass, Purse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -112,7 +111,6 @@ pub(crate) struct Driver {
     workers: BTreeMap<WorkerId, Connected>,
     /// For those who are to write to what others reserved.
     passes: Purse,
-    outside: Waiting,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
@@ -130,7 +128,6 @@ impl Driver {
             hands,
             workers: BTreeMap::new(),
             passes: Purse::default(),
-            outside: Waiting::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -221,8 +218,7 @@ impl Driver {
                 }
             }
             RouterEvent::Wait { place, count } => {
-                self.outside.hear(place, count);
-                self.tell_outside();
+                self.hear(Input::Waiting { place, count });
             }
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
@@ -277,15 +273,6 @@ impl Driver {
             worker,
             description,
         });
-        self.tell_outside();
-    }
-
-    /// Who waits elsewhere is heard of by workers as soon as there are some, and must not count twice.
-    fn tell_outside(&mut self) {
-        let company = Company::of(self.workers.len());
-        if let Some(outside) = self.outside.news(company) {
-            self.hear(Input::Waiting { outside });
-        }
     }
 
     /// Blocks go only between equal fingerprints. That is how a rolling upgrade never mixes two
