@@ -70,7 +70,7 @@ impl Brain {
         &mut self,
         flight: &Flight,
         (verdict, ending): (Verdict, &Ending),
-        output_tokens: u32,
+        answer: Option<u32>,
     ) {
         if self.scaler.is_none() {
             return;
@@ -85,7 +85,7 @@ impl Brain {
         self.scaler_hears(Input::Ended {
             class: flight.request.slo.class.clone(),
             came: Came::of(verdict, plain, aim),
-            output_tokens,
+            output_tokens: answer.unwrap_or(0),
         });
     }
 
