@@ -5,11 +5,12 @@
 //! been looked at.
 
 use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs};
+use crate::bench::Products;
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Products, Share};
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Dot, Isa};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Share};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
@@ -45,7 +46,7 @@ enum Backend {
     Cuda {
         weights: Arc<Weights<CudaPack>>,
         device: Arc<cleave_cuda::Device>,
-        products: Products,
+        products: cleave_cuda::Products,
         /// Of the multiprocessors, for decode workers.
         decode_percent: Option<u32>,
     },
@@ -129,8 +130,8 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
                 weights,
                 device,
                 products: match engine.gpu_matmul {
-                    GpuMatmul::Invariant => Products::PathIndependent,
-                    GpuMatmul::Fast => Products::Fast,
+                    GpuMatmul::Invariant => cleave_cuda::Products::PathIndependent,
+                    GpuMatmul::Fast => cleave_cuda::Products::Fast,
                 },
                 decode_percent: engine
                     .gpu_decode_share
@@ -213,6 +214,20 @@ impl Loaded {
         match &self.backend {
             Backend::Cpu { weights, .. } => of(weights),
             Backend::Cuda { weights, .. } => of(weights),
+        }
+    }
+
+    /// How products are made, if a processor makes them.
+    pub(crate) fn products(&self) -> Option<Products> {
+        match &self.backend {
+            Backend::Cpu { isa, .. } => Some(Products {
+                isa: isa.unwrap_or_else(Isa::detect),
+                dot: match self.precision {
+                    Precision::F32 => Dot::F32,
+                    Precision::Bf16 => Dot::Bf16,
+                },
+            }),
+            Backend::Cuda { .. } => None,
         }
     }
 

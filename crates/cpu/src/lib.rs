@@ -21,6 +21,7 @@
 
 mod affinity;
 mod buffers;
+mod ceiling;
 mod grid;
 mod isa;
 mod kernel;
@@ -35,6 +36,7 @@ mod widened;
 
 pub use affinity::cores_count;
 pub use buffers::{CpuPool, CpuRows};
+pub use ceiling::{Dot, Reader, operations_per_second};
 pub use isa::Isa;
 pub use ops::CpuOps;
 pub use options::{CpuError, CpuOptions};

@@ -17,7 +17,8 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Prefill and decode speed of the engine alone, without a server.
+    /// Prefill and decode speed of the engine alone, without a server; on a processor beside the least that its products
+    /// and its memory would take, measured just before and after each sample.
     #[command(after_help = "Example:
   cleave synth --shape llama-160m --out /tmp/m && cleave bench engine --model /tmp/m --rounds 5")]
     Engine(Box<EngineBenchArgs>),

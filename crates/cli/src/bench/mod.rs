@@ -3,9 +3,11 @@
 //! Owns: which shapes are measured in which order, and what is printed.
 //! Never: takes part in serving.
 
+mod floor;
 mod sample;
 mod shape;
 
+pub(crate) use floor::Products;
 pub(crate) use shape::Shape;
 
 use crate::args::EngineBenchArgs;
@@ -13,6 +15,7 @@ use crate::model::{self, Loaded};
 use anyhow::bail;
 use cleave_domain::Role;
 use cleave_engine::EngineLimits;
+use floor::{Ceilings, Floor};
 use sample::{Bench, Sampled, sequence_tokens};
 use serde::Serialize;
 use shape::{SHAPES, SHAPES_GPU};
@@ -53,6 +56,20 @@ struct Row {
     /// For how long the device stood still before a decode step; the median, where it knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_seconds_median: Option<f64>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
+}
+
+/// A row beside what the machine could do at the same moments: the floor of each sample, see [`floor`].
+#[derive(Serialize)]
+struct Beside {
+    /// The median floor.
+    floor_tokens_per_second: f64,
+    /// Of the floors, of each sample its own.
+    fraction_of_floor_median: f64,
+    fraction_of_floor_best: f64,
+    /// The median.
+    read_bytes_per_second: f64,
 }
 
 /// A shape that was not measured.
@@ -88,28 +105,53 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
         true => room.whole(),
         false => room.for_shapes(&shapes)?,
     };
-    let bench = Bench::new(loaded.engine(limits, args.engine.threads(), Role::Both)?);
+    let threads = args.engine.threads();
+    let ceilings = loaded
+        .products()
+        .map(|products| Ceilings::new(products, threads, loaded.shape()))
+        .transpose()?;
+    let bench = Bench::new(loaded.engine(limits, threads, Role::Both)?);
     let about = About {
         model: loaded.title(),
         device: bench.engine().describe().device.clone(),
-        threads: args.engine.threads(),
+        threads,
         load_seconds,
         weights_seconds: loaded.weights_time.as_secs_f64(),
     };
+    let mut bench = Measured { bench, ceilings };
     if args.stdin {
         return answer(bench, &room, &about, args.rounds);
     }
     let table = Table {
         about,
-        rows: measure(bench, &shapes, args.rounds)?,
+        rows: measure(&mut bench, &shapes, args.rounds)?,
         skipped,
     };
     print(&table, if args.json { Form::Json } else { Form::Table })
 }
 
+/// An engine, and the machine that it runs on, where its ceilings can be measured.
+struct Measured {
+    bench: Bench,
+    ceilings: Option<Ceilings>,
+}
+
+impl Measured {
+    fn sample(&mut self, shape: Shape) -> anyhow::Result<(Sampled, Option<Floor>)> {
+        let Some(ceilings) = &self.ceilings else {
+            return Ok((self.bench.sample(shape)?, None));
+        };
+        let before = ceilings.now();
+        let sample = self.bench.sample(shape)?;
+        let floor = ceilings.floor(&sample, before, ceilings.now());
+        Ok((sample, Some(floor)))
+    }
+}
+
 /// Rounds of every shape in turn, so that a disturbance does not fall on one shape alone.
-fn measure(mut bench: Bench, shapes: &[Shape], rounds: u32) -> anyhow::Result<Vec<Row>> {
-    let mut samples: Vec<Vec<Sampled>> = shapes.iter().map(|_| Vec::new()).collect();
+fn measure(bench: &mut Measured, shapes: &[Shape], rounds: u32) -> anyhow::Result<Vec<Row>> {
+    let mut samples: Vec<Vec<(Sampled, Option<Floor>)>> =
+        shapes.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         for (shape, samples) in shapes.iter().zip(&mut samples) {
             samples.push(bench.sample(*shape)?);
@@ -122,7 +164,7 @@ fn measure(mut bench: Bench, shapes: &[Shape], rounds: u32) -> anyhow::Result<Ve
 }
 
 /// Measures what comes in, a shape a line, and answers each with a line of JSON.
-fn answer(mut bench: Bench, room: &Room, about: &About, rounds: u32) -> anyhow::Result<()> {
+fn answer(mut bench: Measured, room: &Room, about: &About, rounds: u32) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let mut say = |line: String| {
         writeln!(out, "{line}")?;
@@ -244,20 +286,11 @@ impl Room {
 }
 
 impl Row {
-    fn of(shape: Shape, samples: &[Sampled]) -> Self {
-        let mut speeds: Vec<f64> = samples.iter().map(Sampled::tokens_per_second).collect();
-        speeds.sort_by(f64::total_cmp);
-        let mut seconds: Vec<f64> = samples.iter().flat_map(|s| s.seconds.clone()).collect();
-        seconds.sort_by(f64::total_cmp);
-        let mut idle: Vec<f64> = samples
-            .iter()
-            .flat_map(|s| s.idle_seconds.clone())
-            .collect();
-        idle.sort_by(f64::total_cmp);
-        let at = |sorted: &[f64], percent: usize| {
-            let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
-            sorted.get(index).copied().unwrap_or_default()
-        };
+    fn of(shape: Shape, samples: &[(Sampled, Option<Floor>)]) -> Self {
+        let timed = || samples.iter().map(|(sample, _)| sample);
+        let speeds = sorted(timed().map(Sampled::tokens_per_second));
+        let seconds = sorted(timed().flat_map(|s| s.seconds.clone()));
+        let idle = sorted(timed().flat_map(|s| s.idle_seconds.clone()));
         Self {
             shape: shape.to_string(),
             name: shape.name(),
@@ -266,8 +299,43 @@ impl Row {
             seconds_median: at(&seconds, 50),
             seconds_p99: at(&seconds, 99),
             idle_seconds_median: (!idle.is_empty()).then(|| at(&idle, 50)),
+            beside: Beside::of(samples),
         }
     }
+}
+
+impl Beside {
+    fn of(samples: &[(Sampled, Option<Floor>)]) -> Option<Self> {
+        let floors = samples
+            .iter()
+            .map(|(sample, floor)| Some((sample, floor.as_ref()?)));
+        let floors: Vec<_> = floors.collect::<Option<_>>()?;
+        let each = floors.iter();
+        let fractions = sorted(
+            each.clone()
+                .map(|(sample, floor)| sample.tokens_per_second() / floor.tokens_per_second),
+        );
+        let speeds = sorted(each.clone().map(|(_, floor)| floor.tokens_per_second));
+        let reads = sorted(each.map(|(_, floor)| floor.bytes_per_second));
+        Some(Self {
+            floor_tokens_per_second: at(&speeds, 50),
+            fraction_of_floor_median: at(&fractions, 50),
+            fraction_of_floor_best: at(&fractions, 100),
+            read_bytes_per_second: at(&reads, 50),
+        })
+    }
+}
+
+fn sorted(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut numbers: Vec<f64> = numbers.collect();
+    numbers.sort_by(f64::total_cmp);
+    numbers
+}
+
+/// So many hundredths of the way through sorted numbers; 0 if there is none.
+fn at(sorted: &[f64], percent: usize) -> f64 {
+    let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(index).copied().unwrap_or_default()
 }
 
 fn print(table: &Table, form: Form) -> anyhow::Result<()> {
@@ -283,13 +351,32 @@ fn print(table: &Table, form: Form) -> anyhow::Result<()> {
         ..
     } = &table.about;
     writeln!(out, "{model}, {device}, loaded in {load_seconds:.2} s\n")?;
-    writeln!(out, "| | tokens/s, median | best |\n|---|---|---|")?;
+    let beside = table.rows.iter().any(|row| row.beside.is_some());
+    let (heads, rule) = match beside {
+        true => (
+            " floor | of it, median | best | read, GB/s |",
+            "---|---|---|---|",
+        ),
+        false => ("", ""),
+    };
+    writeln!(
+        out,
+        "| | tokens/s, median | best |{heads}\n|---|---|---|{rule}"
+    )?;
     for row in &table.rows {
-        writeln!(
-            out,
-            "| {} | {:.1} | {:.1} |",
-            row.name, row.tokens_per_second_median, row.tokens_per_second_best
-        )?;
+        let (median, best) = (row.tokens_per_second_median, row.tokens_per_second_best);
+        write!(out, "| {} | {median:.1} | {best:.1} |", row.name)?;
+        if let Some(beside) = &row.beside {
+            write!(
+                out,
+                " {:.1} | {:.2} | {:.2} | {:.1} |",
+                beside.floor_tokens_per_second,
+                beside.fraction_of_floor_median,
+                beside.fraction_of_floor_best,
+                beside.read_bytes_per_second / 1e9
+            )?;
+        }
+        writeln!(out)?;
     }
     for Skipped { shape, why } in &table.skipped {
         writeln!(out, "\n{shape} was not measured: {why}")?;

@@ -7,7 +7,7 @@
 
 use super::shape::Shape;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan, Work,
 };
 use cleave_engine::{Engine, EngineError};
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub(super) struct Sampled {
     pub(super) seconds: Vec<f64>,
     /// For how long the device stood still before each decode step, where it knows.
     pub(super) idle_seconds: Vec<f64>,
+    /// Of each timed step.
+    pub(super) works: Vec<Work>,
 }
 
 impl Sampled {
@@ -74,10 +76,12 @@ impl Bench {
                 if is_new {
                     self.prefill(tokens)?;
                 }
+                let (took, works) = self.prefill(tokens)?;
                 Ok(Sampled {
                     tokens_count: tokens,
-                    seconds: vec![self.prefill(tokens)?.as_secs_f64()],
+                    seconds: vec![took.as_secs_f64()],
                     idle_seconds: Vec::new(),
+                    works,
                 })
             }
             Shape::Decode { sequences, .. } => {
@@ -87,16 +91,20 @@ impl Bench {
                     seconds.push(took.as_secs_f64());
                     idle_seconds.extend(idle.map(|idle| idle.as_secs_f64()));
                 }
+                let timed = DECODE_STEPS_UNTIMED..DECODE_STEPS_UNTIMED + DECODE_STEPS;
                 Ok(Sampled {
                     tokens_count: sequences * DECODE_STEPS,
                     seconds,
                     idle_seconds,
+                    works: timed
+                        .map(|index| Work::of(&self.decode_step(shape, index)))
+                        .collect(),
                 })
             }
         }
     }
 
-    fn prefill(&mut self, tokens: u32) -> Result<Duration, EngineError> {
+    fn prefill(&mut self, tokens: u32) -> Result<(Duration, Vec<Work>), EngineError> {
         let shape = Shape::Prefill { tokens };
         self.open(shape, tokens)?;
         self.run_prompt(shape, tokens, LogitsWanted::Sample)
@@ -139,24 +147,33 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs the first slot's tokens in chunks; the last draws a token, if that is wanted.
+    /// Runs the first slot's tokens in chunks; the last draws a token, if that is wanted. Gives the time of all steps, and what
+    /// each had to do.
     fn run_prompt(
         &mut self,
         shape: Shape,
         tokens: u32,
         last: LogitsWanted,
-    ) -> Result<Duration, EngineError> {
+    ) -> Result<(Duration, Vec<Work>), EngineError> {
         let chunk = self.engine.describe().capacity.step_tokens_max;
-        let mut took = Duration::ZERO;
+        let (mut took, mut works) = (Duration::ZERO, Vec::new());
         for position in (0..tokens).step_by(chunk as usize) {
             let len = chunk.min(tokens - position);
             let logits = match position + len == tokens {
                 true => last,
                 false => LogitsWanted::No,
             };
-            took += self.step(vec![self.segment(shape, (0, position, len), logits)])?;
+            let plan = StepPlan {
+                step: StepId(1),
+                opens: Vec::new(),
+                segments: vec![self.segment(shape, (0, position, len), logits)],
+            };
+            works.push(Work::of(&plan));
+            let from = Instant::now();
+            self.engine.step(&plan)?;
+            took += from.elapsed();
         }
-        Ok(took)
+        Ok((took, works))
     }
 
     /// The timed decode steps: from one result to the next, and how long the device stood still before each.
@@ -218,17 +235,6 @@ impl Bench {
             blocks: (slot * table..(slot + 1) * table).map(BlockIndex).collect(),
             logits,
         }
-    }
-
-    fn step(&mut self, segments: Vec<Segment>) -> Result<Duration, EngineError> {
-        let plan = StepPlan {
-            step: StepId(1),
-            opens: Vec::new(),
-            segments,
-        };
-        let from = Instant::now();
-        self.engine.step(&plan)?;
-        Ok(from.elapsed())
     }
 
     fn block_tokens(&self) -> u32 {

@@ -16,10 +16,11 @@ pub(crate) enum Shape {
 }
 
 /// On a processor: what a small machine does in a minute.
-pub(super) const SHAPES: [Shape; 5] = [
+pub(super) const SHAPES: [Shape; 6] = [
     prefill(512),
     prefill(2048),
     decode(1, 128),
+    decode(1, 1024),
     decode(8, 128),
     decode(32, 128),
 ];

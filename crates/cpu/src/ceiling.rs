@@ -1,0 +1,257 @@
+//! What the processor could do: bytes read and operations done per second, measured by loops that do nothing else.
+//!
+//! Owns: these loops, and the threads that they take for as long as they run.
+//! Never: guesses: where a loop for an instruction set is not written there is no ceiling.
+//! Invariant: a rate is of all threads together, from the first one's start to the last one's end, best of a few rounds: what
+//! others take of the machine makes it smaller, never larger.
+
+use crate::isa::Isa;
+use crate::memory::Memory;
+use cleave_engine::EngineError;
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dot {
+    /// 32-bit floats.
+    F32,
+    /// Pairs of bfloat16, added up in 32-bit floats.
+    Bf16,
+    /// Fours of eight-bit integers, added up in 32 bits.
+    Int8,
+}
+
+/// More than any cache holds.
+const BYTES: usize = 512 << 20;
+/// Bytes that a thread reads before it looks for more: small enough that all end together.
+const PART_BYTES: usize = 1 << 20;
+/// Instructions of a loop of products; some two milliseconds.
+const DOTS: usize = 14_000_000;
+/// Chains of products that do not wait for each other: more than any processor's latency times its units.
+const CHAINS: usize = 14;
+const ROUNDS: usize = 3;
+
+/// Memory to be read, and how many threads read it.
+pub struct Reader {
+    words: Memory<u32>,
+    threads: usize,
+}
+
+impl Reader {
+    /// # Errors
+    /// `Device` if memory is short.
+    pub fn new(threads: usize) -> Result<Self, EngineError> {
+        let mut words = Memory::<u32>::zeroed(BYTES / size_of::<u32>())?;
+        // A page that was never written is the same page of zeros everywhere.
+        words.fill(1);
+        Ok(Self {
+            words,
+            threads: threads.max(1),
+        })
+    }
+
+    /// Bytes per second.
+    pub fn bytes_per_second(&self) -> f64 {
+        let each = PART_BYTES / size_of::<u32>();
+        let parts: Vec<&[u32]> = self.words.chunks(each).collect();
+        let seconds = shared(self.threads, &|thread| {
+            for part in parts.iter().skip(thread).step_by(self.threads) {
+                std::hint::black_box(sum(part));
+            }
+        });
+        BYTES as f64 / seconds
+    }
+}
+
+/// Operations per second, a multiplication and its addition being two; `None` where the instruction set has no such product,
+/// or no loop here.
+pub fn operations_per_second(isa: Isa, dot: Dot, threads: usize) -> Option<f64> {
+    let threads = threads.max(1);
+    let spin = Spin::of(isa, dot)?;
+    // SAFETY: `Spin::of` found the instructions.
+    let seconds = shared(threads, &|_| unsafe { (spin.run)(DOTS / CHAINS) });
+    let count = DOTS / CHAINS * CHAINS * spin.operations * threads;
+    Some(count as f64 / seconds)
+}
+
+/// Runs the same on so many threads at once: the shortest of a few rounds, in seconds. Threads of its own, since others that only wait
+/// would make an engine's threads wait with less patience.
+fn shared(threads: usize, body: &(dyn Fn(usize) + Sync)) -> f64 {
+    let (start, end) = (Barrier::new(threads), Barrier::new(threads));
+    let times = |thread: usize| {
+        let mut least = f64::INFINITY;
+        for _ in 0..ROUNDS {
+            start.wait();
+            let from = Instant::now();
+            body(thread);
+            end.wait();
+            least = least.min(from.elapsed().as_secs_f64());
+        }
+        least
+    };
+    std::thread::scope(|scope| {
+        for thread in 1..threads {
+            let times = &times;
+            scope.spawn(move || times(thread));
+        }
+        times(0)
+    })
+}
+
+/// In lanes of their own, which the compiler makes vectors of.
+fn sum(words: &[u32]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: found just now.
+        return unsafe { sum_avx2(words) };
+    }
+    sum_lanes(words)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn sum_avx2(words: &[u32]) -> u32 {
+    sum_lanes(words)
+}
+
+#[inline(always)]
+fn sum_lanes(words: &[u32]) -> u32 {
+    let mut lanes = [0_u32; 64];
+    for chunk in words.as_chunks::<64>().0 {
+        for i in 0..lanes.len() {
+            lanes[i] = lanes[i].wrapping_add(chunk[i]);
+        }
+    }
+    lanes.iter().fold(0, |sum, lane| sum.wrapping_add(*lane))
+}
+
+/// A loop of products on registers.
+struct Spin {
+    /// So many times [`CHAINS`] instructions.
+    run: unsafe fn(usize),
+    /// Operations of one instruction.
+    operations: usize,
+}
+
+impl Spin {
+    #[cfg(target_arch = "x86_64")]
+    fn of(isa: Isa, dot: Dot) -> Option<Self> {
+        let has_vnni = is_x86_feature_detected!("avx512vnni");
+        let found = isa.available();
+        Some(match (isa, dot) {
+            _ if !found => return None,
+            (Isa::Avx512Bf16, Dot::Bf16) => Self {
+                run: x86::bf16,
+                operations: 64,
+            },
+            (Isa::Avx512Bf16 | Isa::Avx512, Dot::Int8) if has_vnni => Self {
+                run: x86::int8,
+                operations: 128,
+            },
+            // Without an instruction for pairs of bf16 they are widened.
+            (Isa::Avx512Bf16 | Isa::Avx512, Dot::F32) | (Isa::Avx512, Dot::Bf16) => Self {
+                run: x86::f32_wide,
+                operations: 32,
+            },
+            (Isa::Avx2, Dot::F32 | Dot::Bf16) => Self {
+                run: x86::f32_narrow,
+                operations: 16,
+            },
+            _ => return None,
+        })
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn of(_: Isa, _: Dot) -> Option<Self> {
+        None
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! Each chain adds to itself, so that nothing can be left out.
+
+    use super::CHAINS;
+    use std::arch::x86_64::{
+        __m512bh, __m512i, _mm256_fmadd_ps, _mm256_set1_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
+        _mm512_fmadd_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+        _mm512_setzero_si512,
+    };
+    use std::hint::black_box;
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) fn bf16(rounds: usize) {
+        let ones = black_box(_mm512_set1_epi32(0x3f80_3f80));
+        // SAFETY: both are 512 bits.
+        let ones = unsafe { std::mem::transmute::<__m512i, __m512bh>(ones) };
+        let mut chains = [_mm512_setzero_ps(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                *chain = _mm512_dpbf16_ps(*chain, ones, ones);
+            }
+        }
+        black_box(chains);
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub(super) fn int8(rounds: usize) {
+        let ones = black_box(_mm512_set1_epi8(1));
+        let mut chains = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                *chain = _mm512_dpbusd_epi32(*chain, ones, ones);
+            }
+        }
+        black_box(chains);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn f32_wide(rounds: usize) {
+        let ones = black_box(_mm512_set1_ps(1.0));
+        let mut chains = [_mm512_setzero_ps(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                *chain = _mm512_fmadd_ps(ones, ones, *chain);
+            }
+        }
+        black_box(chains);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn f32_narrow(rounds: usize) {
+        let ones = black_box(_mm256_set1_ps(1.0));
+        let mut chains = [_mm256_set1_ps(0.0); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                *chain = _mm256_fmadd_ps(ones, ones, *chain);
+            }
+        }
+        black_box(chains);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_this_processor() {
+        let isa = Isa::detect();
+        let reader = Reader::new(2).unwrap();
+        // A tenth of what the slowest memory of today gives.
+        assert!(reader.bytes_per_second() > 1e8);
+        for dot in [Dot::F32, Dot::Bf16, Dot::Int8] {
+            if let Some(rate) = operations_per_second(isa, dot, 1) {
+                assert!((1e8..1e14).contains(&rate), "{dot:?}: {rate}");
+            }
+        }
+        assert_eq!(operations_per_second(Isa::Plain, Dot::F32, 1), None);
+    }
+
+    #[test]
+    fn every_word_is_read() {
+        let words: Vec<u32> = (0..256).collect();
+        assert_eq!(sum(&words), 255 * 128);
+    }
+}

@@ -1,0 +1,251 @@
+"""Engines on the same processor, model and shapes, without servers, by turns: the table of the README.
+
+usage: engines.py --cleave BIN --model HF_FOLDER [--int8 HF_FOLDER] [--llama FOLDER --gguf FILE] [--vllm FOLDER]
+                  [--openvino FOLDER] [--transformers] [--rounds 3] [--threads N] [--out FILE] [--table FILE]
+
+FOLDERs are what the install scripts beside this file leave. The model is a Llama in bf16 (`cleave synth`), --int8 the same
+as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf what to_gguf.py makes of it; q8_0 and q4_0 are made
+beside it. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for each sample. In
+each round every engine is asked for every shape once, in an order that rotates; before each sample the machine must be quiet: no
+more than a tenth of its cores busy for a second, or the sample waits for up to a minute. Cleave's samples come with the floor that
+`cleave bench engine` reckons from ceilings measured beside them. Printed: the best of the rounds, and the median.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SHAPES = ["prefill:512", "prefill:2048", "decode:1x128", "decode:1x1024", "decode:8x128", "decode:32x128"]
+NAMES = ["prefill 512", "prefill 2048", "decode b1, ctx 128", "decode b1, ctx 1024", "batch 8", "batch 32"]
+CONTEXT, SEQUENCES = 2304, 32
+QUIET_SHARE, QUIET_WAIT_SECONDS = 0.1, 60
+
+
+@dataclass
+class Engine:
+    """One that answers shapes on its standard input."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen | None = None
+
+    def start(self, log: Path) -> None:
+        environment = {name: value for name, value in (os.environ | self.environment).items() if value}
+        with open(log / f"{self.name.replace(' ', '-')}.log", "w") as errors:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
+            )
+        self.read()
+        self.signal(signal.SIGSTOP)
+
+    def read(self) -> dict:
+        assert self.process and self.process.stdout
+        for line in self.process.stdout:
+            with suppress(json.JSONDecodeError):
+                if isinstance(found := json.loads(line), dict):
+                    return found
+        raise RuntimeError(f"{self.name} ended with {self.process.wait()}; its log says why")
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process
+        os.killpg(self.process.pid, number)
+
+    def ask(self, shape: str) -> dict:
+        assert self.process and self.process.stdin
+        self.signal(signal.SIGCONT)
+        self.process.stdin.write(shape + "\n")
+        self.process.stdin.flush()
+        found = self.read()
+        self.signal(signal.SIGSTOP)
+        return found
+
+    def stop(self) -> None:
+        if self.process:
+            with suppress(ProcessLookupError):
+                self.signal(signal.SIGKILL)
+            self.process.wait()
+
+
+@dataclass
+class Llama:
+    """llama.cpp, whose programs measure and end."""
+
+    name: str
+    folder: Path
+    gguf: str
+    threads: int
+
+    def start(self, log: Path) -> None:
+        """Reads the file once, so that no sample waits for a disk."""
+        subprocess.run(["cat", self.gguf], stdout=subprocess.DEVNULL, check=True)
+
+    def ask(self, shape: str) -> dict:
+        kind, rest = shape.split(":")
+        numbers = [int(number) for number in rest.split("x")]
+        common = ["-m", self.gguf, "-t", str(self.threads), "-fa", "1"]
+        if kind == "prefill" or numbers[0] == 1:
+            of = ["-p", rest, "-n", "0"] if kind == "prefill" else ["-p", "0", "-n", "32", "-d", str(numbers[1])]
+            command = [self.folder / "llama-bench", *common, "-r", "1", "-o", "json", *of]
+            rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            return {"tokens_per_second": rows[-1]["avg_ts"]}
+        count, context = numbers
+        command = [self.folder / "llama-batched-bench", *common, "-c", str(count * (context + 64)), "-b", "2048"]
+        command += ["-npp", str(context), "-ntg", "32", "-npl", str(count), "--output-format", "jsonl"]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        return {"tokens_per_second": rows[-1]["speed_tg"]}
+
+    def stop(self) -> None:
+        """Nothing runs between samples."""
+
+
+def engines(args: argparse.Namespace) -> list[Engine | Llama]:
+    threads = str(args.threads)
+    cleave = [args.cleave, "bench", "engine", "--threads", threads, "--stdin", "--rounds", "1", "--dtype", "bf16"]
+    cleave += ["--max-model-len", str(CONTEXT), "--kv-cache", "2GiB", "--model", args.model]
+    found: list[Engine | Llama] = [Engine("Cleave bf16", cleave)]
+    found += [Engine(f"Cleave {form}", [*cleave, "--quantize", form]) for form in ("int8", "int4")]
+    if args.llama:
+        for form in ("bf16", "q8_0", "q4_0"):
+            found.append(Llama(f"llama.cpp {form}", Path(args.llama), gguf(args, form), args.threads))
+    if args.vllm:
+        folder = Path(args.vllm)
+        environment = {
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{args.threads - 1}",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "LD_PRELOAD": (folder / "preload").read_text().strip(),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+        program = [str(folder / "venv/bin/python"), str(HERE / "speed_vllm.py")]
+        for form, model in (("bf16", args.model), ("w8a8", args.int8)):
+            if model:
+                found.append(Engine(f"vLLM {form}", [*program, model, str(CONTEXT), str(SEQUENCES)], environment))
+    if args.openvino:
+        program = [str(Path(args.openvino) / "bin/python"), str(HERE / "speed_openvino.py")]
+        for form in ("bf16", "q8_0", "q4_0"):
+            found.append(Engine(f"OpenVINO {form}", [*program, gguf(args, form), str(SEQUENCES), threads]))
+    if args.transformers:
+        python = str(Path(args.vllm) / "venv/bin/python") if args.vllm else sys.executable
+        found.append(Engine("transformers bf16", [python, str(HERE / "speed_transformers.py"), args.model, threads]))
+    return found
+
+
+def gguf(args: argparse.Namespace, form: str) -> str:
+    """The model's file in a form, made if it is not there."""
+    if form == "bf16":
+        return args.gguf
+    out = args.gguf.removesuffix(".gguf") + f"-{form}.gguf"
+    if not Path(out).exists():
+        command = [Path(args.llama) / "llama-quantize", "--pure", args.gguf, out, form, str(args.threads)]
+        subprocess.run(command, check=True, capture_output=True)
+    return out
+
+
+def busy_ticks() -> int:
+    with open("/proc/stat") as lines:
+        user, nice, system, _, _, interrupts, soft, stolen = (int(word) for word in lines.readline().split()[1:9])
+    return user + nice + system + interrupts + soft + stolen
+
+
+def wait_for_quiet() -> float:
+    """Waits until nobody else computes; gives the share of the cores that somebody still took."""
+    for _ in range(QUIET_WAIT_SECONDS):
+        before = busy_ticks()
+        time.sleep(1)
+        share = (busy_ticks() - before) / (os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1))
+        if share <= QUIET_SHARE:
+            break
+    return share
+
+
+def measure(found: list[Engine | Llama], rounds: int) -> dict[str, dict[str, list[dict]]]:
+    samples: dict[str, dict[str, list[dict]]] = {engine.name: {} for engine in found}
+    for number in range(rounds):
+        for shape in SHAPES:
+            turn = number % len(found)
+            for engine in found[turn:] + found[:turn]:
+                if samples[engine.name].get("failed"):
+                    continue
+                share = wait_for_quiet()
+                try:
+                    sample = engine.ask(shape) | {"others": share}
+                except (RuntimeError, BrokenPipeError, subprocess.CalledProcessError, IndexError) as error:
+                    print(f"{engine.name}, {shape}: {error}", file=sys.stderr)
+                    samples[engine.name]["failed"] = [{"why": str(error)}]
+                    continue
+                sample.setdefault("tokens_per_second", sample.get("tokens_per_second_best"))
+                samples[engine.name].setdefault(shape, []).append(sample)
+                print(f"{time.strftime('%H:%M:%S')} {number} {engine.name:20} {shape:14} {sample['tokens_per_second']:.1f}", flush=True)
+    return samples
+
+
+def table(samples: dict[str, dict[str, list[dict]]]) -> str:
+    lines = ["| best (median), tokens/s | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]
+    most = {shape: {} for shape in SHAPES}
+    for engine, shapes in samples.items():
+        for shape in SHAPES:
+            if speeds := [sample["tokens_per_second"] for sample in shapes.get(shape, []) if sample["tokens_per_second"]]:
+                most[shape][engine] = max(speeds), statistics.median(speeds)
+    for engine, shapes in samples.items():
+        cells = []
+        for shape in SHAPES:
+            if engine not in most[shape]:
+                cells.append("")
+                continue
+            best, median = most[shape][engine]
+            text = f"{best:.0f} ({median:.0f})"
+            cells.append(f"**{text}**" if best == max(found for found, _ in most[shape].values()) else text)
+        lines.append(f"| {engine} | " + " | ".join(cells) + " |")
+        floors = [[s for s in shapes.get(shape, []) if "fraction_of_floor_best" in s] for shape in SHAPES]
+        if any(floors):
+            parts = [f"{max(s['fraction_of_floor_best'] for s in found):.2f}" if found else "" for found in floors]
+            lines.append("| of its floor then | " + " | ".join(parts) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cleave", required=True)
+    parser.add_argument("--model", required=True)
+    for name in ("--int8", "--llama", "--gguf", "--vllm", "--openvino", "--out", "--table"):
+        parser.add_argument(name)
+    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="engines by the beginning of their names")
+    parser.add_argument("--log", default="target/peers", help="folder for what the engines say")
+    args = parser.parse_args()
+    log = Path(args.log)
+    log.mkdir(parents=True, exist_ok=True)
+    found = [engine for engine in engines(args) if not args.only or engine.name.startswith(tuple(args.only))]
+    try:
+        for engine in found:
+            print(f"starting {engine.name}", flush=True)
+            engine.start(log)
+        samples = measure(found, args.rounds)
+    finally:
+        for engine in found:
+            engine.stop()
+    if args.out:
+        Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")
+    text = table(samples)
+    print("\n" + text)
+    if args.table:
+        Path(args.table).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
