@@ -10,6 +10,7 @@
 use super::RouterEvent;
 use crate::ask::Asker;
 use crate::grpc::{local_address, watch_names};
+use cleave_router::Outside;
 use futures::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,63 +21,6 @@ use tracing::warn;
 
 /// How often each is asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-
-/// Where requests wait that are no flights of this router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outside {
-    /// Here, for a worker's tokenizer.
-    Here,
-    /// At the fleet's other routers.
-    Elsewhere,
-}
-
-/// Whether those elsewhere are heard of by workers, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Company {
-    /// There is no worker that could carry a word.
-    None,
-    /// There is one.
-    Workers,
-}
-
-impl Company {
-    pub(super) fn of(workers: usize) -> Self {
-        match workers {
-            0 => Self::None,
-            _ => Self::Workers,
-        }
-    }
-}
-
-/// How many do.
-#[derive(Debug, Default)]
-pub(super) struct Waiting {
-    here: u32,
-    elsewhere: u32,
-    told: u32,
-}
-
-impl Waiting {
-    /// So many wait there now.
-    pub(super) fn hear(&mut self, place: Outside, count: u32) {
-        match place {
-            Outside::Here => self.here = count,
-            Outside::Elsewhere => self.elsewhere = count,
-        }
-    }
-
-    /// What the brain is to be told, if it is another number than before.
-    pub(super) fn news(&mut self, company: Company) -> Option<u32> {
-        let elsewhere = match company {
-            Company::None => self.elsewhere,
-            Company::Workers => 0,
-        };
-        let outside = self.here.saturating_add(elsewhere);
-        let news = outside != self.told;
-        self.told = outside;
-        news.then_some(outside)
-    }
-}
 
 /// Keeps telling the driver how many requests are open at the routers of these names, until dropped.
 /// `own` are the ports at which this router itself would be asked.

@@ -5,11 +5,13 @@
 mod added;
 mod backlog;
 mod driver;
+mod facts;
 mod fellows;
 mod flights;
 mod frontend;
 mod lookout;
 mod orders;
+mod passes;
 mod roster;
 
 pub(crate) use added::Added;
