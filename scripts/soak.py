@@ -36,7 +36,7 @@ LIMIT = 60.0
 # Kinds of blocks that nobody may hold when nothing is under way; what is cached is free for whoever needs it.
 HELD = ("held", "swapped", "reserved", "leased", "quarantined", "leaked")
 # What allocators may keep that nobody holds.
-ALLOCATED_MIB = 6.0
+ALLOCATED_MIB = 2.0
 POLICY = "classes: [{{name: all, ttft: {ttft}ms, tpot: {tpot}ms, queue_max: 512}}]\n"
 
 
