@@ -4,11 +4,11 @@
 //! Never: serves. Invariant: when loading returns, everything a checkpoint could be refused for has
 //! been looked at.
 
-use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs};
+use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs, QuantizeArg};
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Quantize};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Products, Share};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
@@ -111,6 +111,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         KvCacheDtype::Fp8E4m3 => KvType::Fp8E4m3,
     };
     check_kv_scales(kv, &checkpoint)?;
+    let quantize = quantize(model, &place, &checkpoint)?;
     let limit = model.max_model_len.map(|tokens| tokens as usize);
     let from = Instant::now();
     let backend = match place {
@@ -118,6 +119,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
             let options = CpuOptions {
                 threads: engine.threads(),
                 isa,
+                quantize,
                 ..CpuOptions::new(precision)
             };
             let weights = weights(&CpuPack::new(&options), &checkpoint, limit)?;
@@ -182,6 +184,27 @@ fn weights<P: Pack>(
     });
     bar.finish_and_clear();
     Ok(Arc::new(weights?))
+}
+
+/// What weights are rounded to.
+fn quantize(
+    model: &ModelArgs,
+    place: &Place,
+    checkpoint: &Checkpoint,
+) -> anyhow::Result<Option<Quantize>> {
+    let Some(form) = model.quantize else {
+        return Ok(None);
+    };
+    if let Place::Cuda(_) = place {
+        bail!("--quantize is for --device cpu; a GPU takes checkpoints that are quantised already");
+    }
+    if let Some(already) = checkpoint.quantization() {
+        bail!("--quantize: the checkpoint is quantised already ({already}); leave the flag out");
+    }
+    Ok(Some(match form {
+        QuantizeArg::Int8 => Quantize::Int8,
+        QuantizeArg::Int4 => Quantize::Int4,
+    }))
 }
 
 fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {

@@ -10,12 +10,13 @@ use crate::buffers::{CpuPool, CpuRows};
 use crate::grid::{Grid, piece};
 use crate::isa::Isa;
 use crate::kernel::attention::{Attend, Scratch, head_width};
-use crate::kernel::product::{Left, Product};
+use crate::kernel::product::left::Left;
+use crate::kernel::product::{PANEL, Product, SCRATCH_WORDS, Whole};
 use crate::kernel::tile::Tiles;
-use crate::kernel::{Kept, Kernels, Stored};
+use crate::kernel::{BytesKernels, Kept, Kernels, ProductKernels, Stored};
 use crate::memory::{Memory, Parts, Plain};
 use crate::options::{CpuError, CpuOptions};
-use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
+use crate::pack::{Columns, CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector, Form};
 use crate::plan::AttentionPlan;
 use crate::threads::Threads;
 use crate::widened::Widened;
@@ -30,11 +31,17 @@ use cleave_engine::ops::{
 pub struct CpuOps {
     isa: Isa,
     kernels: &'static Kernels,
+    bytes_kernels: &'static BytesKernels,
     precision: Precision,
     kv: KvType,
     threads: Threads,
     /// Packed rows of the product at hand.
     left: Memory<u32>,
+    /// Scales and sums of their groups, where they are bytes.
+    left_scales: Memory<f32>,
+    left_sums: Memory<u32>,
+    /// [`SCRATCH_WORDS`] per thread.
+    products_scratch: Memory<f32>,
     plan: AttentionPlan,
     /// One per thread, for the heads at hand.
     scratch: Vec<Scratch>,
@@ -54,7 +61,7 @@ impl CpuOps {
     /// If the processor has not the instructions asked for, or the system no more threads.
     pub fn new(options: &CpuOptions) -> Result<Self, CpuError> {
         let isa = options.checked_isa()?;
-        let Some(kernels) = Kernels::of(isa) else {
+        let (Some(kernels), Some(bytes_kernels)) = (Kernels::of(isa), BytesKernels::of(isa)) else {
             let best = Isa::detect();
             return Err(CpuError::NoIsa { asked: isa, best });
         };
@@ -64,11 +71,15 @@ impl CpuOps {
         Ok(Self {
             isa,
             kernels,
+            bytes_kernels,
             precision: options.precision,
             kv: options.checked_kv()?,
             widened: Widened::default(),
             threads: Threads::new(count, &options.cores).map_err(failed)?,
             left: Memory::zeroed(0).map_err(no_memory)?,
+            left_scales: Memory::zeroed(0).map_err(no_memory)?,
+            left_sums: Memory::zeroed(0).map_err(no_memory)?,
+            products_scratch: Memory::zeroed(count * SCRATCH_WORDS).map_err(no_memory)?,
             plan: AttentionPlan::default(),
             scratch: Vec::new(),
             scratch_heads: None,
@@ -76,27 +87,49 @@ impl CpuOps {
         })
     }
 
+    /// What multiplies with a matrix of this form, and the steps of its groups.
+    fn product_kernels(&self, matrix: &CpuMatrix) -> (&'static ProductKernels, usize) {
+        const OTHER: &str = "a matrix of another pack";
+        match &matrix.form {
+            Form::F32 => {
+                assert_eq!(self.precision, Precision::F32, "{OTHER}");
+                (&self.kernels.single.product, matrix.steps)
+            }
+            Form::Bf16 => {
+                assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
+                (&self.kernels.brain.product, matrix.steps)
+            }
+            Form::Int8(_) => (&self.bytes_kernels.int8, matrix.steps),
+            Form::Int4(units) => (&self.bytes_kernels.int4, units.steps),
+        }
+    }
+
     /// `out = x · matrix + bias`, `x` `(rows, width)`, `out` `(rows, columns)`.
-    fn product<T: Stored>(
+    fn product(
         &mut self,
         matrix: &CpuMatrix,
         rows: usize,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        assert_eq!(matrix.precision, self.precision, "a matrix of another pack");
         assert_eq!(x.len(), rows * matrix.width, "left side of a product");
         assert_eq!(out.len(), rows * matrix.columns, "result of a product");
-        let kernels = T::of(self.kernels);
+        let (kernels, group_steps) = self.product_kernels(matrix);
         let words = rows * matrix.steps * kernels.phases;
+        let groups = rows * matrix.steps.div_ceil(group_steps.max(1));
         grow(&mut self.left, words)?;
+        grow(&mut self.left_scales, groups)?;
+        grow(&mut self.left_sums, groups)?;
         let cut = Tiles::new(rows, self.kernels.rows_max);
         let left = Left {
             x,
             width: matrix.width,
             rows,
             steps: matrix.steps,
+            group_steps,
             words: Parts::new(&mut self.left[..words]),
+            scales: Parts::new(&mut self.left_scales[..groups]),
+            sums: Parts::new(&mut self.left_sums[..groups]),
         };
         let tiles_each = PIECE_ELEMENTS.div_ceil(matrix.width.max(1) * self.kernels.rows_max);
         self.threads.run(cut.count().div_ceil(tiles_each), &|turn| {
@@ -109,14 +142,32 @@ impl CpuOps {
             steps: matrix.steps,
             columns: matrix.columns,
             bias: matrix.bias.as_deref(),
+            whole: match &matrix.form {
+                Form::F32 | Form::Bf16 => Whole::default(),
+                Form::Int8(Columns { scales, starts }) => Whole {
+                    scales,
+                    starts,
+                    ..Whole::default()
+                },
+                Form::Int4(units) => Whole {
+                    units: *units,
+                    ..Whole::default()
+                },
+            },
             left: &self.left[..words],
+            left_scales: &self.left_scales[..groups],
+            left_sums: &self.left_sums[..groups],
             rows,
             out: Parts::new(out),
         };
-        let grid = Grid::new(&product, cut, self.threads.count());
+        let panels = matrix.columns.div_ceil(PANEL);
+        let panel_words = matrix.words.len() / panels.max(1);
+        let grid = Grid::new((panels, panel_words), cut, self.threads.count());
+        let scratch = Parts::new(&mut self.products_scratch);
         self.threads.run(grid.tasks_count(), &|turn| {
-            // SAFETY: as above.
-            unsafe { (kernels.multiply)(&product, &grid.piece(turn.task)) }
+            let mine = turn.worker * SCRATCH_WORDS..(turn.worker + 1) * SCRATCH_WORDS;
+            // SAFETY: each worker has its own scratch; `Kernels::of` checked the instructions.
+            unsafe { (kernels.multiply)(&product, &grid.piece(turn.task), scratch.part(mine)) }
         });
         Ok(())
     }
@@ -315,7 +366,13 @@ impl Ops for CpuOps {
     fn arithmetic(&self) -> &'static str {
         match self.isa {
             Isa::Plain => "unfused",
-            Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 | Isa::Neon => "fused",
+            Isa::Avx512Bf16
+            | Isa::Avx512Vnni
+            | Isa::Avx512
+            | Isa::Avx2Vnni
+            | Isa::Avx2
+            | Isa::NeonDot
+            | Isa::Neon => "fused",
         }
     }
 
@@ -541,10 +598,7 @@ impl Ops for CpuOps {
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         assert_eq!(x.width, head.width, "width of a product's left side");
-        match self.precision {
-            Precision::F32 => self.product::<f32>(head, rows, x.head(rows), out),
-            Precision::Bf16 => self.product::<u16>(head, rows, x.head(rows), out),
-        }
+        self.product(head, rows, x.head(rows), out)
     }
 
     fn read_block(

@@ -2,7 +2,7 @@
 //! against itself in bf16, on a text of its own.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack};
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Quantize};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepPlan, TokenId,
 };
@@ -21,19 +21,25 @@ fn demo() -> PathBuf {
 }
 
 fn engine(dir: &Path, kv: KvType) -> ModelEngine<CpuOps> {
-    let options = CpuOptions {
-        kv,
-        ..CpuOptions::new(Precision::Bf16)
-    };
+    build(
+        dir,
+        &CpuOptions {
+            kv,
+            ..CpuOptions::new(Precision::Bf16)
+        },
+    )
+}
+
+fn build(dir: &Path, options: &CpuOptions) -> ModelEngine<CpuOps> {
     let checkpoint = Checkpoint::open(dir).unwrap();
-    let weights = Weights::load(&CpuPack::new(&options), &checkpoint, None, &mut |_| {}).unwrap();
+    let weights = Weights::load(&CpuPack::new(options), &checkpoint, None, &mut |_| {}).unwrap();
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: TOKENS as u32 / 16 + 2,
         slots_count: 1,
         step_tokens_max: TOKENS as u32 + 16,
     };
-    ModelEngine::new(CpuOps::new(&options).unwrap(), Arc::new(weights), limits).unwrap()
+    ModelEngine::new(CpuOps::new(options).unwrap(), Arc::new(weights), limits).unwrap()
 }
 
 fn open(prompt: &[TokenId], sampling: Sampling) -> OpenSlot {
@@ -160,6 +166,26 @@ fn quantised_answers_are_near_those_of_bf16() {
             Layout::Gptq => "gptq, groups of 128",
         };
         told.push((name, divergence, agreed, divergence_max, agreed_min));
+    }
+    for (quantize, divergence_max, agreed_min) in
+        [(Quantize::Int8, 0.02, 0.9), (Quantize::Int4, 0.2, 0.7)]
+    {
+        let options = CpuOptions {
+            quantize: Some(quantize),
+            ..CpuOptions::new(Precision::Bf16)
+        };
+        let narrow = scores(&mut build(&demo(), &options), &tokens);
+        let (divergence, agreed) = compare(&reference, &narrow);
+        told.push((
+            quantize.name(),
+            divergence,
+            agreed,
+            divergence_max,
+            agreed_min,
+        ));
+    }
+    for (name, divergence, agreed, ..) in &told {
+        println!("{name}: {divergence:.6} nats, {:.1} %", agreed * 100.0);
     }
     for (name, divergence, agreed, divergence_max, agreed_min) in told {
         assert!(
