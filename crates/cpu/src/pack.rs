@@ -101,11 +101,13 @@ impl CpuPack {
             Precision::F32 => Kept::F32,
             Precision::Bf16 => Kept::Bf16,
         };
+        let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
         match self.quantize {
-            Some(quantize) => Kept::quantized(quantize, stack),
-            None if self.precision == Precision::Bf16 => Kept::narrow(stack).unwrap_or(dense),
-            None => dense,
+            Some(quantize) if stack.iter().all(is_dense) => Kept::quantized(quantize, stack),
+            _ if self.precision == Precision::Bf16 => Kept::narrow(stack).unwrap_or(dense),
+            _ => dense,
         }
+    }
     }
 
     fn pack(

@@ -70,7 +70,7 @@ impl<'a> ColumnsParts<'a> {
 }
 
 impl Kept {
-    /// A stack of floats, rounded here. What is narrow already is rounded anew, which callers avoid.
+    /// A stack of floats, rounded here.
     pub(super) fn quantized(quantize: Quantize, stack: &[StoredMatrix]) -> Self {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         let group = GROUPS

@@ -7,6 +7,7 @@ use super::{LANES, Simd};
 
 /// How four bytes of a row become words for [`Bytes::byte_dot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // two of the forms are for its instructions
 pub(crate) enum LeftBytes {
     /// Each with 128 added, since the instruction takes them without sign: sums start 128 × the column's sum lower.
     Offset,
