@@ -108,7 +108,6 @@ impl CpuPack {
             _ => dense,
         }
     }
-    }
 
     fn pack(
         &self,
