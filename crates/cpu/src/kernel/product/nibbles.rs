@@ -109,7 +109,7 @@ impl<S: Bytes> Form<S> for Nibble {
                         }
                     }
                 }
-                finish::<S, R, C>(s, product, (sides, group), unit, sums, kept);
+                finish::<S, R, C>(s, product, (sides, group), sums, (unit, kept));
             }
         }
     }
@@ -170,7 +170,7 @@ impl<S: Bytes> Form<S> for Spread {
                         }
                     }
                 }
-                finish::<S, R, C>(s, product, (sides, group), unit, sums, kept);
+                finish::<S, R, C>(s, product, (sides, group), sums, (unit, kept));
             }
         }
     }
@@ -224,9 +224,8 @@ unsafe fn finish<S: Bytes, const R: usize, const C: usize>(
     s: S,
     product: &Product<'_>,
     place: (Sides, usize),
-    unit: *const u32,
     sums: [[S::V; C]; R],
-    kept: *mut f32,
+    (unit, kept): (*const u32, *mut f32),
 ) {
     let units = product.whole.units;
     let mut scales = [s.splat(0.0); C];
