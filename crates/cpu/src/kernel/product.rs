@@ -6,7 +6,7 @@
 //! and columns are computed beside it; between blocks its sum is kept to the bit. The bias is added after the sum.
 //!
 //! A panel of [`PANEL`] columns and a tile of rows meet in blocks of [`BLOCK_STEPS`] steps of the inner dimension: a
-//! block of a panel is at most 32 KiB and stays in the first cache while every tile passes by, and the same block of
+//! block of a panel is at most 16 KiB and stays in the first cache while every tile passes by, and the same block of
 //! all tiles stays in the second while a group of panels does. What the next block needs of memory is asked for on the
 //! way.
 
@@ -24,9 +24,9 @@ use std::ops::Range;
 /// Columns of a panel of packed weights.
 pub(crate) const PANEL: usize = 2 * LANES;
 /// Steps of a block.
-pub(crate) const BLOCK_STEPS: usize = 256;
+pub(crate) const BLOCK_STEPS: usize = 128;
 /// Panels that pass by the same rows, block by block, where there are many rows.
-const GROUP_PANELS: usize = 2;
+const GROUP_PANELS: usize = 4;
 /// Bytes of the left side up to which it stays in the second cache without that.
 const LEFT_BYTES_MAX: usize = 384 << 10;
 /// Rows that are taken together: their block is to stay in the second cache.
