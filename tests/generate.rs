@@ -118,6 +118,12 @@ fn the_bundled_checkpoint_writes_english() {
 }
 
 #[test]
+fn weights_rounded_at_load_write_english() {
+    writes_english(&["--quantize", "int8"]);
+    writes_english(&["--quantize", "int4"]);
+}
+
+#[test]
 fn quantised_weights_and_fp8_keys_write_english() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().join("demo-awq");

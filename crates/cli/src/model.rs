@@ -4,12 +4,12 @@
 //! Never: serves. Invariant: when loading returns, everything a checkpoint could be refused for has
 //! been looked at.
 
-use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs};
+use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs, QuantizeArg};
 use crate::bench::Products;
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Dot, Isa};
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Dot, Isa, Quantize};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Share};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
@@ -112,6 +112,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         KvCacheDtype::Fp8E4m3 => KvType::Fp8E4m3,
     };
     check_kv_scales(kv, &checkpoint)?;
+    let quantize = quantize(model, &place, &checkpoint)?;
     let limit = model.max_model_len.map(|tokens| tokens as usize);
     let from = Instant::now();
     let backend = match place {
@@ -119,6 +120,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
             let options = CpuOptions {
                 threads: engine.threads(),
                 isa,
+                quantize,
                 ..CpuOptions::new(precision)
             };
             let weights = weights(&CpuPack::new(&options), &checkpoint, limit)?;
@@ -185,6 +187,27 @@ fn weights<P: Pack>(
     Ok(Arc::new(weights?))
 }
 
+/// What weights are rounded to.
+fn quantize(
+    model: &ModelArgs,
+    place: &Place,
+    checkpoint: &Checkpoint,
+) -> anyhow::Result<Option<Quantize>> {
+    let Some(form) = model.quantize else {
+        return Ok(None);
+    };
+    if let Place::Cuda(_) = place {
+        bail!("--quantize is for --device cpu; a GPU takes checkpoints that are quantised already");
+    }
+    if let Some(already) = checkpoint.quantization() {
+        bail!("--quantize: the checkpoint is quantised already ({already}); leave the flag out");
+    }
+    Ok(Some(match form {
+        QuantizeArg::Int8 => Quantize::Int8,
+        QuantizeArg::Int4 => Quantize::Int4,
+    }))
+}
+
 fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {
     match (dtype, checkpoint.stored_type()) {
         (Dtype::F32, _) | (Dtype::Auto, StoredType::F32) => Precision::F32,
@@ -222,12 +245,19 @@ impl Loaded {
         match &self.backend {
             Backend::Cpu { isa, .. } => Some(Products {
                 isa: isa.unwrap_or_else(Isa::detect),
-                dot: match self.precision {
-                    Precision::F32 => Dot::F32,
-                    Precision::Bf16 => Dot::Bf16,
-                },
+                dot: self.dot(),
             }),
             Backend::Cuda { .. } => None,
+        }
+    }
+
+    /// What most of a step's products multiply: bytes, where weights are narrower than floats.
+    fn dot(&self) -> Dot {
+        let shape = self.shape();
+        match self.precision {
+            Precision::F32 => Dot::F32,
+            Precision::Bf16 if shape.layer_bytes < 2 * shape.layer_weights() => Dot::Int8,
+            Precision::Bf16 => Dot::Bf16,
         }
     }
 

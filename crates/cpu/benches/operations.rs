@@ -1,65 +1,26 @@
-//! What the operations reach, beside what the processor could: matrix products of 1, 8, 32 and 512
-//! rows in the shape of a 1-billion-parameter model's widest layer, attention, and the two ceilings
-//! (bytes read per second, multiply-adds per second).
+//! What attention reaches, beside what the processor could (bytes read per second, multiply-adds per second). Matrix
+//! products have a bench of their own, `products`.
 //!
 //! `cargo bench -p cleave-cpu`; the processor must be idle otherwise.
 #![allow(missing_docs)] // criterion's macros
 #![allow(unsafe_code)] // one instruction, for the ceiling
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Threads, cores_count};
+use cleave_cpu::{CpuOps, CpuOptions, Isa, Threads, cores_count};
 use cleave_domain::BlockIndex;
-use cleave_engine::checkpoint::StoredTensor;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, Ops, Pack, PoolShape,
+    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, Ops, PoolShape,
     Precision, Wanted,
 };
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::time::Duration;
 
-const WIDTH: usize = 2048;
-const COLUMNS: usize = 16384;
-/// Weights of the products together: more than any cache.
-const COPIES: usize = 4;
 const HEADS: HeadShape = HeadShape {
     query_heads: 32,
     kv_heads: 8,
     head_dim: 64,
 };
 const LAYERS: usize = 16;
-
-fn products(criterion: &mut Criterion) {
-    let options = CpuOptions::new(Precision::Bf16);
-    let mut ops = CpuOps::new(&options).expect("the best instruction set");
-    let weights = vec![half::bf16::from_f32(0.01); WIDTH * COLUMNS];
-    let stored = StoredTensor::from_bf16("weights", (COLUMNS, WIDTH), &weights).into();
-    let matrices: Vec<_> = (0..COPIES)
-        .map(|_| CpuPack::new(&options).matrix(std::slice::from_ref(&stored), None))
-        .collect::<Result<_, _>>()
-        .expect("memory");
-    let mut turn = 0;
-    for (rows, throughput) in [
-        (1, Throughput::Bytes((2 * WIDTH * COLUMNS) as u64)),
-        (8, Throughput::Elements((2 * 8 * WIDTH * COLUMNS) as u64)),
-        (32, Throughput::Elements((2 * 32 * WIDTH * COLUMNS) as u64)),
-        (
-            512,
-            Throughput::Elements((2 * 512 * WIDTH * COLUMNS) as u64),
-        ),
-    ] {
-        let mut group = criterion.benchmark_group("matmul 2048 × 16384 bf16");
-        group.throughput(throughput);
-        let mut x = ops.rows(rows, WIDTH, Holds::Activations).expect("memory");
-        x.values_mut().fill(0.5);
-        let mut out = ops.rows(rows, COLUMNS, Holds::Activations).expect("memory");
-        group.bench_function(BenchmarkId::new("rows", rows), |bencher| {
-            bencher.iter(|| {
-                turn += 1;
-                ops.matmul(&matrices[turn % COPIES], rows, &x, &mut out)
-            });
-        });
-    }
-}
 
 fn attention(criterion: &mut Criterion) {
     let options = CpuOptions::new(Precision::Bf16);
@@ -207,6 +168,6 @@ criterion_group! {
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2))
         .without_plots();
-    targets = ceilings, products, attention
+    targets = ceilings, attention
 }
 criterion_main!(benches);

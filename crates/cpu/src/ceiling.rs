@@ -137,24 +137,25 @@ struct Spin {
 impl Spin {
     #[cfg(target_arch = "x86_64")]
     fn of(isa: Isa, dot: Dot) -> Option<Self> {
-        let has_vnni = is_x86_feature_detected!("avx512vnni");
-        let found = isa.available();
+        if !isa.available() {
+            return None;
+        }
         Some(match (isa, dot) {
-            _ if !found => return None,
             (Isa::Avx512Bf16, Dot::Bf16) => Self {
                 run: x86::bf16,
                 operations: 64,
             },
-            (Isa::Avx512Bf16 | Isa::Avx512, Dot::Int8) if has_vnni => Self {
+            (Isa::Avx512Bf16 | Isa::Avx512Vnni, Dot::Int8) => Self {
                 run: x86::int8,
                 operations: 128,
             },
             // Without an instruction for pairs of bf16 they are widened.
-            (Isa::Avx512Bf16 | Isa::Avx512, Dot::F32) | (Isa::Avx512, Dot::Bf16) => Self {
+            (Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512, Dot::F32)
+            | (Isa::Avx512Vnni | Isa::Avx512, Dot::Bf16) => Self {
                 run: x86::f32_wide,
                 operations: 32,
             },
-            (Isa::Avx2, Dot::F32 | Dot::Bf16) => Self {
+            (Isa::Avx2Vnni | Isa::Avx2, Dot::F32 | Dot::Bf16) => Self {
                 run: x86::f32_narrow,
                 operations: 16,
             },

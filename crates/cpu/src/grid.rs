@@ -2,7 +2,7 @@
 //!
 //! Invariant: which division is chosen changes no bit of the result, only who computes it.
 
-use crate::kernel::product::{PANEL, Piece, Product};
+use crate::kernel::product::Piece;
 use crate::kernel::tile::Tiles;
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use std::ops::Range;
 const PIECE_WORDS: usize = 16384;
 /// Tasks per thread that a divided product should have, so that a thread that lost its core to
 /// somebody else holds up the others by little.
-const TASKS_PER_THREAD: usize = 4;
+const TASKS_PER_THREAD: usize = 8;
 
-/// How a product is divided: runs of panels, and runs of tiles when panels are too few.
+/// How a product is divided: runs of panels, each read once, and runs of tiles where panels are too few.
 pub(crate) struct Grid {
     panels: usize,
     panels_each: usize,
@@ -21,25 +21,32 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    pub(crate) fn new(product: &Product<'_>, cut: Tiles, threads: usize) -> Self {
-        let (panels, tiles) = (product.columns.div_ceil(PANEL), cut.count());
-        let panel_words = product.steps * PANEL * tiles;
-        let panels_each = if threads == 1 {
-            panels.max(1)
-        } else {
-            PIECE_WORDS.div_ceil(panel_words.max(1))
+    /// For panels of `panel_words` words.
+    pub(crate) fn new((panels, panel_words): (usize, usize), cut: Tiles, threads: usize) -> Self {
+        let tiles = cut.count();
+        let whole = Self {
+            panels,
+            panels_each: panels.max(1),
+            tiles,
+            tiles_each: tiles.max(1),
         };
-        let runs = panels.div_ceil(panels_each).max(1);
-        let wanted = if panel_words * panels < PIECE_WORDS * threads {
-            1
-        } else {
-            (TASKS_PER_THREAD * threads).div_ceil(runs)
+        let words = panel_words * tiles * panels;
+        if threads == 1 || words < PIECE_WORDS * threads {
+            return whole;
+        }
+        let wanted = TASKS_PER_THREAD * threads;
+        let least = PIECE_WORDS.div_ceil(panel_words * tiles);
+        let panels_each = (panels / wanted).max(least);
+        let tile_runs = wanted.div_ceil(panels.div_ceil(panels_each)).min(tiles);
+        // Where there are so many panels that no run is much longer than others, tiles stay together.
+        let tile_runs = match panels >= wanted {
+            true => 1,
+            false => tile_runs,
         };
         Self {
-            panels,
             panels_each,
-            tiles,
-            tiles_each: tiles.div_ceil(wanted.min(tiles.max(1))).max(1),
+            tiles_each: tiles.div_ceil(tile_runs),
+            ..whole
         }
     }
 

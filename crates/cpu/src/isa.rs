@@ -9,12 +9,18 @@ use std::str::FromStr;
 /// A set of vector instructions. All compute the same operations in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// x86-64 with AVX-512 F, BW, DQ, VL and the bfloat16 dot product.
+    /// x86-64 with AVX-512 F, BW, DQ, VL and the dot products of bytes (VNNI) and of bfloat16.
     Avx512Bf16,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512Vnni,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// x86-64 with AVX2, FMA and AVX-VNNI.
+    Avx2Vnni,
     /// x86-64 with AVX2 and FMA.
     Avx2,
+    /// 64-bit Arm with the dot product of bytes.
+    NeonDot,
     /// 64-bit Arm.
     Neon,
     /// No vector instructions beyond what the compiler chooses.
@@ -23,10 +29,13 @@ pub enum Isa {
 
 impl Isa {
     /// All, best first.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::Avx512Bf16,
+        Self::Avx512Vnni,
         Self::Avx512,
+        Self::Avx2Vnni,
         Self::Avx2,
+        Self::NeonDot,
         Self::Neon,
         Self::Plain,
     ];
@@ -47,10 +56,14 @@ impl Isa {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
         match self {
-            Self::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512Bf16 => {
+                Self::Avx512Vnni.available() && is_x86_feature_detected!("avx512bf16")
+            }
+            Self::Avx512Vnni => avx512 && is_x86_feature_detected!("avx512vnni"),
             Self::Avx512 => avx512,
+            Self::Avx2Vnni => avx2 && is_x86_feature_detected!("avxvnni"),
             Self::Avx2 => avx2,
-            Self::Neon => false,
+            Self::NeonDot | Self::Neon => false,
             Self::Plain => true,
         }
     }
@@ -59,9 +72,14 @@ impl Isa {
     #[cfg(target_arch = "aarch64")]
     pub fn available(self) -> bool {
         match self {
+            Self::NeonDot => {
+                Self::Neon.available() && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             Self::Plain => true,
-            Self::Avx512Bf16 | Self::Avx512 | Self::Avx2 => false,
+            Self::Avx512Bf16 | Self::Avx512Vnni | Self::Avx512 | Self::Avx2Vnni | Self::Avx2 => {
+                false
+            }
         }
     }
 
@@ -75,8 +93,11 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx512Bf16 => "avx512-bf16",
+            Self::Avx512Vnni => "avx512-vnni",
             Self::Avx512 => "avx512",
+            Self::Avx2Vnni => "avx2-vnni",
             Self::Avx2 => "avx2",
+            Self::NeonDot => "neon-dot",
             Self::Neon => "neon",
             Self::Plain => "plain",
         }
@@ -86,8 +107,11 @@ impl Isa {
     pub const fn title(self) -> &'static str {
         match self {
             Self::Avx512Bf16 => "AVX-512 with bf16 dot",
+            Self::Avx512Vnni => "AVX-512 with VNNI",
             Self::Avx512 => "AVX-512",
+            Self::Avx2Vnni => "AVX2 with VNNI",
             Self::Avx2 => "AVX2",
+            Self::NeonDot => "NEON with dot",
             Self::Neon => "NEON",
             Self::Plain => "plain",
         }

@@ -8,6 +8,7 @@
 pub(crate) mod attention;
 mod keys;
 pub(crate) mod product;
+pub(crate) mod rounding;
 mod rows;
 pub(crate) mod tile;
 
@@ -16,7 +17,10 @@ use crate::memory::Plain;
 use crate::simd::Simd;
 use attention::{Attend, Queries, Scratch, Share};
 use cleave_engine::e4m3;
-use product::{Left, Piece, Product};
+use product::bytes::Byte;
+use product::left::Left;
+use product::nibbles::{Nibble, Spread};
+use product::{Form, Piece, Product};
 use std::ops::Range;
 use tile::{Brain, Single};
 
@@ -41,14 +45,33 @@ pub(crate) struct Kernels {
     pub brain: FormatKernels<u16>,
 }
 
-/// What depends on the number format. `T` is how the pool stores an element.
-pub(crate) struct FormatKernels<T> {
+/// Products with weights of one form.
+#[derive(Clone, Copy)]
+pub(crate) struct ProductKernels {
     /// Words of the left side per step and row.
     pub phases: usize,
-    /// See [`product::pack`].
+    /// See [`product::left`].
     pub pack: unsafe fn(&Left<'_>, Range<usize>),
     /// See [`product::multiply`].
-    pub multiply: unsafe fn(&Product<'_>, &Piece),
+    pub multiply: unsafe fn(&Product<'_>, &Piece, &mut [f32]),
+}
+
+/// Products with quantised weights. These sets are more than those of [`Kernels`].
+pub(crate) struct BytesKernels {
+    /// Eight bits.
+    pub int8: ProductKernels,
+    /// Four bits.
+    pub int4: ProductKernels,
+    /// See [`rounding::round_bytes`].
+    pub round_int8: unsafe fn(&[f32], &mut [u8]) -> f32,
+    /// See [`rounding::round_nibbles`].
+    pub round_int4: unsafe fn(&[f32], &mut [u8]) -> f32,
+}
+
+/// What depends on the number format. `T` is how the pool stores an element.
+pub(crate) struct FormatKernels<T> {
+    /// See there.
+    pub product: ProductKernels,
     /// See [`rows::store`].
     pub store: unsafe fn(&[f32], &mut [T]),
     /// See [`attention::attend`].
@@ -115,12 +138,12 @@ macro_rules! format_kernels {
         $(#[target_feature(enable = $features)])?
         unsafe fn pack(left: &Left<'_>, tiles: Range<usize>) {
             // SAFETY: this function is called only where the processor has its instructions.
-            product::pack::<$simd, $format>(unsafe { $token }, left, tiles);
+            product::left::pack::<$simd, $format>(unsafe { $token }, left, tiles);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply(product: &Product<'_>, piece: &Piece) {
+        unsafe fn multiply(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
             // SAFETY: as in `pack`.
-            product::multiply::<$simd, $format>(unsafe { $token }, product, piece);
+            product::multiply::<$simd, $format>(unsafe { $token }, product, piece, scratch);
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn store(x: &[f32], to: &mut [$stored]) {
@@ -146,9 +169,11 @@ macro_rules! format_kernels {
             attention::combine::<$simd, $stored>(unsafe { $token }, attend, work, scratch);
         }
         FormatKernels {
-            phases: <$format as tile::Format<$simd>>::PHASES,
-            pack,
-            multiply,
+            product: ProductKernels {
+                phases: <$format as tile::Format<$simd>>::PHASES,
+                pack,
+                multiply,
+            },
             store,
             attend,
             combine,
@@ -198,6 +223,71 @@ macro_rules! kernels {
     }};
 }
 
+/// Products with quantised weights, compiled for one instruction set.
+macro_rules! bytes_kernels {
+    ($token:expr, $simd:ty $(, $features:literal)?) => {{
+        $(#[target_feature(enable = $features)])?
+        unsafe fn pack_int8(left: &Left<'_>, tiles: Range<usize>) {
+            // SAFETY: this function is called only where the processor has its instructions.
+            product::left::pack_bytes::<$simd>(unsafe { $token }, left, tiles);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply_int8(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+            // SAFETY: as in `pack_int8`.
+            product::multiply::<$simd, Byte>(unsafe { $token }, product, piece, scratch);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn pack_int4(left: &Left<'_>, tiles: Range<usize>) {
+            // SAFETY: as in `pack_int8`.
+            product::left::pack_codes::<$simd>(unsafe { $token }, left, tiles);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply_int4(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+            // SAFETY: as in `pack_int8`.
+            let token = unsafe { $token };
+            match piece.tiles.len() {
+                0 | 1 => product::multiply::<$simd, Nibble>(token, product, piece, scratch),
+                _ => product::multiply::<$simd, Spread>(token, product, piece, scratch),
+            }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn round_int8(x: &[f32], codes: &mut [u8]) -> f32 {
+            rounding::round_bytes(x, codes)
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn round_int4(x: &[f32], codes: &mut [u8]) -> f32 {
+            rounding::round_nibbles(x, codes)
+        }
+        static KERNELS: BytesKernels = BytesKernels {
+            int8: ProductKernels {
+                phases: <Byte as Form<$simd>>::PHASES,
+                pack: pack_int8,
+                multiply: multiply_int8,
+            },
+            int4: ProductKernels {
+                phases: <Nibble as Form<$simd>>::PHASES,
+                pack: pack_int4,
+                multiply: multiply_int4,
+            },
+            round_int8,
+            round_int4,
+        };
+        &KERNELS
+    }};
+}
+
+impl BytesKernels {
+    /// The kernels of an instruction set; `None` if this processor does not have it.
+    pub(crate) fn of(isa: Isa) -> Option<&'static Self> {
+        isa.available().then(|| bytes_table(isa))?
+    }
+
+    /// The kernels of the best instruction set there is.
+    pub(crate) fn best() -> &'static Self {
+        Self::of(Isa::detect()).expect("what is detected is available")
+    }
+}
+
 impl Kernels {
     /// The kernels of an instruction set; `None` if this processor does not have it.
     pub(crate) fn of(isa: Isa) -> Option<&'static Self> {
@@ -219,24 +309,62 @@ fn table(isa: Isa) -> Option<&'static Kernels> {
             Avx512Bf16,
             "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma"
         ),
-        Isa::Avx512 => kernels!(
-            Avx512::new(),
-            Avx512,
+        Isa::Avx512Vnni | Isa::Avx512 => kernels!(
+            Avx512::<false>::new(),
+            Avx512<false>,
             "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
         ),
-        Isa::Avx2 => kernels!(Avx2::new(), Avx2, "avx2,fma"),
-        Isa::Neon => return None,
+        Isa::Avx2Vnni | Isa::Avx2 => kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma"),
+        Isa::NeonDot | Isa::Neon => return None,
         Isa::Plain => kernels!(Plain::new(), Plain),
     })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
+    use crate::simd::{avx2::Avx2, avx512::Avx512, plain::Plain};
+    Some(match isa {
+        Isa::Avx512Bf16 | Isa::Avx512Vnni => bytes_kernels!(
+            Avx512::<true>::new(),
+            Avx512<true>,
+            "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"
+        ),
+        Isa::Avx512 => bytes_kernels!(
+            Avx512::<false>::new(),
+            Avx512<false>,
+            "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+        ),
+        Isa::Avx2Vnni => bytes_kernels!(Avx2::<true>::new(), Avx2<true>, "avx2,fma,avxvnni"),
+        Isa::Avx2 => bytes_kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma"),
+        Isa::NeonDot | Isa::Neon => return None,
+        Isa::Plain => bytes_kernels!(Plain::new(), Plain),
+    })
+}
+
+#[cfg(target_arch = "aarch64")]
+fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
+    use crate::simd::{neon::Neon, plain::Plain};
+    Some(match isa {
+        Isa::NeonDot => bytes_kernels!(Neon::<true>::new(), Neon<true>, "neon,dotprod"),
+        Isa::Neon => bytes_kernels!(Neon::<false>::new(), Neon<false>, "neon"),
+        Isa::Plain => bytes_kernels!(Plain::new(), Plain),
+        Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
+    })
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
+    use crate::simd::plain::Plain;
+    (isa == Isa::Plain).then(|| -> &'static BytesKernels { bytes_kernels!(Plain::new(), Plain) })
 }
 
 #[cfg(target_arch = "aarch64")]
 fn table(isa: Isa) -> Option<&'static Kernels> {
     use crate::simd::{neon::Neon, plain::Plain};
     Some(match isa {
-        Isa::Neon => kernels!(Neon::new(), Neon, "neon"),
+        Isa::NeonDot | Isa::Neon => kernels!(Neon::<false>::new(), Neon<false>, "neon"),
         Isa::Plain => kernels!(Plain::new(), Plain),
-        Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => return None,
+        Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
     })
 }
 

@@ -12,7 +12,9 @@
 //! two bf16 numbers is exact in f32, so all instruction sets add the same numbers; all of them add
 //! the odd element of a pair before the even one, as the AVX-512 instruction does, and so their
 //! matrix products agree to the bit (down to numbers of 1e-38, which that instruction takes for
-//! zero). In f32, and in the exponential, the plain set rounds after multiplying where the others
+//! zero). Where weights have eight or four bits, the activations that meet them are rounded to eight, with a scale for
+//! each row, or for each group of a row where weights have groups; sums of products are whole numbers, and what follows
+//! is rounded alike everywhere, so there all sets agree to the bit, too. In f32, and in the exponential, the plain set rounds after multiplying where the others
 //! fuse; there results agree within a bound.
 #![allow(unsafe_code)]
 // Vector instructions, and slices shared between threads.
@@ -39,6 +41,6 @@ pub use buffers::{CpuPool, CpuRows};
 pub use ceiling::{Dot, Reader, operations_per_second};
 pub use isa::Isa;
 pub use ops::CpuOps;
-pub use options::{CpuError, CpuOptions};
+pub use options::{CpuError, CpuOptions, Quantize};
 pub use pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
 pub use threads::{Threads, Turn};

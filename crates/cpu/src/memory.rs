@@ -117,6 +117,11 @@ impl<'a, T> Parts<'a, T> {
         }
     }
 
+    /// Where an element is, or would be if the slice were that long.
+    pub(crate) fn address(&self, index: usize) -> *const T {
+        self.start.wrapping_add(index)
+    }
+
     /// One part.
     ///
     /// # Safety

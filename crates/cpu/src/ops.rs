@@ -5,14 +5,15 @@
 //! Invariant: the division changes no bit of a result. After the first pass of a given size, no
 //! operation allocates.
 
+mod product;
+
 use crate::affinity;
 use crate::buffers::{CpuPool, CpuRows};
-use crate::grid::{Grid, piece};
+use crate::grid::piece;
 use crate::isa::Isa;
 use crate::kernel::attention::{Attend, Scratch, head_width};
-use crate::kernel::product::{Left, Product};
-use crate::kernel::tile::Tiles;
-use crate::kernel::{Kept, Kernels, Stored};
+use crate::kernel::product::SCRATCH_WORDS;
+use crate::kernel::{BytesKernels, Kept, Kernels, Stored};
 use crate::memory::{Memory, Parts, Plain};
 use crate::options::{CpuError, CpuOptions};
 use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
@@ -30,11 +31,17 @@ use cleave_engine::ops::{
 pub struct CpuOps {
     isa: Isa,
     kernels: &'static Kernels,
+    bytes_kernels: &'static BytesKernels,
     precision: Precision,
     kv: KvType,
     threads: Threads,
     /// Packed rows of the product at hand.
     left: Memory<u32>,
+    /// Scales and sums of their groups, where they are bytes.
+    left_scales: Memory<f32>,
+    left_sums: Memory<u32>,
+    /// [`SCRATCH_WORDS`] per thread.
+    products_scratch: Memory<f32>,
     plan: AttentionPlan,
     /// One per thread, for the heads at hand.
     scratch: Vec<Scratch>,
@@ -54,7 +61,7 @@ impl CpuOps {
     /// If the processor has not the instructions asked for, or the system no more threads.
     pub fn new(options: &CpuOptions) -> Result<Self, CpuError> {
         let isa = options.checked_isa()?;
-        let Some(kernels) = Kernels::of(isa) else {
+        let (Some(kernels), Some(bytes_kernels)) = (Kernels::of(isa), BytesKernels::of(isa)) else {
             let best = Isa::detect();
             return Err(CpuError::NoIsa { asked: isa, best });
         };
@@ -64,61 +71,20 @@ impl CpuOps {
         Ok(Self {
             isa,
             kernels,
+            bytes_kernels,
             precision: options.precision,
             kv: options.checked_kv()?,
             widened: Widened::default(),
             threads: Threads::new(count, &options.cores).map_err(failed)?,
             left: Memory::zeroed(0).map_err(no_memory)?,
+            left_scales: Memory::zeroed(0).map_err(no_memory)?,
+            left_sums: Memory::zeroed(0).map_err(no_memory)?,
+            products_scratch: Memory::zeroed(count * SCRATCH_WORDS).map_err(no_memory)?,
             plan: AttentionPlan::default(),
             scratch: Vec::new(),
             scratch_heads: None,
             partials: Memory::zeroed(0).map_err(no_memory)?,
         })
-    }
-
-    /// `out = x · matrix + bias`, `x` `(rows, width)`, `out` `(rows, columns)`.
-    fn product<T: Stored>(
-        &mut self,
-        matrix: &CpuMatrix,
-        rows: usize,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
-        assert_eq!(matrix.precision, self.precision, "a matrix of another pack");
-        assert_eq!(x.len(), rows * matrix.width, "left side of a product");
-        assert_eq!(out.len(), rows * matrix.columns, "result of a product");
-        let kernels = T::of(self.kernels);
-        let words = rows * matrix.steps * kernels.phases;
-        grow(&mut self.left, words)?;
-        let cut = Tiles::new(rows, self.kernels.rows_max);
-        let left = Left {
-            x,
-            width: matrix.width,
-            rows,
-            steps: matrix.steps,
-            words: Parts::new(&mut self.left[..words]),
-        };
-        let tiles_each = PIECE_ELEMENTS.div_ceil(matrix.width.max(1) * self.kernels.rows_max);
-        self.threads.run(cut.count().div_ceil(tiles_each), &|turn| {
-            let tiles = piece(turn.task, tiles_each, cut.count());
-            // SAFETY: `Kernels::of` checked the instructions.
-            unsafe { (kernels.pack)(&left, tiles) }
-        });
-        let product = Product {
-            right: &matrix.words,
-            steps: matrix.steps,
-            columns: matrix.columns,
-            bias: matrix.bias.as_deref(),
-            left: &self.left[..words],
-            rows,
-            out: Parts::new(out),
-        };
-        let grid = Grid::new(&product, cut, self.threads.count());
-        self.threads.run(grid.tasks_count(), &|turn| {
-            // SAFETY: as above.
-            unsafe { (kernels.multiply)(&product, &grid.piece(turn.task)) }
-        });
-        Ok(())
     }
 
     fn store_rows<T: Kept>(
@@ -315,7 +281,13 @@ impl Ops for CpuOps {
     fn arithmetic(&self) -> &'static str {
         match self.isa {
             Isa::Plain => "unfused",
-            Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 | Isa::Neon => "fused",
+            Isa::Avx512Bf16
+            | Isa::Avx512Vnni
+            | Isa::Avx512
+            | Isa::Avx2Vnni
+            | Isa::Avx2
+            | Isa::NeonDot
+            | Isa::Neon => "fused",
         }
     }
 
@@ -541,10 +513,7 @@ impl Ops for CpuOps {
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         assert_eq!(x.width, head.width, "width of a product's left side");
-        match self.precision {
-            Precision::F32 => self.product::<f32>(head, rows, x.head(rows), out),
-            Precision::Bf16 => self.product::<u16>(head, rows, x.head(rows), out),
-        }
+        self.product(head, rows, x.head(rows), out)
     }
 
     fn read_block(

@@ -9,6 +9,8 @@ use cleave_engine::ops::{KvType, Precision};
 pub struct CpuOptions {
     /// How weights are stored and multiplied.
     pub precision: Precision,
+    /// What weights of floats are rounded to when they are loaded.
+    pub quantize: Option<Quantize>,
     /// How keys and values are stored: as weights are, or in fp8.
     pub kv: KvType,
     /// Threads that compute, the engine's own included; 0 is one per core.
@@ -25,6 +27,7 @@ impl CpuOptions {
     pub fn new(precision: Precision) -> Self {
         Self {
             precision,
+            quantize: None,
             kv: precision.into(),
             threads: 0,
             cores: Vec::new(),
@@ -56,6 +59,25 @@ impl CpuOptions {
                 asked: isa,
                 best: Isa::detect(),
             })
+        }
+    }
+}
+
+/// What weights are rounded to. Activations that meet them are rounded to eight bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Quantize {
+    /// Eight bits, a scale for each row of a weight.
+    Int8,
+    /// Four bits, a scale for each 128 elements of a row, or fewer where 128 do not divide it; the head in eight.
+    Int4,
+}
+
+impl Quantize {
+    /// As the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
     }
 }

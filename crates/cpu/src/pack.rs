@@ -4,36 +4,55 @@
 //! Never: keeps a second copy of an embedding table: its rows are read where the file is mapped.
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
+mod narrow;
+
 use crate::kernel::Kernels;
 use crate::kernel::product::PANEL;
+use crate::kernel::product::nibbles::Units;
 use crate::memory::{Memory, Parts};
-use crate::options::CpuOptions;
+use crate::options::{CpuOptions, Quantize};
 use cleave_engine::EngineError;
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor, StoredType};
 use cleave_engine::ops::{Pack, Precision, RotaryTable};
+pub(crate) use narrow::Columns;
+use narrow::Kept;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Packs weights, with several threads.
 #[derive(Clone, Debug)]
 pub struct CpuPack {
     precision: Precision,
+    quantize: Option<Quantize>,
     threads: usize,
 }
 
 /// A packed weight.
 #[derive(Debug)]
 pub struct CpuMatrix {
-    pub(crate) precision: Precision,
+    pub(crate) form: Form,
     /// Columns of the result: rows of the stored tensors.
     pub(crate) columns: usize,
     /// Elements summed per result.
     pub(crate) width: usize,
     /// Steps of the inner dimension.
     pub(crate) steps: usize,
-    /// `[panel][step][PANEL]`; in bf16 a word is two elements of the inner dimension.
+    /// `[panel][…]`: see `kernel::product` for what a form has there.
     pub(crate) words: Memory<u32>,
     /// `(panels × PANEL)`.
     pub(crate) bias: Option<Vec<f32>>,
+}
+
+/// How a weight is kept.
+#[derive(Clone, Debug)]
+pub(crate) enum Form {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Eight bits, a scale for each column.
+    Int8(Columns),
+    /// Four bits in groups.
+    Int4(Units),
 }
 
 /// Embedding rows, where the file is mapped.
@@ -63,16 +82,105 @@ impl CpuPack {
     pub fn new(options: &CpuOptions) -> Self {
         Self {
             precision: options.precision,
+            quantize: options.quantize,
             threads: options.threads_count(),
         }
     }
 
-    const fn steps(&self, width: usize) -> usize {
-        match self.precision {
-            Precision::F32 => width,
-            Precision::Bf16 => width.div_ceil(2),
+    /// The head decides between tokens that are nearly as likely: it gets no fewer than eight bits.
+    fn kept_head(&self, stack: &[StoredMatrix]) -> Kept {
+        match self.quantize {
+            Some(_) => Kept::Int8,
+            None => self.kept(stack),
         }
     }
+
+    /// How a stack will be kept.
+    fn kept(&self, stack: &[StoredMatrix]) -> Kept {
+        let dense = match self.precision {
+            Precision::F32 => Kept::F32,
+            Precision::Bf16 => Kept::Bf16,
+        };
+        let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
+        match self.quantize {
+            Some(quantize) if stack.iter().all(is_dense) => Kept::quantized(quantize, stack),
+            _ if self.precision == Precision::Bf16 => Kept::narrow(stack).unwrap_or(dense),
+            _ => dense,
+        }
+    }
+
+    fn pack(
+        &self,
+        kept: Kept,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<CpuMatrix, EngineError> {
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        assert!(stack.iter().all(|tensor| tensor.columns() == width));
+        let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
+        let panels = columns.div_ceil(PANEL);
+        let (steps, size) = (kept.steps(width), kept.panel_words(width));
+        let mut words = Memory::zeroed(panels * size)?;
+        let mut of_columns = Columns::new(panels * PANEL);
+        let sources: Vec<(&StoredMatrix, usize)> = stack
+            .iter()
+            .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
+            .collect();
+        let (parts, of_parts) = (Parts::new(&mut words), of_columns.parts());
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..self.threads.min(panels) {
+                scope.spawn(|| {
+                    let mut bench = Bench::new(width, steps);
+                    loop {
+                        let panel = next.fetch_add(1, Ordering::Relaxed);
+                        if panel >= panels {
+                            break;
+                        }
+                        let first = panel * PANEL;
+                        let sources = &sources[first..columns.min(first + PANEL)];
+                        // SAFETY: every panel is taken by one thread.
+                        let (to, of_panel) = unsafe {
+                            let range = panel * size..(panel + 1) * size;
+                            (parts.part(range), of_parts.part(first..first + PANEL))
+                        };
+                        match kept {
+                            Kept::F32 => bench.pack_dense(Precision::F32, sources, to),
+                            Kept::Bf16 => bench.pack_dense(Precision::Bf16, sources, to),
+                            Kept::Int8 => bench.pack_bytes(sources, to, of_panel),
+                            Kept::Int4(units) => bench.pack_nibbles(sources, units, to),
+                        }
+                    }
+                });
+            }
+        });
+        let bias = bias.map(|bias| {
+            assert_eq!(bias.len(), columns, "bias of a stack of {columns} rows");
+            let mut padded = bias.to_vec();
+            padded.resize(panels * PANEL, 0.0);
+            padded
+        });
+        Ok(CpuMatrix {
+            form: match kept {
+                Kept::F32 => Form::F32,
+                Kept::Bf16 => Form::Bf16,
+                Kept::Int8 => Form::Int8(of_columns),
+                Kept::Int4(units) => Form::Int4(units),
+            },
+            columns,
+            width,
+            steps,
+            words,
+            bias,
+        })
+    }
+}
+
+/// What a step reads of a stack.
+fn bytes_of(kept: Kept, stack: &[StoredMatrix]) -> u64 {
+    let width = stack.first().map_or(0, StoredMatrix::columns);
+    let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
+    (columns.div_ceil(PANEL) * kept.panel_words(width) * size_of::<u32>()) as u64
 }
 
 /// bf16 bits, halves to even; a NaN stays one.
@@ -144,13 +252,23 @@ impl Bench {
     }
 
     /// `columns[i]` is where column `i` of the panel comes from; the columns after those are zero.
-    fn pack(&mut self, precision: Precision, columns: &[(&StoredMatrix, usize)], to: &mut [u32]) {
+    fn pack_dense(
+        &mut self,
+        precision: Precision,
+        columns: &[(&StoredMatrix, usize)],
+        to: &mut [u32],
+    ) {
         let steps = to.len() / PANEL;
         let used = columns.len() * self.stride;
         for (&column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
             column_words(precision, column, &mut self.row, &mut words[..steps]);
         }
         self.words[used..].fill(0);
+        self.interleave(to);
+    }
+
+    /// Columns to steps.
+    fn interleave(&self, to: &mut [u32]) {
         // SAFETY: `Kernels::best` checked the instructions.
         unsafe { (Kernels::best().interleave)(&self.words, self.stride, to) };
     }
@@ -166,56 +284,30 @@ impl Pack for CpuPack {
         self.precision
     }
 
+    fn form(&self) -> &'static str {
+        self.quantize.map_or("", Quantize::name)
+    }
+
+    fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
+        bytes_of(self.kept(stack), stack)
+    }
+
+    fn head_bytes(&self, head: &StoredTensor) -> u64 {
+        let stack = [head.clone().into()];
+        bytes_of(self.kept_head(&stack), &stack)
+    }
+
     fn matrix(
         &self,
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        let width = stack.first().map_or(0, StoredMatrix::columns);
-        assert!(stack.iter().all(|tensor| tensor.columns() == width));
-        let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
-        let steps = self.steps(width);
-        let panels = columns.div_ceil(PANEL);
-        let mut words = Memory::zeroed(panels * steps * PANEL)?;
-        let sources: Vec<(&StoredMatrix, usize)> = stack
-            .iter()
-            .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
-            .collect();
-        let parts = Parts::new(&mut words);
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..self.threads.min(panels) {
-                scope.spawn(|| {
-                    let mut bench = Bench::new(width, steps);
-                    loop {
-                        let panel = next.fetch_add(1, Ordering::Relaxed);
-                        if panel >= panels {
-                            break;
-                        }
-                        let first = panel * PANEL;
-                        let columns = &sources[first..columns.min(first + PANEL)];
-                        let size = steps * PANEL;
-                        // SAFETY: every panel is taken by one thread.
-                        let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
-                        bench.pack(self.precision, columns, to);
-                    }
-                });
-            }
-        });
-        let bias = bias.map(|bias| {
-            assert_eq!(bias.len(), columns, "bias of a stack of {columns} rows");
-            let mut padded = bias.to_vec();
-            padded.resize(panels * PANEL, 0.0);
-            padded
-        });
-        Ok(CpuMatrix {
-            precision: self.precision,
-            columns,
-            width,
-            steps,
-            words,
-            bias,
-        })
+        self.pack(self.kept(stack), stack, bias)
+    }
+
+    fn head(&self, head: &StoredTensor) -> Result<CpuMatrix, EngineError> {
+        let stack = [head.clone().into()];
+        self.pack(self.kept_head(&stack), &stack, None)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CpuTable, EngineError> {

@@ -15,6 +15,7 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod bytes;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 pub(crate) mod plain;

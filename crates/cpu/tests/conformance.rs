@@ -2,10 +2,11 @@
 //! goldens, and against itself on every path.
 #![allow(clippy::unwrap_used)] // Tests, and what they share.
 
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa};
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Quantize};
 use cleave_engine::checkpoint::Checkpoint;
 use cleave_engine::conformance::{goldens, path_independence};
 use cleave_engine::ops::{KvType, Precision};
+use cleave_engine::synth::{Layout, Quantizing, quantize};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -132,4 +133,60 @@ fn no_bit_depends_on_the_path_on_any_instruction_set() {
         path_independent(Precision::F32, isa, &["mistral"]);
         path_independent(Precision::Bf16, isa, &["qwen3"]);
     }
+}
+
+/// Weights rounded when they are loaded.
+#[test]
+fn no_bit_depends_on_the_path_with_weights_of_eight_and_four_bits() {
+    for quantize in [Quantize::Int8, Quantize::Int4] {
+        for isa in [Isa::detect(), Isa::Plain] {
+            let build = |dir: &Path, limits| {
+                let options = CpuOptions {
+                    quantize: Some(quantize),
+                    ..options(Precision::Bf16, isa, 2)
+                };
+                engine(dir, limits, &options)
+            };
+            path_independence(&folder("qwen3"), &build).unwrap();
+        }
+    }
+}
+
+/// Weights as their makers rounded them.
+#[test]
+fn no_bit_depends_on_the_path_with_quantised_checkpoints() {
+    let from = folder("qwen3");
+    for (layout, group) in [(Layout::Int8, 1), (Layout::Int4, 32), (Layout::Awq, 32)] {
+        let out = tempfile::tempdir().unwrap();
+        let quantizing = Quantizing { layout, group };
+        quantize(&from, out.path(), quantizing, &mut |_| {}).unwrap();
+        std::fs::copy(from.join("goldens.json"), out.path().join("goldens.json")).unwrap();
+        let build =
+            |dir: &Path, limits| engine(dir, limits, &options(Precision::Bf16, Isa::detect(), 2));
+        path_independence(out.path(), &build).unwrap();
+    }
+}
+
+/// Whoever rounds its weights otherwise computes other keys and values.
+#[test]
+fn another_rounding_of_weights_is_another_fingerprint() {
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 1,
+        slots_count: 1,
+        step_tokens_max: 1,
+    };
+    let described = |quantize| {
+        let options = CpuOptions {
+            quantize,
+            ..options(Precision::Bf16, Isa::detect(), 1)
+        };
+        let engine = engine(&folder("qwen2"), limits, &options).unwrap();
+        let about = engine.describe();
+        (about.fingerprint.0.clone(), about.model.clone())
+    };
+    let all = [None, Some(Quantize::Int8), Some(Quantize::Int4)].map(described);
+    assert!(all[0].0 != all[1].0 && all[1].0 != all[2].0 && all[0].0 != all[2].0);
+    assert!(all[1].1.ends_with("rounded to int8"), "{}", all[1].1);
+    assert_eq!(all[2], described(Some(Quantize::Int4)));
 }

@@ -222,6 +222,30 @@ fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads() {
     }
 }
 
+/// More rows than are taken together, of which the left side does not stay in a cache: panels pass by in groups.
+#[test]
+fn products_of_very_many_rows_are_right_and_each_row_is_as_it_is_alone() {
+    let case = Case {
+        width: 600,
+        columns: 100,
+        rows: 530,
+        bias: true,
+    };
+    let left = case.left();
+    for isa in available() {
+        // One thread: the panels of several would be one by one.
+        let options = options(Precision::Bf16, isa, 1);
+        let together = case.run(&options, case.rows, &left);
+        assert_close(&together, &case.expected(Precision::Bf16), 5e-5, isa.name());
+        for row in [0, 511, 529] {
+            let x = &left[row * case.width..(row + 1) * case.width];
+            let alone = case.run(&options, 1, x);
+            let among = &together[row * case.columns..(row + 1) * case.columns];
+            assert!(same_bits(&alone, among), "{isa} row {row}");
+        }
+    }
+}
+
 #[test]
 fn bf16_products_have_the_same_bits_on_every_instruction_set() {
     let case = Case {

@@ -423,8 +423,12 @@ fn fingerprint<P: crate::ops::Pack>(
         block_tokens,
         kv,
     } = shape;
+    let form = match weights.form {
+        "" => String::new(),
+        form => format!("-{form}"),
+    };
     Fingerprint(format!(
-        "{}-{}-{arithmetic}-{}l{layers_count}h{}d{}t{block_tokens}",
+        "{}-{}{form}-{arithmetic}-{}l{layers_count}h{}d{}t{block_tokens}",
         weights.revision,
         weights.precision.name(),
         kv.name(),

@@ -178,6 +178,11 @@ pub trait Pack: Send + Sync {
     /// How dense matrices are stored.
     fn precision(&self) -> Precision;
 
+    /// Names what it rounds weights to beyond that, for people and the fingerprint; empty where it does not.
+    fn form(&self) -> &'static str {
+        ""
+    }
+
     /// Comes before everything else: a device may take the memory for all of it at once.
     ///
     /// # Errors
@@ -200,6 +205,19 @@ pub trait Pack: Send + Sync {
     fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
         let elements: usize = stack.iter().map(|part| part.rows() * part.columns()).sum();
         (elements * self.precision().element_bytes()) as u64
+    }
+
+    /// The same of [`Pack::head`].
+    fn head_bytes(&self, head: &StoredTensor) -> u64 {
+        self.matrix_bytes(&[head.clone().into()])
+    }
+
+    /// The head `(vocab, in)`, which makes logits.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn head(&self, head: &StoredTensor) -> Result<Self::Matrix, EngineError> {
+        self.matrix(&[head.clone().into()], None)
     }
 
     /// Packs tensors `(out_i, in)`, stacked along `out` in the order given, into one matrix. A device

@@ -28,6 +28,8 @@ pub struct Weights<P: Pack> {
     /// The context in tokens: the model's own, or less where the caller asked for less.
     pub(crate) context_tokens_max: usize,
     pub(crate) precision: Precision,
+    /// See [`Pack::form`].
+    pub(crate) form: &'static str,
     /// Of all layers' matrices, and of the head, where they are multiplied.
     layer_bytes: u64,
     head_bytes: u64,
@@ -92,14 +94,16 @@ impl<P: Pack> Weights<P> {
             .collect::<Result<_, _>>()?;
         let layer_bytes = std::mem::take(&mut loader.matrix_bytes);
         let norm = loader.vector(LAST_NORM)?;
-        let head = loader.stack(&[checkpoint.head().clone().into()], None)?;
-        let head_bytes = loader.matrix_bytes;
+        let head = pack.head(checkpoint.head())?;
+        loader.advance(checkpoint.head().bytes().len());
+        let head_bytes = pack.head_bytes(checkpoint.head());
         pack.finish()?;
         Ok(Self {
             layer_bytes,
             head_bytes,
             revision: checkpoint.revision(),
-            name: name(checkpoint),
+            name: name(checkpoint, pack.form()),
+            form: pack.form(),
             context_tokens_max: context,
             precision: pack.precision(),
             config,
@@ -176,14 +180,15 @@ fn load_plan(checkpoint: &Checkpoint, rotary_elements: usize) -> LoadPlan {
     plan
 }
 
-fn name(checkpoint: &Checkpoint) -> String {
+fn name(checkpoint: &Checkpoint, form: &str) -> String {
     let (architecture, count) = (
         checkpoint.config().architecture.name(),
         rounded(checkpoint.parameters_count()),
     );
-    match checkpoint.quantization() {
-        Some(quantization) => format!("{architecture} {count}, {quantization}"),
-        None => format!("{architecture} {count}"),
+    match (checkpoint.quantization(), form) {
+        (Some(quantization), _) => format!("{architecture} {count}, {quantization}"),
+        (None, "") => format!("{architecture} {count}"),
+        (None, form) => format!("{architecture} {count}, rounded to {form}"),
     }
 }
 

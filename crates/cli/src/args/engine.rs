@@ -18,9 +18,13 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) served_model_name: Option<String>,
     /// Number format of weights and activations; `auto` takes the checkpoint's (f16 runs as bf16). Quantised
-    /// weights run beside it as they are on a GPU, and rounded to it on a processor.
+    /// weights run beside it as they are; on a processor fp8, and what its kernels do not take, is rounded to it.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub(crate) dtype: Dtype,
+    /// Round the weights of a checkpoint of floats when it is loaded, on a processor: `int8` with a scale for each
+    /// row, `int4` with one for each 128 elements and the head in int8. Activations that meet them have eight bits.
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub(crate) quantize: Option<QuantizeArg>,
     /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1.
     #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
     pub(crate) kv_cache_dtype: KvCacheDtype,
@@ -147,6 +151,13 @@ pub(crate) enum Dtype {
     Auto,
     F32,
     Bf16,
+}
+
+/// See [`ModelArgs::quantize`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeArg {
+    Int8,
+    Int4,
 }
 
 /// See [`ModelArgs::kv_cache_dtype`]; named as vLLM names them.

@@ -25,6 +25,7 @@ pub(crate) use balancing::{FellowArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
     Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
+    QuantizeArg,
 };
 pub(crate) use face::FaceArgs;
 pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};

@@ -1,31 +1,35 @@
-//! AVX2 and FMA: two registers of eight lanes.
+//! AVX2 and FMA: two registers of eight lanes, with or without the dot product of bytes.
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
+use super::bytes::{Bytes, LeftBytes};
 use super::{LANES, Simd};
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _CMP_GE_OQ, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
-    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256,
-    _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32,
-    _mm256_cvtss_f32, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
-    _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps,
-    _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_ps,
-    _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srli_epi32,
-    _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_loadl_epi64, _mm_loadu_si128,
+    _mm_prefetch, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps,
+    _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepi32_ps,
+    _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32,
+    _mm256_div_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32,
+    _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
+    _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setr_ps, _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
-/// AVX2 and FMA.
+/// AVX2 and FMA, and perhaps AVX-VNNI.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
 /// Lanes 0..8 and 8..16.
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m256, __m256);
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
-    /// The processor has AVX2 and FMA.
+    /// The processor has AVX2 and FMA, and AVX-VNNI where it says so.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -40,7 +44,7 @@ macro_rules! both {
     };
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type V = V;
     const ROWS: usize = 4;
     const COLUMNS: usize = 1;
@@ -247,6 +251,161 @@ impl Simd for Avx2 {
             }
         }
     }
+}
+
+impl<const VNNI: bool> Bytes for Avx2<VNNI> {
+    const LEFT: LeftBytes = match VNNI {
+        true => LeftBytes::Offset,
+        false => LeftBytes::Halves,
+    };
+
+    #[inline(always)]
+    fn byte_phase(self, right: V, phase: usize) -> V {
+        match (VNNI, phase) {
+            (true, _) => right,
+            (false, 0) => both!(odd_bytes, right),
+            (false, _) => both!(even_bytes, right),
+        }
+    }
+
+    #[inline(always)]
+    fn byte_dot(self, acc: V, left: V, right: V) -> V {
+        match VNNI {
+            true => both!(dot_vnni, acc, left, right),
+            false => both!(dot_halves, acc, left, right),
+        }
+    }
+
+    #[inline(always)]
+    fn code_dot(self, acc: V, left: V, codes: V) -> V {
+        match VNNI {
+            true => both!(dot_vnni, acc, codes, left),
+            false => both!(dot_codes, acc, codes, left),
+        }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, x: V) -> [V; 2] {
+        [both!(lower_nibbles, x), both!(upper_nibbles, x)]
+    }
+
+    #[inline(always)]
+    fn short_mul(self, a: V, b: V) -> V {
+        both!(short_mul, a, b)
+    }
+
+    #[inline(always)]
+    fn float(self, x: V) -> V {
+        both!(float, x)
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, x: &[u8; LANES]) -> V {
+        // SAFETY: `self` proves the instructions; eight bytes are there at each half.
+        unsafe {
+            let (low, high) = (x.as_ptr(), x.as_ptr().add(8));
+            V(
+                _mm256_castsi256_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(low.cast()))),
+                _mm256_castsi256_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(high.cast()))),
+            )
+        }
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn odd_bytes(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe { _mm256_castsi256_ps(_mm256_srai_epi16::<8>(_mm256_castps_si256(x))) }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn even_bytes(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let raised = _mm256_slli_epi16::<8>(_mm256_castps_si256(x));
+        _mm256_castsi256_ps(_mm256_srai_epi16::<8>(raised))
+    }
+}
+
+/// # Safety
+/// The processor has AVX-VNNI.
+#[inline(always)]
+unsafe fn dot_vnni(acc: __m256, unsigned: __m256, signed: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [acc, unsigned, signed] = [acc, unsigned, signed].map(|x| _mm256_castps_si256(x));
+        _mm256_castsi256_ps(_mm256_dpbusd_avx_epi32(acc, unsigned, signed))
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn dot_halves(acc: __m256, left: __m256, right: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [acc, left, right] = [acc, left, right].map(|x| _mm256_castps_si256(x));
+        _mm256_castsi256_ps(_mm256_add_epi32(acc, _mm256_madd_epi16(left, right)))
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn dot_codes(acc: __m256, codes: __m256, left: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [acc, codes, left] = [acc, codes, left].map(|x| _mm256_castps_si256(x));
+        // Two products of at most 15 × 127: far from where this saturates.
+        let pairs = _mm256_maddubs_epi16(codes, left);
+        let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        _mm256_castsi256_ps(_mm256_add_epi32(acc, sums))
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn lower_nibbles(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let bytes = _mm256_castps_si256(x);
+        _mm256_castsi256_ps(_mm256_and_si256(bytes, _mm256_set1_epi8(15)))
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn upper_nibbles(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let bytes = _mm256_srli_epi16::<4>(_mm256_castps_si256(x));
+        _mm256_castsi256_ps(_mm256_and_si256(bytes, _mm256_set1_epi8(15)))
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn short_mul(a: __m256, b: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (a, b) = (_mm256_castps_si256(a), _mm256_castps_si256(b));
+        _mm256_castsi256_ps(_mm256_mullo_epi32(a, b))
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn float(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe { _mm256_cvtepi32_ps(_mm256_castps_si256(x)) }
 }
 
 /// # Safety

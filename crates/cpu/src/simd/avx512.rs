@@ -1,32 +1,36 @@
-//! AVX-512: one register of sixteen lanes, with or without the bf16 dot product.
+//! AVX-512: one register of sixteen lanes, with or without the dot products of bytes and of bf16.
 //!
 //! Invariant: a value of these types exists only where the processor has the instructions.
 
+use super::bytes::{Bytes, LeftBytes};
 use super::{LANES, Simd};
 use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
-    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm256_loadu_si256,
-    _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32,
-    _mm512_cvtneps_pbh, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps,
-    _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi32, _mm512_shuffle_i32x4,
-    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
+    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
+    _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps,
+    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+    _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps,
+    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16,
+    _mm512_maddubs_epi16, _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
+    _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi32,
+    _mm512_shuffle_i32x4, _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srai_epi16,
+    _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
     _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
-/// AVX-512 F, BW, DQ, VL.
+/// AVX-512 F, BW, DQ, VL, and perhaps VNNI.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const VNNI: bool>(());
 
-/// The same, and BF16.
+/// The same with VNNI, and BF16.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512Bf16(Avx512);
+pub(crate) struct Avx512Bf16(Avx512<true>);
 
-impl Avx512 {
+impl<const VNNI: bool> Avx512<VNNI> {
     /// # Safety
-    /// The processor has AVX-512 F, BW, DQ and VL.
+    /// The processor has AVX-512 F, BW, DQ and VL, and VNNI where it says so.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -35,11 +39,11 @@ impl Avx512 {
 
 impl Avx512Bf16 {
     /// # Safety
-    /// The processor has AVX-512 F, BW, DQ, VL and BF16.
+    /// The processor has AVX-512 F, BW, DQ, VL, VNNI and BF16.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         // SAFETY: as the caller promises.
-        Self(unsafe { Avx512::new() })
+        Self(unsafe { Avx512::<true>::new() })
     }
 }
 
@@ -203,7 +207,7 @@ macro_rules! lanes {
     };
 }
 
-impl Simd for Avx512 {
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
     lanes!();
     const PHASES: usize = 2;
 
@@ -267,6 +271,100 @@ impl Simd for Avx512Bf16 {
             _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
         }
         LANES / 2
+    }
+}
+
+impl<const VNNI: bool> Bytes for Avx512<VNNI> {
+    const LEFT: LeftBytes = match VNNI {
+        true => LeftBytes::Offset,
+        false => LeftBytes::Halves,
+    };
+
+    #[inline(always)]
+    fn byte_phase(self, right: __m512, phase: usize) -> __m512 {
+        if VNNI {
+            return right;
+        }
+        // SAFETY: `self` proves the instructions.
+        unsafe {
+            let bytes = _mm512_castps_si512(right);
+            let even = match phase {
+                0 => bytes,
+                _ => _mm512_slli_epi16::<8>(bytes),
+            };
+            _mm512_castsi512_ps(_mm512_srai_epi16::<8>(even))
+        }
+    }
+
+    #[inline(always)]
+    fn byte_dot(self, acc: __m512, left: __m512, right: __m512) -> __m512 {
+        // SAFETY: `self` proves the instructions, VNNI where it says so.
+        unsafe {
+            let [acc, left, right] = [acc, left, right].map(|x| _mm512_castps_si512(x));
+            _mm512_castsi512_ps(match VNNI {
+                true => _mm512_dpbusd_epi32(acc, left, right),
+                false => _mm512_add_epi32(acc, _mm512_madd_epi16(left, right)),
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn code_dot(self, acc: __m512, left: __m512, codes: __m512) -> __m512 {
+        // SAFETY: `self` proves the instructions, VNNI where it says so.
+        unsafe {
+            let [acc, left, codes] = [acc, left, codes].map(|x| _mm512_castps_si512(x));
+            _mm512_castsi512_ps(match VNNI {
+                true => _mm512_dpbusd_epi32(acc, codes, left),
+                false => {
+                    // Two products of at most 15 × 127: far from where this saturates.
+                    let pairs = _mm512_maddubs_epi16(codes, left);
+                    _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+                }
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, x: __m512) -> [__m512; 2] {
+        // SAFETY: `self` proves the instructions.
+        unsafe {
+            let (bytes, mask) = (_mm512_castps_si512(x), _mm512_set1_epi8(15));
+            let upper = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask);
+            let lower = _mm512_and_si512(bytes, mask);
+            [_mm512_castsi512_ps(lower), _mm512_castsi512_ps(upper)]
+        }
+    }
+
+    #[inline(always)]
+    fn short_mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the instructions.
+        unsafe {
+            let (a, b) = (_mm512_castps_si512(a), _mm512_castps_si512(b));
+            _mm512_castsi512_ps(_mm512_mullo_epi32(a, b))
+        }
+    }
+
+    #[inline(always)]
+    fn float(self, x: __m512) -> __m512 {
+        // SAFETY: `self` proves the instructions.
+        unsafe { _mm512_cvtepi32_ps(_mm512_castps_si512(x)) }
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, x: &[u8; LANES]) -> __m512 {
+        // SAFETY: `self` proves the instructions; sixteen bytes are one 128-bit load.
+        unsafe { _mm512_castsi512_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn low_bytes(self, x: __m512) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: `self` proves the instructions; sixteen bytes are one 128-bit store.
+        unsafe {
+            let low = _mm512_cvtepi32_epi8(_mm512_castps_si512(x));
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), low);
+        }
+        bytes
     }
 }
 

@@ -1,27 +1,30 @@
-//! NEON: four registers of four lanes.
+//! NEON: four registers of four lanes, with or without the dot product of bytes.
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
+use super::bytes::{Bytes, LeftBytes};
 use super::{LANES, Simd};
 use std::arch::aarch64::{
-    float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u32, vbslq_f32,
-    vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32,
-    vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vld1_u16, vld1q_f32, vld1q_u32, vmaxq_f32, vmaxvq_f32,
-    vminq_f32, vmovl_u16, vmulq_f32, vorrq_u32, vreinterpretq_f32_s32, vreinterpretq_f32_u32,
-    vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32, vshrn_n_u32,
-    vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32, vsubq_f32,
+    float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u8, vandq_u32,
+    vbslq_f32, vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcvtnq_s32_f32, vcvtq_f32_s32,
+    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, vfmaq_f32, vget_high_s8,
+    vget_low_s8, vld1_u16, vld1q_f32, vld1q_u32, vmaxq_f32, vmaxvq_f32, vminq_f32, vmovl_u16,
+    vmull_s8, vmulq_f32, vmulq_s32, vorrq_u32, vpaddlq_s16, vpaddq_s32, vreinterpretq_f32_s32,
+    vreinterpretq_f32_u8, vreinterpretq_f32_u32, vreinterpretq_s8_f32, vreinterpretq_s32_f32,
+    vreinterpretq_u8_f32, vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32,
+    vshrn_n_u32, vshrq_n_u8, vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32, vsubq_f32,
 };
 
-/// NEON.
+/// NEON, and perhaps the dot product of bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon(());
+pub(crate) struct Neon<const DOT: bool>(());
 
 /// Lanes 0..4, 4..8, 8..12 and 12..16.
 type V = [float32x4_t; 4];
 
-impl Neon {
+impl<const DOT: bool> Neon<DOT> {
     /// # Safety
-    /// The processor has NEON.
+    /// The processor has NEON, and the dot product where it says so.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -36,7 +39,7 @@ macro_rules! each {
     };
 }
 
-impl Simd for Neon {
+impl<const DOT: bool> Simd for Neon<DOT> {
     type V = V;
     const ROWS: usize = 6;
     const COLUMNS: usize = 1;
@@ -161,13 +164,13 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn widen(self, x: &[u16; LANES]) -> V {
-        let words = words(self, x);
+        let words = words(x);
         each!(lower, words)
     }
 
     #[inline(always)]
     fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
-        let (low, high) = (words(self, low), self.widen(high));
+        let (low, high) = (words(low), self.widen(high));
         each!(or, low, high)
     }
 
@@ -199,11 +202,118 @@ impl Simd for Neon {
     }
 }
 
+impl<const DOT: bool> Bytes for Neon<DOT> {
+    const LEFT: LeftBytes = LeftBytes::Signed;
+
+    #[inline(always)]
+    fn byte_dot(self, acc: V, left: V, right: V) -> V {
+        match DOT {
+            true => each!(dot, acc, left, right),
+            false => each!(dot_pairs, acc, left, right),
+        }
+    }
+
+    #[inline(always)]
+    fn code_dot(self, acc: V, left: V, codes: V) -> V {
+        self.byte_dot(acc, left, codes)
+    }
+
+    #[inline(always)]
+    fn nibbles(self, x: V) -> [V; 2] {
+        [each!(lower_nibbles, x), each!(upper_nibbles, x)]
+    }
+
+    #[inline(always)]
+    fn short_mul(self, a: V, b: V) -> V {
+        each!(short_mul, a, b)
+    }
+
+    #[inline(always)]
+    fn float(self, x: V) -> V {
+        each!(float, x)
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, x: &[u8; LANES]) -> V {
+        words(&x.map(u16::from))
+    }
+}
+
+/// # Safety
+/// The processor has the dot product.
+#[inline(always)]
+unsafe fn dot(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float32x4_t {
+    let mut sum = acc;
+    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own name for it is not
+    // stable.
+    unsafe {
+        std::arch::asm!(
+            ".arch_extension dotprod",
+            "sdot {sum:v}.4s, {left:v}.16b, {right:v}.16b",
+            sum = inout(vreg) sum,
+            left = in(vreg) left,
+            right = in(vreg) right,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn dot_pairs(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (left, right) = (vreinterpretq_s8_f32(left), vreinterpretq_s8_f32(right));
+        let low = vmull_s8(vget_low_s8(left), vget_low_s8(right));
+        let high = vmull_s8(vget_high_s8(left), vget_high_s8(right));
+        // Of two neighbours, then of four.
+        let sums = vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+        vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(acc), sums))
+    }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn lower_nibbles(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe { vreinterpretq_f32_u8(vandq_u8(vreinterpretq_u8_f32(x), vdupq_n_u8(15))) }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn upper_nibbles(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe { vreinterpretq_f32_u8(vshrq_n_u8::<4>(vreinterpretq_u8_f32(x))) }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn short_mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (a, b) = (vreinterpretq_s32_f32(a), vreinterpretq_s32_f32(b));
+        vreinterpretq_f32_s32(vmulq_s32(a, b))
+    }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn float(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe { vcvtq_f32_s32(vreinterpretq_s32_f32(x)) }
+}
+
 /// Sixteen halves as words.
 #[inline(always)]
-fn words(_: Neon, x: &[u16; LANES]) -> V {
+fn words(x: &[u16; LANES]) -> V {
     let start = x.as_ptr();
-    // SAFETY: the `Neon` proves the instructions; four halves are there at each quarter.
+    // SAFETY: every 64-bit Arm has these instructions; four halves are there at each quarter.
     unsafe {
         [
             vreinterpretq_f32_u32(vmovl_u16(vld1_u16(start))),

@@ -1,5 +1,6 @@
 //! The lanes as an array: what every other instruction set is compared with.
 
+use super::bytes::{Bytes, LeftBytes};
 use super::{LANES, Simd};
 
 /// Works everywhere.
@@ -184,5 +185,71 @@ impl Simd for Plain {
             to[2 * pair + 1] = bf16_bits(x[2 * pair]);
         }
         LANES
+    }
+}
+
+/// acc + the sum of four products of bytes, in every lane.
+#[inline(always)]
+fn dot(acc: V, left: V, right: V) -> V {
+    let mut out = acc;
+    for i in 0..LANES {
+        let (left, right) = (left[i].to_bits(), right[i].to_bits());
+        let mut sum = acc[i].to_bits().cast_signed();
+        for byte in 0..4 {
+            let of = |word: u32| i32::from((word >> (8 * byte)) as u8 as i8);
+            sum = sum.wrapping_add(of(left) * of(right));
+        }
+        out[i] = f32::from_bits(sum.cast_unsigned());
+    }
+    out
+}
+
+impl Bytes for Plain {
+    const LEFT: LeftBytes = LeftBytes::Signed;
+
+    #[inline(always)]
+    fn byte_dot(self, acc: V, left: V, right: V) -> V {
+        dot(acc, left, right)
+    }
+
+    #[inline(always)]
+    fn code_dot(self, acc: V, left: V, codes: V) -> V {
+        dot(acc, left, codes)
+    }
+
+    #[inline(always)]
+    fn nibbles(self, x: V) -> [V; 2] {
+        const MASK: u32 = 0x0f0f_0f0f;
+        [
+            each(x, x, |x, _| f32::from_bits(x.to_bits() & MASK)),
+            each(x, x, |x, _| f32::from_bits(x.to_bits() >> 4 & MASK)),
+        ]
+    }
+
+    #[inline(always)]
+    fn short_mul(self, a: V, b: V) -> V {
+        each(a, b, |a, b| {
+            f32::from_bits(a.to_bits().wrapping_mul(b.to_bits()))
+        })
+    }
+
+    #[inline(always)]
+    fn float(self, x: V) -> V {
+        each(x, x, |x, _| x.to_bits().cast_signed() as f32)
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, x: &[u8; LANES]) -> V {
+        x.map(|x| f32::from_bits(u32::from(x)))
+    }
+
+    /// Few of these: the library's function will do.
+    #[inline(always)]
+    fn fused(self, a: V, b: V, c: V) -> V {
+        let mut out = c;
+        for i in 0..LANES {
+            out[i] = a[i].mul_add(b[i], c[i]);
+        }
+        out
     }
 }

@@ -1,0 +1,277 @@
+//! What matrix products reach of what the processor could do just then: bytes read per second for few rows, dot
+//! products per second for many, measured beside each sample.
+//!
+//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [int8|int4]]`. Every round takes one short sample of
+//! each ceiling and of each shape, and the best of all rounds counts: what else runs on the machine only makes samples
+//! worse. With one thread its own time is taken, without what others took of its core.
+#![allow(clippy::print_stdout)] // what it is for
+#![allow(unsafe_code)] // instructions and a clock, for the ceilings
+
+fn main() {
+    #[cfg(target_arch = "x86_64")]
+    products::run();
+    #[cfg(not(target_arch = "x86_64"))]
+    println!("the ceilings are those of x86-64");
+}
+
+#[cfg(target_arch = "x86_64")]
+mod products {
+    use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuPack, CpuRows, Isa, Quantize, Threads};
+    use cleave_engine::checkpoint::StoredTensor;
+    use cleave_engine::ops::{Holds, Ops, Pack, Precision};
+    use std::hint::black_box;
+
+    const WIDTH: usize = 2048;
+    const COLUMNS: usize = 16384;
+    /// Weights of the products together: more than any cache.
+    const COPIES: usize = 3;
+    const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 512];
+
+    /// One shape, with what it needs.
+    struct Sample {
+        rows: usize,
+        x: CpuRows,
+        out: CpuRows,
+        best: f64,
+    }
+
+    /// Prints the table.
+    pub(crate) fn run() {
+        if !Isa::Avx512Bf16.available() {
+            println!("this processor has not the instructions whose ceilings are measured");
+            return;
+        }
+        let numbers: Vec<usize> = std::env::args()
+            .filter_map(|arg| arg.parse().ok())
+            .collect();
+        let number = |index: usize, default: usize| numbers.get(index).copied().unwrap_or(default);
+        let rounds = number(0, 15);
+        let threads = number(1, cleave_cpu::cores_count());
+        let columns = number(2, COLUMNS);
+        let quantize = std::env::args().find_map(|arg| {
+            let forms = [Quantize::Int8, Quantize::Int4];
+            forms.into_iter().find(|form| form.name() == arg)
+        });
+        let name = quantize.map_or("bf16", Quantize::name);
+        let options = CpuOptions {
+            threads,
+            quantize,
+            ..CpuOptions::new(Precision::Bf16)
+        };
+        let mut ops = CpuOps::new(&options).expect("the best instruction set");
+        let weights: Vec<half::bf16> = (0..WIDTH * columns)
+            .map(|i| half::bf16::from_f32((i * 7919 % 1021) as f32 / 1021.0 - 0.5))
+            .collect();
+        let stored = StoredTensor::from_bf16("weights", (columns, WIDTH), &weights).into();
+        let matrices: Vec<CpuMatrix> = (0..COPIES)
+            .map(|_| CpuPack::new(&options).matrix(std::slice::from_ref(&stored), None))
+            .collect::<Result<_, _>>()
+            .expect("memory");
+        let bytes = CpuPack::new(&options).matrix_bytes(std::slice::from_ref(&stored)) as f64;
+        let mut samples: Vec<Sample> = ROWS
+            .iter()
+            .map(|&rows| {
+                let mut x = ops.rows(rows, WIDTH, Holds::Activations).expect("memory");
+                for (i, x) in x.values_mut().iter_mut().enumerate() {
+                    *x = (i * 31 % 257) as f32 / 257.0 - 0.5;
+                }
+                let out = ops.rows(rows, columns, Holds::Activations).expect("memory");
+                Sample {
+                    rows,
+                    x,
+                    out,
+                    best: f64::INFINITY,
+                }
+            })
+            .collect();
+        let read_from = ops.rows(1, 24 << 20, Holds::Activations).expect("memory");
+        let mut ceilings = Ceilings::new(threads, read_from);
+        let mut turn = 0;
+        for _ in 0..rounds {
+            for sample in &mut samples {
+                ceilings.sample();
+                for _ in 0..(if sample.rows >= 64 { 1 } else { 4 }) {
+                    turn += 1;
+                    let from = now(threads);
+                    let done = ops.matmul(
+                        &matrices[turn % COPIES],
+                        sample.rows,
+                        &sample.x,
+                        &mut sample.out,
+                    );
+                    sample.best = sample.best.min(now(threads) - from);
+                    done.expect("a product");
+                }
+            }
+        }
+        let Ceilings {
+            read, bf16, int8, ..
+        } = ceilings;
+        println!(
+            "{WIDTH} × {columns}, {threads} threads; read {:.1} GB/s, bf16 {:.0} GFLOP/s, int8 {:.0} GOP/s",
+            read / 1e9,
+            bf16 / 1e9,
+            int8 / 1e9
+        );
+        for Sample { rows, best, .. } in samples {
+            let operations = (2 * rows * WIDTH * columns) as f64;
+            let dot = match quantize {
+                None => operations / bf16 / best,
+                Some(_) => operations / int8 / best,
+            };
+            let read = bytes / read / best;
+            println!(
+                "{name} {rows:4} rows: {:8.3} ms, {:6.1} GB/s, {:7.1} G/s, {dot:.3} of dot, {read:.3} of read",
+                best * 1e3,
+                bytes / best / 1e9,
+                operations / best / 1e9,
+            );
+        }
+    }
+
+    /// Seconds; of this thread alone where it is the only one.
+    fn now(threads: usize) -> f64 {
+        let clock = match threads {
+            1 => libc::CLOCK_THREAD_CPUTIME_ID,
+            _ => libc::CLOCK_MONOTONIC,
+        };
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: the clock exists, and the time is written before it is read.
+        unsafe { libc::clock_gettime(clock, &raw mut time) };
+        time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    }
+
+    /// What the processor can do, the best so far.
+    struct Ceilings {
+        threads: Threads,
+        memory: CpuRows,
+        /// Bytes per second.
+        read: f64,
+        /// Multiplications and additions per second.
+        bf16: f64,
+        int8: f64,
+    }
+
+    impl Ceilings {
+        fn new(threads: usize, mut memory: CpuRows) -> Self {
+            memory.values_mut().fill(1.0);
+            Self {
+                threads: Threads::new(threads, &[]).expect("threads"),
+                memory,
+                read: 0.0,
+                bf16: 0.0,
+                int8: 0.0,
+            }
+        }
+
+        fn sample(&mut self) {
+            let memory = self.memory.values();
+            let each = memory.len() / 32;
+            let tasks = self.threads.count();
+            let from = now(tasks);
+            self.threads.run(32, &|turn| {
+                black_box(dot::sum(&memory[turn.task * each..(turn.task + 1) * each]));
+            });
+            let bytes = size_of_val(memory) as f64;
+            self.read = self.read.max(bytes / (now(tasks) - from));
+            for (best, body, operations) in [
+                (
+                    &mut self.bf16,
+                    dot::bf16 as fn() -> i32,
+                    dot::BF16_OPERATIONS,
+                ),
+                (&mut self.int8, dot::int8, dot::INT8_OPERATIONS),
+            ] {
+                let from = now(tasks);
+                self.threads.run(tasks, &|_| {
+                    black_box(body());
+                });
+                let all = (operations * tasks) as f64;
+                *best = best.max(all / (now(tasks) - from));
+            }
+        }
+    }
+
+    /// Dot product instructions over and over on registers, and reading.
+    mod dot {
+        use std::arch::x86_64::{
+            __m512bh, __m512i, _mm512_add_epi32, _mm512_castps_si512, _mm512_dpbf16_ps,
+            _mm512_dpbusd_epi32, _mm512_loadu_si512, _mm512_reduce_add_epi32, _mm512_set1_epi32,
+            _mm512_setzero_ps, _mm512_setzero_si512,
+        };
+
+        const ROUNDS: usize = 20_000;
+        const CHAINS: usize = 14;
+        pub(super) const BF16_OPERATIONS: usize = ROUNDS * CHAINS * 64;
+        pub(super) const INT8_OPERATIONS: usize = ROUNDS * CHAINS * 128;
+
+        pub(super) fn bf16() -> i32 {
+            // SAFETY: the bench is for processors with these.
+            unsafe { spin_bf16() }
+        }
+
+        pub(super) fn int8() -> i32 {
+            // SAFETY: as above.
+            unsafe { spin_int8() }
+        }
+
+        pub(super) fn sum(words: &[f32]) -> i32 {
+            // SAFETY: as above.
+            unsafe { spin_sum(words) }
+        }
+
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        unsafe fn spin_bf16() -> i32 {
+            let ones = _mm512_set1_epi32(0x3f80_3f80);
+            // SAFETY: both are 512 bits.
+            let ones = unsafe { std::mem::transmute::<__m512i, __m512bh>(ones) };
+            let mut chains = [_mm512_setzero_ps(); CHAINS];
+            for _ in 0..ROUNDS {
+                for chain in &mut chains {
+                    *chain = _mm512_dpbf16_ps(*chain, ones, ones);
+                }
+            }
+            let mut sum = _mm512_setzero_si512();
+            for chain in chains {
+                sum = _mm512_add_epi32(sum, _mm512_castps_si512(chain));
+            }
+            _mm512_reduce_add_epi32(sum)
+        }
+
+        #[target_feature(enable = "avx512f,avx512vnni")]
+        unsafe fn spin_int8() -> i32 {
+            let ones = _mm512_set1_epi32(0x0101_0101);
+            let mut chains = [_mm512_setzero_si512(); CHAINS];
+            for _ in 0..ROUNDS {
+                for chain in &mut chains {
+                    *chain = _mm512_dpbusd_epi32(*chain, ones, ones);
+                }
+            }
+            let mut sum = _mm512_setzero_si512();
+            for chain in chains {
+                sum = _mm512_add_epi32(sum, chain);
+            }
+            _mm512_reduce_add_epi32(sum)
+        }
+
+        #[target_feature(enable = "avx512f")]
+        unsafe fn spin_sum(words: &[f32]) -> i32 {
+            let mut sums = [_mm512_setzero_si512(); 4];
+            for line in words.chunks_exact(64) {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    // SAFETY: sixteen words are there.
+                    let words = unsafe { _mm512_loadu_si512(line[16 * i..].as_ptr().cast()) };
+                    *sum = _mm512_add_epi32(*sum, words);
+                }
+            }
+            let mut all = _mm512_setzero_si512();
+            for sum in sums {
+                all = _mm512_add_epi32(all, sum);
+            }
+            _mm512_reduce_add_epi32(all)
+        }
+    }
+}

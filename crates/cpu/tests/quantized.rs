@@ -1,0 +1,369 @@
+//! Products with weights of eight and four bits against sums in f64 of what was rounded, on every instruction set this
+//! processor has, and against themselves: rows alone and together, other thread counts, other sets.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
+
+use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuPack, Isa, Quantize};
+use cleave_engine::checkpoint::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix, StoredTensor};
+use cleave_engine::ops::{Holds, Ops, Pack, Precision};
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.available())
+}
+
+fn options(quantize: Option<Quantize>, isa: Isa, threads: usize) -> CpuOptions {
+    CpuOptions {
+        isa: Some(isa),
+        threads,
+        quantize,
+        ..CpuOptions::new(Precision::Bf16)
+    }
+}
+
+/// Numbers in −1..1, the same for the same seed.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// A weight as codes, with what they mean.
+#[derive(Clone)]
+struct Weight {
+    element: NarrowType,
+    columns: usize,
+    width: usize,
+    group: usize,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    zeros: Vec<u8>,
+}
+
+/// Which scales and zero points a weight has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Int8,
+    /// Scales that bf16 has, zero points of 8.
+    Int4Even,
+    /// Neither.
+    Int4Odd,
+}
+
+impl Weight {
+    fn new(kind: Kind, columns: usize, width: usize, group: usize) -> Self {
+        let count = columns * width;
+        let groups = columns * width.div_ceil(group);
+        let random = |seed, count| numbers(seed, count).into_iter();
+        let codes = random(3, count).map(|x| match kind {
+            // The least and the largest among them.
+            Kind::Int8 => ((x * 140.0).clamp(-128.0, 127.0) as i8).cast_unsigned(),
+            Kind::Int4Even | Kind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+        });
+        let scales = random(4, groups).map(|x| match kind {
+            Kind::Int4Even => half::bf16::from_f32(x * 0.1).to_f32(),
+            Kind::Int8 | Kind::Int4Odd => x * 0.1,
+        });
+        let zeros = random(5, groups).map(|x| match kind {
+            Kind::Int8 => 0,
+            Kind::Int4Even => 8,
+            Kind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+        });
+        Self {
+            element: match kind {
+                Kind::Int8 => NarrowType::Int8,
+                Kind::Int4Even | Kind::Int4Odd => NarrowType::Int4,
+            },
+            columns,
+            width,
+            group,
+            codes: codes.collect(),
+            scales: scales.collect(),
+            zeros: zeros.collect(),
+        }
+    }
+
+    fn stored(&self) -> StoredMatrix {
+        let coded = ByteCodes {
+            element: self.element,
+            codes: &self.codes,
+            group: self.group,
+            scales: &self.scales,
+            zeros: &self.zeros,
+        };
+        NarrowTensor::from_codes("w", (self.columns, self.width), &coded).into()
+    }
+
+    fn value(&self, column: usize, element: usize) -> f64 {
+        let code = self.codes[column * self.width + element];
+        let at = column * self.width.div_ceil(self.group) + element / self.group;
+        let code = match self.element {
+            NarrowType::Int8 => f64::from(code.cast_signed()),
+            _ => f64::from(code) - f64::from(self.zeros[at]),
+        };
+        code * f64::from(self.scales[at])
+    }
+
+    /// The product in f64 with rows that were rounded to eight bits, a scale for each group, as is documented.
+    fn expected(&self, x: &[f32], bias: Option<&[f32]>) -> Vec<f64> {
+        let mut out = Vec::new();
+        for row in x.chunks_exact(self.width) {
+            let each = match self.element {
+                NarrowType::Int8 => self.width,
+                _ => self.group,
+            };
+            let rounded: Vec<f64> = row
+                .chunks(each)
+                .flat_map(|group| {
+                    let most = group.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                    let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+                    let scale = f64::from(most / 127.0);
+                    let code = move |x: &f32| f64::from((x * inverse).round_ties_even()) * scale;
+                    group.iter().map(code)
+                })
+                .collect();
+            for column in 0..self.columns {
+                let terms = rounded.iter().enumerate();
+                let sum: f64 = terms.map(|(i, x)| x * self.value(column, i)).sum();
+                out.push(sum + bias.map_or(0.0, |bias| f64::from(bias[column])));
+            }
+        }
+        out
+    }
+}
+
+fn multiply(
+    options: &CpuOptions,
+    matrix: &CpuMatrix,
+    columns: usize,
+    x: &[f32],
+    rows: usize,
+) -> Vec<f32> {
+    let mut ops = CpuOps::new(options).unwrap();
+    let mut left = ops.rows(rows, x.len() / rows, Holds::Activations).unwrap();
+    left.values_mut().copy_from_slice(x);
+    let mut out = ops.rows(rows, columns, Holds::Activations).unwrap();
+    ops.matmul(matrix, rows, &left, &mut out).unwrap();
+    out.values().to_vec()
+}
+
+fn assert_close(found: &[f32], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(found) - expected).abs();
+        assert!(
+            error <= 3e-5 * (1.0 + expected.abs()),
+            "{what}: element {i} is {found}, should be {expected}"
+        );
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Kinds, columns, widths and groups around panels, steps and blocks.
+fn weights() -> Vec<(Kind, Weight)> {
+    let mut weights = Vec::new();
+    for (columns, width) in [
+        (1, 1),
+        (16, 3),
+        (17, 4),
+        (33, 70),
+        (31, 512),
+        (70, 515),
+        (64, 1100),
+    ] {
+        weights.push((Kind::Int8, Weight::new(Kind::Int8, columns, width, width)));
+    }
+    for (columns, width, group) in [
+        (1, 32, 32),
+        (17, 96, 32),
+        (33, 64, 64),
+        (31, 512, 128),
+        (70, 640, 128),
+        (64, 544, 32),
+        (40, 1088, 64),
+    ] {
+        for kind in [Kind::Int4Even, Kind::Int4Odd] {
+            weights.push((kind, Weight::new(kind, columns, width, group)));
+        }
+    }
+    weights
+}
+
+#[test]
+fn products_of_codes_are_right_on_every_instruction_set_and_the_same_on_all() {
+    for (kind, weight) in weights() {
+        for rows in [1, 2, 5, 8, 14, 15, 29, 70] {
+            let bias = (rows % 2 == 0).then(|| numbers(8, weight.columns));
+            let x = numbers(9, rows * weight.width);
+            let expected = weight.expected(&x, bias.as_deref());
+            let mut first: Option<Vec<f32>> = None;
+            for isa in available() {
+                let options = options(None, isa, 2);
+                let pack = CpuPack::new(&options);
+                let matrix = pack.matrix(&[weight.stored()], bias.as_deref()).unwrap();
+                let out = multiply(&options, &matrix, weight.columns, &x, rows);
+                let what = format!(
+                    "{isa} {kind:?} {} × {} in {}, {rows} rows",
+                    weight.width, weight.columns, weight.group
+                );
+                assert_close(&out, &expected, &what);
+                let first = first.get_or_insert_with(|| out.clone());
+                assert!(
+                    same_bits(first, &out),
+                    "{what}: other bits than the best set"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_codes() {
+    for kind in [Kind::Int8, Kind::Int4Even, Kind::Int4Odd] {
+        // Rows that do not stay in a cache, in more than one block.
+        let (columns, width, rows) = (200, 1152, 530);
+        let group = if kind == Kind::Int8 { width } else { 64 };
+        let weight = Weight::new(kind, columns, width, group);
+        let x = numbers(2, rows * width);
+        for isa in available() {
+            let matrix = CpuPack::new(&options(None, isa, 2))
+                .matrix(&[weight.stored()], None)
+                .unwrap();
+            let run = |threads, x: &[f32], rows| {
+                multiply(&options(None, isa, threads), &matrix, columns, x, rows)
+            };
+            let together = run(1, &x, rows);
+            for threads in [2, 5] {
+                assert!(
+                    same_bits(&together, &run(threads, &x, rows)),
+                    "{isa} {threads} threads"
+                );
+            }
+            for row in [0, 1, 30, 529] {
+                let alone = run(2, &x[row * width..(row + 1) * width], 1);
+                let among = &together[row * columns..(row + 1) * columns];
+                assert!(same_bits(&alone, among), "{isa} {kind:?} row {row}");
+            }
+        }
+    }
+}
+
+/// Rows and weights at the ends of what bytes hold: nothing saturates on the way.
+#[test]
+fn the_largest_codes_of_all_do_not_saturate() {
+    let (columns, width) = (32, 1024);
+    for (element, code, group) in [
+        (NarrowType::Int8, 0x80, width),
+        (NarrowType::Int8, 0x7f, width),
+        (NarrowType::Int4, 15, 128),
+        (NarrowType::Int4, 0, 128),
+    ] {
+        let weight = Weight {
+            element,
+            columns,
+            width,
+            group,
+            codes: vec![code; columns * width],
+            scales: vec![1.0; columns * width.div_ceil(group)],
+            zeros: vec![if code == 0 { 15 } else { 0 }; columns * width.div_ceil(group)],
+        };
+        for sign in [1.0, -1.0] {
+            let x = vec![sign * 127.0; 3 * width];
+            let expected = weight.expected(&x, None);
+            for isa in available() {
+                let options = options(None, isa, 1);
+                let matrix = CpuPack::new(&options)
+                    .matrix(&[weight.stored()], None)
+                    .unwrap();
+                let out = multiply(&options, &matrix, columns, &x, 3);
+                assert_close(&out, &expected, &format!("{isa} {element:?} {code}"));
+            }
+        }
+    }
+}
+
+/// What rounding floats loses is bounded by half a step of the codes.
+#[test]
+fn floats_are_rounded_to_the_nearest_codes() {
+    let (columns, width) = (40, 384);
+    let weights = numbers(1, columns * width);
+    let stored: StoredMatrix = StoredTensor::from_f32("w", (columns, width), &weights).into();
+    for (quantize, share) in [(Quantize::Int8, 0.5 / 127.0), (Quantize::Int4, 0.075)] {
+        let options = options(Some(quantize), Isa::detect(), 2);
+        let matrix = CpuPack::new(&options)
+            .matrix(std::slice::from_ref(&stored), None)
+            .unwrap();
+        // A unit row reads a column of the weights.
+        let mut worst = 0.0_f32;
+        let mut squares = 0.0_f64;
+        for element in 0..width {
+            let mut x = vec![0.0; width];
+            x[element] = 1.0;
+            let out = multiply(&options, &matrix, columns, &x, 1);
+            for (column, out) in out.iter().enumerate() {
+                let error = (out - weights[column * width + element]).abs();
+                worst = worst.max(error);
+                squares += f64::from(error * error);
+            }
+        }
+        let mean = (squares / (columns * width) as f64).sqrt() as f32;
+        assert!(worst <= 3.0 * share, "{quantize:?}: off by {worst}");
+        assert!(
+            mean <= 0.6 * share,
+            "{quantize:?}: off by {mean} in the mean"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_so() {
+    let (columns, width) = (32, 256);
+    let stored: StoredMatrix =
+        StoredTensor::from_f32("w", (columns, width), &numbers(1, columns * width)).into();
+    for quantize in [Quantize::Int8, Quantize::Int4] {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for isa in available() {
+                let options = options(Some(quantize), isa, 1);
+                let matrix = CpuPack::new(&options)
+                    .matrix(std::slice::from_ref(&stored), None)
+                    .unwrap();
+                let mut x = numbers(2, 2 * width);
+                x[77] = bad;
+                let out = multiply(&options, &matrix, columns, &x, 2);
+                assert!(
+                    out[..columns].iter().all(|x| !x.is_finite()),
+                    "{isa} {quantize:?} {bad}"
+                );
+                assert!(
+                    out[columns..].iter().all(|x| x.is_finite()),
+                    "{isa} {quantize:?} {bad}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_zeros_is_the_bias() {
+    let (columns, width) = (32, 256);
+    let stored: StoredMatrix =
+        StoredTensor::from_f32("w", (columns, width), &numbers(1, columns * width)).into();
+    let bias = numbers(3, columns);
+    for quantize in [Quantize::Int8, Quantize::Int4] {
+        let options = options(Some(quantize), Isa::detect(), 1);
+        let matrix = CpuPack::new(&options)
+            .matrix(std::slice::from_ref(&stored), Some(&bias))
+            .unwrap();
+        assert_eq!(
+            multiply(&options, &matrix, columns, &vec![0.0; width], 1),
+            bias
+        );
+    }
+}
