@@ -133,7 +133,7 @@ scenarios! {
 /// An engine that says that a guess was drawn which was not, or draws more than it was asked for, is not believed.
 #[test]
 fn a_result_that_contradicts_its_guesses_was_believed() {
-    let spoils: [(&str, fn(&mut Vec<TokenId>)); 4] = [
+    let spoils: [(&str, Spoil); 4] = [
         ("nothing", |_| {}),
         ("a guess that was not drawn", |tokens| {
             tokens.insert(0, tokens[0] + 1);
@@ -170,6 +170,8 @@ fn a_result_that_contradicts_its_guesses_was_believed() {
         assert_eq!(failed, number > 0, "{what}: {said:?}");
     }
 }
+
+type Spoil = fn(&mut Vec<TokenId>);
 
 /// A brain and its engine.
 struct Bench {

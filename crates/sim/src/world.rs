@@ -5,7 +5,7 @@
 
 use crate::dice::{Dice, mix};
 use crate::engine::Price;
-use crate::model::REPEATS;
+use crate::guesses::draw_speculation;
 use cleave_domain::{
     Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
     WorkerDescription,
@@ -27,9 +27,6 @@ enum Weather {
 
 /// Tells the dice of steps in flight from the others of a seed.
 const AHEAD: u64 = 0x6c62_272e_07bb_0142;
-
-/// Likewise those of guesses.
-const GUESS: u64 = 0x1b87_3593_cc9e_2d51;
 
 /// Everything a run depends on.
 #[derive(Clone, Debug)]
@@ -305,25 +302,6 @@ fn draw_workers(dice: &mut Dice, capacity: Capacity) -> Vec<WorkerDescription> {
         });
     }
     workers
-}
-
-/// What guesses go by, and who repeats what it said.
-fn draw_speculation(seed: u64, requests: &mut [Arrival]) -> Option<Lookup> {
-    let dice = &mut Dice::new(mix(seed ^ GUESS));
-    if dice.chance(500) {
-        return None;
-    }
-    for arrival in requests {
-        if dice.chance(500) {
-            Arc::make_mut(&mut arrival.request).sampling.seed |= REPEATS;
-        }
-    }
-    let match_min = dice.count(1, 3);
-    Some(Lookup {
-        drafts_max: dice.count(1, 6),
-        match_max: match_min + dice.count(0, 2),
-        match_min,
-    })
 }
 
 fn draw_requests(
