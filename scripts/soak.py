@@ -7,7 +7,7 @@ generator. First the highest rate at which nine of ten requests meet the targets
 so long, while each minute one of them is killed, stopped, drained, given another leg, or told another policy. Two workers and the router that serves are never struck, so that their
 memory shows whether it grows. Every minute all of them are asked what they hold; after the load nothing may be
 held, leaked or under way. Exits with 1 for a request that failed, an end that is not clean, a block that is held, or
-memory that grew between the first and the last quarter by more than a twentieth and what processes may remember. Prints Markdown. Standard library
+memory that grew between the first and the last quarter by more than a twentieth and what allocators may keep. Prints Markdown. Standard library
 only. `--cpu` keeps the fleet to one core, and the load generator to the others.
 """
 
@@ -35,8 +35,8 @@ SILENCE = 5
 LIMIT = 60.0
 # Kinds of blocks that nobody may hold when nothing is under way; what is cached is free for whoever needs it.
 HELD = ("held", "swapped", "reserved", "leased", "quarantined", "leaked")
-# The passes of the last 65,536 hand-offs, which routers and prefill workers remember.
-REMEMBERED_MIB = 6.0
+# What allocators may keep that nobody holds.
+ALLOCATED_MIB = 6.0
 POLICY = "classes: [{{name: all, ttft: {ttft}ms, tpot: {tpot}ms, queue_max: 512}}]\n"
 
 
@@ -295,6 +295,7 @@ def settle(fleet: Fleet, run: dict, samples: list[dict]) -> dict:
         wait_until("blocks free", lambda: not held())
     blocks = {f"{name} {kind}": count for (name, kind), count in held().items()}
     router = page(fleet.addresses[0])
+    passes = metric(router, "cleave_router_passes") + sum(metric(page(fleet.pages[name]), "cleave_handoff_passes") for name in fleet.WORKERS)
     counters = {name: metric(router, f"cleave_{name}_total") for name in ("retries", "streams_resumed", "moves_done")}
     flights = metric(router, "cleave_flights")
     fleet.end()
@@ -307,7 +308,7 @@ def settle(fleet: Fleet, run: dict, samples: list[dict]) -> dict:
             "first_mib": statistics.median(sizes[:quarter]), "last_mib": statistics.median(sizes[-quarter:]),
             "most_mib": max(sizes), "files_first": files[0], "files_last": files[-1],
         }
-    return {"requests": run["all"], "errors": run["errors"], "blocks_held": blocks, "flights_left": flights, "counters": counters,
+    return {"requests": run["all"], "errors": run["errors"], "blocks_held": blocks, "flights_left": flights, "passes_left": passes, "counters": counters,
             "memory": memory, "unclean_ends": fleet.unclean}
 
 
@@ -321,12 +322,14 @@ def wrong(seen: dict) -> list[str]:
         said.append(f"{unfinished} requests never ended")
     if seen["flights_left"]:
         said.append(f"{seen['flights_left']:.0f} flights never ended")
+    if seen["passes_left"]:
+        said.append(f"{seen['passes_left']:.0f} passes of hand-offs that are over are kept")
     if seen["requests"]["attainment"] < 0.9:
         said.append(f"only {seen['requests']['attainment']:.1%} of the requests were within their targets")
     for who, size in seen["memory"].items():
         if size["files_last"] > 2 * size["files_first"]:
             said.append(f"{who} had {size['files_first']} files open, then {size['files_last']}")
-        if size["last_mib"] > 1.05 * size["first_mib"] + REMEMBERED_MIB:
+        if size["last_mib"] > 1.05 * size["first_mib"] + ALLOCATED_MIB:
             said.append(f"{who} grew from {size['first_mib']:.1f} to {size['last_mib']:.1f} MiB")
     return said
 

@@ -80,6 +80,65 @@ fn certificates_of_no_use_are_told_before_a_port_is_bound() {
     }
 }
 
+/// Routers whose clients speak TLS, asked by one that is of another fleet, that speaks in clear, that was told the
+/// port of operators, and that is of theirs.
+#[test]
+fn a_router_that_cannot_be_asked_was_away_without_a_reason() {
+    let folders = [(); 3].map(|()| tempfile::tempdir().expect("a folder"));
+    let [front, theirs, others] = &folders;
+    Authority::new().sign(front.path(), "llm.example");
+    for folder in [theirs, others] {
+        Authority::new().sign(folder.path(), "cleave-peer");
+    }
+    let path = |name: &str| front.path().join(name).display().to_string();
+    let peers = |folder: &tempfile::TempDir| folder.path().display().to_string();
+    let (certificate, key) = (path("tls.crt"), path("tls.key"));
+    let (theirs, others) = (peers(theirs), peers(others));
+    let router = ["router", "--listen", "127.0.0.1:0"];
+    let tls = ["--ssl-certfile", &certificate, "--ssl-keyfile", &key];
+    let asked = ["--peer-tls", &theirs, "--admin-listen", "127.0.0.1:0"];
+    let mut asked = Process::start(&[&router[..], &tls, &asked].concat());
+    let (at, admin) = (asked.tls_address(), asked.admin_address());
+    let (_, port) = admin.rsplit_once(':').expect("a port");
+    let picks = [
+        "--ext-proc-listen",
+        "127.0.0.1:0",
+        "--picker-endpoints",
+        &at,
+    ];
+    let fellow = ["--fellow-routers", &at];
+    let stranger = ["--peer-tls", &others];
+    let unasked = "the endpoint picker cannot ask this router";
+    let uncounted = "this --fellow-routers cannot be asked";
+    let not_ready = "the endpoint picker finds this router not ready";
+    for (more, says) in [
+        (
+            [&stranger[..], &fellow].concat(),
+            vec![unasked, uncounted, "invalid peer certificate"],
+        ),
+        (
+            fellow.to_vec(),
+            vec![unasked, uncounted, "This port speaks HTTPS."],
+        ),
+        (vec!["--picker-admin-port", port], vec![not_ready]),
+        (vec!["--peer-tls", &theirs], vec![not_ready]),
+    ] {
+        let process = Process::start(&[&router[..], &picks, &more].concat());
+        wait_for(says[0], || {
+            let logs = process.logs();
+            says.iter().all(|one| logs.contains(one)).then_some(())
+        });
+        let logs = process.logs();
+        assert!(logs.contains(not_ready) == (says[0] == not_ready), "{logs}");
+    }
+    // One that could never ask itself says so at once.
+    let (status, _, error) = run(&[&router[..], &tls, &picks].concat());
+    assert!(
+        !status.success() && error.contains("--picker-admin-port"),
+        "{error}"
+    );
+}
+
 /// Each of our own clients through a front with a certificate: whoever knows its authority is answered, and nobody goes on
 /// with a server for which nobody vouches, or that has another name.
 #[test]

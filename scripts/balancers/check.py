@@ -2,7 +2,7 @@
 
 usage: check.py --cleave BIN [--only NAME ...] [--checks NAME ...] [--quick] [--rounds N] [--json FILE]
 
-For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker: two routers, a prefill and a decode worker
+For each of nginx, HAProxy, Envoy, and Envoy with our endpoint picker, by TLS: two routers, a prefill and a decode worker
 (mock engines: a token every 10 ms) on loopback, the balancer before them as configured by the template beside
 this script, and then: streams event by event, clients that leave, a router that is killed, drained or stuck,
 overload, streams that are silent for longer than the balancer bears, request ids. At the end the lag of each event
@@ -152,10 +152,7 @@ def draining(one: Balancer, fleet: Fleet) -> str:
     check(get(fleet.routers[1], "/health")[0] in (200, 0), "a draining router is healthy")
     answers = [ask(one.address, {"max_tokens": 4}) for _ in range(30)]
     bad = [answer for answer in answers if answer.status != 200]
-    # HAProxy 2.6 passes the first 503 on although it is told to try again; a router that goes on for a while
-    # after it said that it leaves has none.
-    unavoidable = int(one.name == "haproxy" and not fleet.delay)
-    check(len(bad) <= unavoidable, f"{len(bad)} of 30 were not answered, such as {bad[:1]}")
+    check(not bad, f"{len(bad)} of 30 were not answered, such as {bad[:1]}")
     whole(long.join(), 400)
     fleet.processes[1].child.wait(20)
     fleet.start(1)

@@ -8,7 +8,6 @@ GROUPS = {"workers": {"leaderWorkerSet": {"enabled": True, "size": 2}}}
 PICKER = {
     "inferencePool": {"enabled": True},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
-    "tls": {"secretName": ""},
 }
 Objects = list[dict]
 
@@ -118,6 +117,17 @@ BROKEN: list[tuple[str, dict, Callable[[Objects], object]]] = [
         lambda o: one(o, "InferencePool")["spec"]["endpointPickerRef"]["port"].update(number=9003),
     ),
     ("routes_lead_somewhere", HPA, lambda o: one(o, "APIService")["spec"]["service"].update(name="prod-cleave-router")),
+    (
+        "pickers_are_spoken_to",
+        PICKER,
+        lambda o: one(o, "Service", "cleave")["spec"]["ports"][1].update(appProtocol="kubernetes.io/h2c"),
+    ),
+    ("pickers_are_spoken_to", PICKER, lambda o: argument(o, "router", "-admin-port=8001", "-admin-port=8000")),
+    (
+        "pickers_are_spoken_to",
+        {**PICKER, "networkPolicy": {"monitoring": [{"namespaceSelector": {}}]}},
+        lambda o: one(o, "NetworkPolicy", "router")["spec"]["ingress"][1]["from"].pop(),
+    ),
     ("everything_is_scraped", {}, lambda o: one(o, "Service", "decode")["metadata"]["labels"].pop("cleave/scraped")),
     ("names_and_labels", {}, lambda o: o.append(one(o, "Service"))),
     ("names_and_labels", {}, lambda o: one(o, "ConfigMap")["metadata"].pop("namespace")),

@@ -49,6 +49,15 @@ VARIANTS: dict[str, dict] = {
         "tls": {"secretName": ""},
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
     },
+    "inference pool behind TLS": {
+        "inferencePool": {"enabled": True, "pickerTls": "front"},
+        "tls": {"secretName": "front"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    },
+    "inference pool whose picker speaks in clear": {
+        "inferencePool": {"enabled": True, "pickerTls": "off"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    },
     "TLS": {"tls": {"secretName": "front", "peerSecretName": "peers"}, "ingress": {"enabled": True}},
     "IPv6": {"network": {"ipFamily": "IPv6"}},
     "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")},

@@ -317,6 +317,30 @@ def routes_lead_somewhere(world: World) -> Iterator[str]:
             yield "the API server asks a service without an address"
 
 
+def pickers_are_spoken_to(world: World) -> Iterator[str]:
+    """Gateways are told how a picker speaks, and a picker asks routers where they answer it."""
+    for _, pod in world.pods:
+        args, there = arguments(pod), ports(pod)
+        if "--ext-proc-listen" not in args:
+            continue
+        for service in world.of("Service"):
+            for port in service["spec"]["ports"]:
+                told = port.get("appProtocol") == "kubernetes.io/h2c"
+                if port["targetPort"] == "ext-proc" and told != (args.get("--ext-proc-tls") == "off"):
+                    yield f"service {service['metadata']['name']}: its picker's appProtocol is {port.get('appProtocol')}"
+        if args.get("--picker-admin-port") != str(there["admin"]):
+            yield f"the picker asks port {args.get('--picker-admin-port')}, the routers' is {there['admin']}"
+        for policy in world.of("NetworkPolicy"):
+            if not selects(policy["spec"]["podSelector"], pod["metadata"]["labels"]):
+                continue
+            out = {one["port"] for rule in policy["spec"]["egress"] if "to" in rule for one in rule["ports"]}
+            come = [rule for rule in policy["spec"]["ingress"] if there["admin"] in [one["port"] for one in rule["ports"]]]
+            peers = [peer.get("podSelector") for rule in come for peer in rule["from"]]
+            let_in = any(one is not None and selects(one, pod["metadata"]["labels"]) for one in peers)
+            if there["admin"] not in out or not let_in:
+                yield f"{policy['metadata']['name']}: routers cannot ask each other at port {there['admin']}"
+
+
 def everything_is_scraped(world: World) -> Iterator[str]:
     for monitor in world.of("ServiceMonitor"):
         labels = monitor["spec"]["selector"]["matchLabels"]
@@ -374,6 +398,7 @@ RULES = [
     routers_are_found,
     volumes_are_used,
     routes_lead_somewhere,
+    pickers_are_spoken_to,
     everything_is_scraped,
     names_and_labels,
     nothing_stops_before_its_successor,

@@ -79,12 +79,15 @@ def main() -> int:
             begun = time.monotonic()
             try:
                 seen = event.run(stage)
+                trouble = stage.fault()
             except Exception as error:
+                trouble = "; ".join(filter(None, [f"{type(error).__name__}: {error}", stage.fault()]))
+            if trouble:
                 failed += 1
-                seen = f"**not so**: {type(error).__name__}: {error}".replace("\n", " ").replace("|", "/")
+                seen = f"**not so**: {trouble}".replace("\n", " ").replace("|", "/")
             rows.append(([event.title, event.expected, seen], round(time.monotonic() - begun, 1)))
             print(row(*rows[-1]), flush=True)
-            if failed and event.needed:
+            if failed and event.needed or stage.fault():
                 break
     finally:
         stage.end()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from network import DNS, DOMAIN
 
@@ -37,12 +38,20 @@ printf 'hosts: files dns\\n' > etc/nsswitch.conf
 """
 
 
+class Around(NamedTuple):
+    """What its pod gives a container."""
+
+    volumes: dict[str, Path]
+    address: str
+    log: Path
+
+
 class Container:
     """A container of a pod, from its spec; each start is a process of its own."""
 
-    def __init__(self, pod: dict, spec: dict, image: Image, volumes: dict[str, Path], address: str, log: Path) -> None:
-        self.pod, self.spec, self.image, self.volumes = pod, spec, image, volumes
-        self.address, self.log = address, log
+    def __init__(self, pod: dict, spec: dict, image: Image, around: Around) -> None:
+        self.pod, self.spec, self.image = pod, spec, image
+        self.volumes, self.address, self.log = around
         self.restarts = -1
         self.child: subprocess.Popen | None = None
         unknown = set(spec) & {"lifecycle", "envFrom", "workingDir"}
@@ -73,9 +82,11 @@ class Container:
         meta = self.pod["metadata"]
         lines = [ROOT.format(root=root, dns=DNS, domain=DOMAIN, namespace=meta["namespace"], address=self.address, host=meta["name"])]
         for inside, outside in self.image.files.items():
-            lines.append(_bound(outside, inside, folder=outside.is_dir(), only_read=True))
+            lines.append(f"{_bound(outside, inside)} && {_only_read(inside)}")
         for mount in self.spec.get("volumeMounts", []):
-            lines.append(_bound(self.volumes[mount["name"]], mount["mountPath"], folder=True, only_read=mount.get("readOnly", False)))
+            lines.append(_bound(self.volumes[mount["name"]], mount["mountPath"]))
+            if mount.get("readOnly"):
+                lines.append(_only_read(mount["mountPath"]))
         security = self.pod["spec"].get("securityContext", {}) | self.spec.get("securityContext", {})
         if security.get("readOnlyRootFilesystem"):
             lines.append("mount -o remount,ro .")
@@ -112,11 +123,18 @@ class Container:
         return words
 
 
-def _bound(outside: Path, inside: str, folder: bool, only_read: bool) -> str:
-    place = shlex.quote(inside.lstrip("/"))
-    made = f"mkdir -p {place}" if folder else f"mkdir -p $(dirname {place}) && touch {place}"
-    bound = f"{made} && mount --bind {shlex.quote(str(outside))} {place}"
-    return f"{bound} && mount -o remount,bind,ro {place}" if only_read else bound
+def _place(inside: str) -> str:
+    return shlex.quote(inside.lstrip("/"))
+
+
+def _bound(outside: Path, inside: str) -> str:
+    place = _place(inside)
+    made = f"mkdir -p {place}" if outside.is_dir() else f"mkdir -p $(dirname {place}) && touch {place}"
+    return f"{made} && mount --bind {shlex.quote(str(outside))} {place}"
+
+
+def _only_read(inside: str) -> str:
+    return f"mount -o remount,bind,ro {_place(inside)}"
 
 
 def tmpfs(folder: Path, limit: str) -> None:

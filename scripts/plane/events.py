@@ -18,7 +18,7 @@ from keda import Keda
 from kubelet import Kubelet
 from load import Load, Shape, Stream, told
 from network import DOMAIN, Services, node
-from world import ROOT, World, add_crd, chart_of_1_20, is_ready, merged, values, wait_until
+from world import ROOT, Cluster, World, add_crd, chart_of_1_20, is_ready, merged, values, wait_until
 
 # A token takes 50 ms, whatever the batch of at most twenty; a prompt's token half a millisecond.
 STEP_MS = 50
@@ -85,6 +85,7 @@ class Stage:
     def __init__(self, cleave: Path, binaries: Path, folder: Path) -> None:
         self.cleave, self.binaries, self.folder = cleave, binaries, folder
         self.control: Control | None = None
+        self.services: Services | None = None
         self.world: World | None = None
         self.load: Load | None = None
         self.keda: Keda | None = None
@@ -113,12 +114,16 @@ class Stage:
         self.chart = chart_of_1_20(self.folder)
 
     def release(self, name: str) -> World:
-        self.world = World(self.control, self.kubelet, self.services, self.chart, name)
+        self.world = World(Cluster(self.control, self.kubelet, self.services), self.chart, name)
         return self.world
 
     def upgrade(self, *more: dict) -> None:
         self.values = merged(self.values, *more)
         self.world.upgrade(self.values)
+
+    def fault(self) -> str | None:
+        """What failed behind all events, whatever each of them saw."""
+        return self.services.fault if self.services else None
 
     def end(self) -> None:
         if self.keda:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import network
 from api import MERGE, Api, ApiError, Cache
-from container import Container, Image, tmpfs
+from container import Around, Container, Image, tmpfs
 
 TICK = 0.1
 RESTART_AFTER = 0.5
@@ -86,6 +86,7 @@ class Pod(threading.Thread):
         self.address = f"{PODS}.{number // 250 + 1}.{number % 250 + 1}"
         self.folder = FOLDER / self.namespace
         self.container: Container | None = None
+        self.is_ready = False
         self.told: dict | None = None
         # SIGKILL comes then.
         self.dies_at: float | None = None
@@ -112,7 +113,8 @@ class Pod(threading.Thread):
             # Whoever waits for the pod is told, instead of a thread that is silently gone.
             self.trouble = f"{type(error).__name__}: {error}"
             self.kubelet.troubles.append(f"{self.meta['name']}: {self.trouble}")
-            self._tell("Failed", ready=False)
+            self.is_ready = False
+            self._tell("Failed")
             while self.dies_at is None:
                 time.sleep(TICK)
         self._clear()
@@ -122,7 +124,7 @@ class Pod(threading.Thread):
         """Volumes and init containers; false if it is to end before they are done."""
         (self.folder / "root").mkdir(parents=True)
         self.volumes = {one["name"]: self._volume(one) for one in self.spec.get("volumes", [])}
-        self._tell("Pending", ready=False)
+        self._tell("Pending")
         for spec in self.spec.get("initContainers", []):
             while True:
                 code = self._to_its_end(self._make(spec))
@@ -155,7 +157,6 @@ class Pod(threading.Thread):
         container, ports = self.container, spec.get("ports", [])
         container.start(self.namespace)
         startup, live, ready = (Probe(spec.get(f"{kind}Probe"), ports) for kind in ("startup", "liveness", "readiness"))
-        is_ready = False
         while container.code() is None:
             self._refresh()
             if self.dies_at is not None:
@@ -167,16 +168,17 @@ class Pod(threading.Thread):
                 container.child.wait()
                 break
             # Ready at the first yes; not any more when it said no as often as it may.
-            is_ready = startup.held and (ready.held or is_ready and not ready.failed)
-            self._tell("Running", ready=is_ready)
+            self.is_ready = startup.held and (ready.held or self.is_ready and not ready.failed)
+            self._tell("Running")
             time.sleep(TICK)
+        self.is_ready = False
         code = container.code()
         if self.spec.get("restartPolicy", "Always") == "Never":
-            self._tell("Succeeded" if code == 0 else "Failed", ready=False, code=code)
+            self._tell("Succeeded" if code == 0 else "Failed", code)
             while self.dies_at is None:
                 time.sleep(TICK)
             return False
-        self._tell("Running", ready=False)
+        self._tell("Running")
         again_at = time.monotonic() + RESTART_AFTER
         while self.dies_at is None and time.monotonic() < again_at:
             time.sleep(TICK)
@@ -207,7 +209,7 @@ class Pod(threading.Thread):
     def _make(self, spec: dict) -> Container:
         image = self.kubelet.images[spec["image"].split(":")[0]]
         log = self.kubelet.logs / f"{self.meta['name']}.{spec['name']}.log"
-        return Container(self.pod, spec, image, self.volumes, self.address, log)
+        return Container(self.pod, spec, image, Around(self.volumes, self.address, log))
 
     def _volume(self, spec: dict) -> Path:
         folder = self.folder / "volumes" / spec["name"]
@@ -255,18 +257,18 @@ class Pod(threading.Thread):
         found = caches[1].find(self.meta["namespace"], spec["secret"]["secretName"])
         return found and found | {"files": {name: b64decode(text) for name, text in found.get("data", {}).items()}}
 
-    def _tell(self, phase: str, ready: bool, code: int | None = None) -> None:
+    def _tell(self, phase: str, code: int | None = None) -> None:
         """The pod's status, where it is another one than the last that was told."""
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        said = {"Initialized": self.container is not None, "PodScheduled": True, "ContainersReady": ready, "Ready": ready}
+        said = {"Initialized": self.container is not None, "PodScheduled": True, "ContainersReady": self.is_ready, "Ready": self.is_ready}
         conditions = [{"type": kind, "status": str(held), "lastTransitionTime": now} for kind, held in said.items()]
         status = {"phase": phase, "message": self.trouble, "podIP": self.address, "podIPs": [{"ip": self.address}],
                   "hostIP": network.NODE, "containerStatuses": []}
         if self.container:
             state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
             spec = self.container.spec
-            status["containerStatuses"] = [{"name": spec["name"], "image": spec["image"], "imageID": "", "ready": ready,
-                                            "started": ready, "restartCount": self.container.restarts, "state": state}]
+            status["containerStatuses"] = [{"name": spec["name"], "image": spec["image"], "imageID": "", "ready": self.is_ready,
+                                            "started": self.is_ready, "restartCount": self.container.restarts, "state": state}]
         if status == self.told:
             return
         known, self.told = self.told, status

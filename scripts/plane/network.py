@@ -52,6 +52,8 @@ class Services:
 
     def __init__(self, api: Api) -> None:
         self.stirred = threading.Event()
+        # Why addresses lead nowhere any more.
+        self.fault: str | None = None
         self.services = Cache(api, "/api/v1/services", self.stirred.set)
         self.endpoints = Cache(api, "/api/v1/endpoints", self.stirred.set)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -68,7 +70,10 @@ class Services:
             self.stirred.clear()
             rules = self._rules()
             if rules != known:
-                subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+                done = subprocess.run(["nft", "-f", "-"], input=rules, text=True, capture_output=True)
+                if done.returncode != 0:
+                    self.fault = f"nft did not take the Services' rules: {done.stderr.strip()}"
+                    return
                 known = rules
 
     def _rules(self) -> str:

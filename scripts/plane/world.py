@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import helm_python
 import yaml
@@ -61,15 +62,24 @@ def wait_until(what: str, probe: Callable[[], object], limit: float = 60.0) -> o
     return found
 
 
+class Cluster(NamedTuple):
+    """What releases run on."""
+
+    control: Control
+    kubelet: Kubelet
+    services: Services
+
+
 class World:
     """One release in a namespace of its name, which is the whole of what the nodes run."""
 
-    def __init__(self, control: Control, kubelet: Kubelet, services: Services, chart: Path, name: str) -> None:
-        self.control, self.kubelet, self.services, self.chart, self.name = control, kubelet, services, chart, name
+    def __init__(self, cluster: Cluster, chart: Path, name: str) -> None:
+        self.control, self.kubelet, self.services = cluster
+        self.chart, self.name = chart, name
         # Helm 4's way. The API server of 1.20 crashes at it for an APIService; Helm 3's is taken where there is one.
         self.server_side = True
-        self.api: Api = control.api
-        self.config = helm_python.Config(kubeconfig_content=control.kubeconfig, namespace=name)
+        self.api: Api = self.control.api
+        self.config = helm_python.Config(kubeconfig_content=self.control.kubeconfig, namespace=name)
 
     # === Helm ===
 

@@ -120,6 +120,11 @@ impl Process {
         self.address_after("listening on https://")
     }
 
+    /// Where operators reach it, if that is another port.
+    pub(crate) fn admin_address(&mut self) -> String {
+        self.address_after("admin on http://")
+    }
+
     fn address_after(&mut self, mark: &str) -> String {
         wait_for("line with the address", || {
             let lines = self.lines.lock().expect("no panic holds it");

@@ -57,6 +57,12 @@ impl App {
         self.dressed(probes().merge(self.admin()))
     }
 
+    /// What the fleet's other routers ask: whether this one would serve a request, and how much it has.
+    pub fn fellow_router(&self) -> Router {
+        let routes = Router::new().route("/ready", get(ready));
+        self.dressed(routes.route("/load", get(load)))
+    }
+
     fn admin(&self) -> Router<Self> {
         let key = self.options().admin_key;
         admin_routes(self.operator(), key).merge(ui_routes(self.shown(), key))

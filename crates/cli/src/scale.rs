@@ -140,6 +140,7 @@ impl World<'_> {
             return vec![promises];
         }
         let (peak, mean) = sizes(growth(&promises.outcome), promises.outcome.score.span);
+        let devices_max = scaling.devices_max;
         let one = of(&|pool| pool.min.max(u32::from(pool.max > 0)));
         let one = self
             .args
@@ -150,7 +151,7 @@ impl World<'_> {
             promises,
             self.row("as many as at the most", Who::Nobody, peak),
             self.row("as many as on average", Who::Nobody, mean),
-            self.row("thresholds", Who::Thresholds { most }, one),
+            self.row("thresholds", Who::Thresholds { most, devices_max }, one),
         ]
     }
 

@@ -83,10 +83,18 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
     let mut options = router_options(&args.limits, &args.face, &args.process)?;
     options.fellows.clone_from(&args.fellows.fellow_routers);
+    let picker = args.picker.options();
+    let is_told_how = options.peer_tls.is_some() || args.picker.picker_admin_port.is_some();
+    if picker.is_some() && options.certificate.is_some() && !is_told_how {
+        bail!(
+            "--picker-endpoints: routers whose clients speak TLS are asked how they are by --peer-tls, or in clear \
+             at the port of their --admin-listen: give --peer-tls or --picker-admin-port"
+        );
+    }
     let node = RouterNode {
         listen: args.listen.to_string(),
         options,
-        picker: args.picker.options(),
+        picker,
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;

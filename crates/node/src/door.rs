@@ -97,7 +97,12 @@ impl Visit {
                 self.door.inbox.send(told).await.map_err(|_| Stopped)
             }
             Upward::Pass { handoff, pass } => {
-                let passed = RouterEvent::Passed { handoff, pass };
+                let passed = RouterEvent::Passed {
+                    worker: self.worker,
+                    serial: self.serial,
+                    handoff,
+                    pass,
+                };
                 self.door.inbox.send(passed).await.map_err(|_| Stopped)
             }
             Upward::Link(link) => {

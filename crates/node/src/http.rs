@@ -35,6 +35,15 @@ pub(crate) struct RouterPorts {
     peers: Option<PeerTls>,
 }
 
+/// The certificates that a router has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trust {
+    /// What clients are shown, if they speak TLS.
+    pub(crate) front: Option<FrontTls>,
+    /// How the fleet's processes know each other, if they do.
+    pub(crate) peers: Option<PeerTls>,
+}
+
 /// A router's ports, served.
 #[derive(Debug)]
 pub(crate) struct RouterServers {
@@ -70,9 +79,12 @@ impl RouterPorts {
         })
     }
 
-    /// What clients are shown, if they speak TLS.
-    pub(crate) fn certificate(&self) -> Option<FrontTls> {
-        self.certificate.clone()
+    /// By what its other ports and questions are secured.
+    pub(crate) fn trust(&self) -> Trust {
+        Trust {
+            front: self.certificate.clone(),
+            peers: self.peers.clone(),
+        }
     }
 
     /// Serves clients, workers and operators.
@@ -106,10 +118,11 @@ impl RouterPorts {
             let faces = Faces {
                 clear: app.operator_router(),
                 secure: certificate.clone().map(|tls| (tls, app.operator_router())),
-                peers: None,
+                peers: peers.clone().map(|tls| (tls, app.fellow_router())),
             };
             Server::start(listener, faces, terms())
         });
+        let peers = peers.map(|tls| (tls, app.fellow_router()));
         let faces = front_faces(clients, fleet_routes(fleet), (certificate, peers));
         Ok(RouterServers {
             front: Server::start(front, faces, terms())?,
@@ -139,12 +152,12 @@ fn fleet_routes((door, desk): (RouterDoor, ModelDesk)) -> Router {
     Router::new().route_service(FLEET, fleet_service(door, desk))
 }
 
-/// Who may say what: clients speak TLS where there is a certificate, workers where peers have one, and
-/// what is said in clear is heard only as far as neither is so.
+/// Who may say what: clients speak TLS where there is a certificate, workers and other routers where peers have one,
+/// and what is said in clear is heard only as far as neither is so.
 fn front_faces(
     clients: Router,
     fleet: Router,
-    (certificate, peers): (Option<FrontTls>, Option<PeerTls>),
+    (certificate, peers): (Option<FrontTls>, Option<(PeerTls, Router)>),
 ) -> Faces {
     let stranger = Router::new().route(FLEET, any(async || no_stranger()));
     let clear = match certificate {
@@ -158,7 +171,7 @@ fn front_faces(
     Faces {
         clear,
         secure: certificate.map(|tls| (tls, clients.merge(stranger))),
-        peers: peers.map(|tls| (tls, fleet)),
+        peers: peers.map(|(tls, fellows)| (tls, fleet.merge(fellows))),
     }
 }
 

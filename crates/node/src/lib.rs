@@ -6,6 +6,7 @@
 //! Invariant: a driver waits for nobody but its own inboxes, so no slow peer, client or disk of
 //! one can hold up the others.
 
+mod ask;
 mod calibrate;
 mod clock;
 mod door;
@@ -34,7 +35,7 @@ pub use cleave_router::{Mode, Placement};
 pub use cleave_tls::{CertificateFiles, TlsError};
 pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerNode};
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
-pub use picker::PickerOptions;
+pub use picker::{PickerOptions, ProxyTls};
 pub use policy::{Flaw, PolicyError, PolicyFile};
 pub use server::HttpLimits;
 pub use telemetry::{Ceilings, metrics_page};

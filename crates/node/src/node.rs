@@ -3,12 +3,13 @@
 //! Each is plain data until `start` is called, binds its ports before it says that it runs, and
 //! ends by `drain`: nothing new, wait, then end the rest with a reason.
 
+use crate::ask::Asker;
 use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
 use crate::picker::{Picker, PickerOptions};
 use crate::router::RouterBody;
-use crate::scaling::{Secured, Shown, external_metrics_routes};
+use crate::scaling::{Secured, external_metrics_routes};
 use crate::server::{Faces, HttpLimits, Server, bind};
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
@@ -65,14 +66,15 @@ impl RouterNode {
         let ports = RouterPorts::open(&listen, &options).await?;
         let telemetry = Telemetry::with_traces(&options.traces)?;
         let picker = match picker {
-            Some(options) => Some(Picker::start(options, &telemetry).await?),
+            Some(options) => Some(Picker::start(options, &telemetry, ports.trust()).await?),
             None => None,
         };
         let mut body = RouterBody::start(&options, &telemetry)?;
-        body.ask_fellows(&options.fellows, ports.numbers());
+        let asker = Asker::new(ports.trust().peers);
+        body.ask_fellows(&options.fellows, ports.numbers(), asker);
         let app = App::new(body.frontend(), options.api.clone());
         let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
-        let metrics = external_metrics(&options, &body, ports.certificate()).await?;
+        let metrics = external_metrics(&options, &body, ports.trust().front).await?;
         let fleet = (fleet, body.answers.clone());
         let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
         Ok(RunningRouter {
@@ -95,8 +97,11 @@ async fn external_metrics(
         return Ok(None);
     };
     let routes = external_metrics_routes(body.answers.clone());
-    let shown = Shown::of(certificate);
-    let shown = shown.map_err(|error| NodeError::Bind(address.clone(), error))?;
+    let shown = match certificate {
+        Some(front) => front,
+        // An APIService takes it by `insecureSkipTLSVerify`.
+        None => FrontTls::self_signed()?.0,
+    };
     let secured = Secured::start(address, routes, shown).await?;
     info!(address = %secured.address, "external metrics, by HTTPS");
     Ok(Some(secured))
@@ -464,7 +469,7 @@ impl Serve {
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let metrics = external_metrics(&self.router, &body, ports.certificate()).await?;
+        let metrics = external_metrics(&self.router, &body, ports.trust().front).await?;
         let fleet = ((body.door.clone(), desk), body.answers.clone());
         let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
         info!(address = %servers.front.address, workers = workers.len(), "serving");

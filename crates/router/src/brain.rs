@@ -22,6 +22,7 @@ use crate::ledger::Promise;
 use crate::legs::Leaving;
 use crate::line::Line;
 use crate::place::Pace;
+use crate::scale::Queues;
 use crate::tally::Tally;
 use cleave_domain::{
     Ending, Failure, FlightId, HandoffId, Order, SloPolicy, Time, WorkerId, WorkerRef,
@@ -74,7 +75,7 @@ pub struct Brain {
     /// Says how large the fleet is to be, if the policy wants one that changes.
     pub(crate) scaler: Option<Box<Scaler>>,
     /// Requests that wait for a tokenizer.
-    pub(crate) outside: u32,
+    pub(crate) outside: Queues,
     /// Readiness may be another one, since the fleet may grow now, or may not any more.
     pub(crate) rescaled: bool,
 }
@@ -121,7 +122,7 @@ impl Brain {
             readiness: Readiness::NONE,
             turn: 0,
             scaler,
-            outside: 0,
+            outside: Queues::default(),
             rescaled: true,
         }
     }
@@ -145,7 +146,7 @@ impl Brain {
             Input::Flowing { flight } => self.alarms.set(flight, Alarm::Reader, None),
             Input::Commanded { worker, command } => self.commanded(worker, command),
             Input::PolicyChanged { policy } => self.policy_changed(policy),
-            Input::Waiting { outside } => self.wait_outside(outside),
+            Input::Waiting { place, count } => self.wait_outside(place, count),
             Input::Woke => {}
             Input::Draining => {
                 if self.draining == Draining::No {

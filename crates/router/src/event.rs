@@ -166,15 +166,26 @@ pub enum Input {
         /// The whole of it.
         policy: Arc<SloPolicy>,
     },
-    /// So many requests wait outside, for a worker to bring its tokenizer.
+    /// So many requests wait that are no flights here.
     Waiting {
-        /// How many.
-        outside: u32,
+        /// Where.
+        place: Outside,
+        /// How many, from now on.
+        count: u32,
     },
     /// The brain's deadline passed; an early wake-up is harmless.
     Woke,
     /// The process was asked to end: accept nothing new.
     Draining,
+}
+
+/// Where requests wait that are no flights of this router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Outside {
+    /// At this router, for a worker to bring its tokenizer.
+    Here,
+    /// At the fleet's other routers, as these say over HTTP.
+    Elsewhere,
 }
 
 /// See [`Input::Cancelled`].

@@ -34,6 +34,6 @@ mod walk;
 pub use brain::Brain;
 pub use event::{
     CancelReason, CancelStage, Census, Command, Decided, Decision, Forecast, Input, Limits, Mode,
-    MoveReason, Note, Output, PlaceReason, Placement, Readiness,
+    MoveReason, Note, Output, Outside, PlaceReason, Placement, Readiness,
 };
 pub use stream::TokenStream;

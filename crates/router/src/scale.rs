@@ -5,7 +5,7 @@
 //! Invariant: nobody is refused for want of a worker while one is to be started, before it could be there.
 
 use crate::brain::Brain;
-use crate::event::{Command, Output, Readiness};
+use crate::event::{Command, Output, Outside, Readiness};
 use crate::fleet::Worker;
 use crate::flight::{Flight, Stage};
 use cleave_domain::{
@@ -19,6 +19,13 @@ use std::time::Duration;
 /// Workers that carry a word to other routers; more than one, so that one that is stuck or lost keeps
 /// nobody from agreeing.
 const CARRIERS: usize = 3;
+
+/// How many wait outside, by where.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Queues {
+    here: u32,
+    elsewhere: u32,
+}
 
 impl Brain {
     // === facts ===
@@ -63,7 +70,7 @@ impl Brain {
         &mut self,
         flight: &Flight,
         (verdict, ending): (Verdict, &Ending),
-        output_tokens: u32,
+        answer: Option<u32>,
     ) {
         if self.scaler.is_none() {
             return;
@@ -78,7 +85,7 @@ impl Brain {
         self.scaler_hears(Input::Ended {
             class: flight.request.slo.class.clone(),
             came: Came::of(verdict, plain, aim),
-            output_tokens,
+            output_tokens: answer.unwrap_or(0),
         });
     }
 
@@ -86,11 +93,24 @@ impl Brain {
         self.scaler_hears(Input::Heard(voice));
     }
 
-    pub(crate) fn wait_outside(&mut self, outside: u32) {
-        let news = self.outside == 0 && outside > 0;
-        self.outside = outside;
-        if news {
+    pub(crate) fn wait_outside(&mut self, place: Outside, count: u32) {
+        let nobody_did = self.waiting_outside() == 0;
+        match place {
+            Outside::Here => self.outside.here = count,
+            Outside::Elsewhere => self.outside.elsewhere = count,
+        }
+        if nobody_did && self.waiting_outside() > 0 {
             self.scale(true);
+        }
+    }
+
+    /// Who waits elsewhere is heard of by the workers that routers share as soon as there are any, and must
+    /// not count twice.
+    fn waiting_outside(&self) -> u32 {
+        let Queues { here, elsewhere } = self.outside;
+        match self.fleet.workers().next() {
+            None => here.saturating_add(elsewhere),
+            Some(_) => here,
         }
     }
 
@@ -174,7 +194,7 @@ impl Brain {
             prefill: self.costs(Role::Prefill),
             decode: self.costs(Role::Decode),
             context_tokens: streams.map(|worker| worker.load.context_tokens).sum(),
-            waiting: self.line.len().saturating_add(self.outside),
+            waiting: self.line.len().saturating_add(self.waiting_outside()),
             waiting_tokens: tokens.sum(),
             open: self.flights.len() as u32,
         }
@@ -200,5 +220,109 @@ fn member(worker: &Worker) -> Member {
         home: worker.description.home,
         leaves: !worker.accepts(),
         busy_tokens: load.queue_tokens.saturating_add(load.context_tokens),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::event::{Input as Fact, Limits};
+    use cleave_domain::{
+        Fingerprint, Incarnation, PoolScaling, Scaling, SloPolicy, Time, WorkerDescription,
+        WorkerId,
+    };
+
+    const ME: WorkerRef = WorkerRef {
+        worker: WorkerId(1),
+        incarnation: Incarnation(1),
+    };
+
+    struct Played {
+        brain: Brain,
+        second: u64,
+        said: Option<u32>,
+    }
+
+    impl Played {
+        /// A router whose fleet may have one worker, and who has listened long enough to decide.
+        fn begin() -> Self {
+            let scaling = Scaling {
+                both: PoolScaling {
+                    max: 1,
+                    ..PoolScaling::none(Role::Both)
+                },
+                ..Scaling::new(1)
+            };
+            let policy = SloPolicy {
+                scaling: Some(scaling),
+                ..SloPolicy::default()
+            };
+            let mut played = Self {
+                brain: Brain::new(Limits {
+                    policy: Arc::new(policy),
+                    ..Limits::default()
+                }),
+                second: 0,
+                said: None,
+            };
+            for _ in 0..30 {
+                played.hear(Fact::Woke);
+            }
+            played
+        }
+
+        /// A second later.
+        fn hear(&mut self, fact: Fact) {
+            self.second += 1;
+            let now = Time::ZERO + Duration::from_secs(self.second);
+            self.brain.handle(now, fact);
+            while let Some(output) = self.brain.poll() {
+                if let Output::Want(decision) = output {
+                    self.said = Some(decision.waiting);
+                }
+            }
+            self.brain.check();
+        }
+
+        /// How many wait, as the scaler goes by it a second after this fact.
+        fn waiting_after(&mut self, fact: Fact) -> u32 {
+            self.hear(fact);
+            self.hear(Fact::Woke);
+            self.said.unwrap()
+        }
+    }
+
+    #[test]
+    fn who_waited_elsewhere_counted_twice_or_not_at_all() {
+        let mut played = Played::begin();
+        let wait = |place, count| Fact::Waiting { place, count };
+        assert_eq!(played.waiting_after(wait(Outside::Elsewhere, 3)), 3);
+        assert_eq!(played.waiting_after(wait(Outside::Here, 2)), 5);
+        let joined = Fact::WorkerJoined {
+            worker: ME,
+            description: WorkerDescription {
+                role: Role::Both,
+                home: Role::Both,
+                model: "m".to_owned(),
+                fingerprint: Fingerprint("a".to_owned()),
+                capacity: Capacity {
+                    block_tokens: 4,
+                    block_bytes: 64,
+                    blocks_count: 40,
+                    slots_count: 4,
+                    step_tokens_max: 16,
+                    context_tokens_max: 100,
+                },
+                queue_max: 3,
+                device: None,
+            },
+        };
+        assert_eq!(played.waiting_after(joined), 2, "workers carry the word");
+        assert_eq!(played.waiting_after(wait(Outside::Elsewhere, 7)), 2);
+        let lost = Fact::WorkerLost { worker: ME };
+        assert_eq!(played.waiting_after(lost), 9, "nobody carries it any more");
+        assert_eq!(played.waiting_after(wait(Outside::Elsewhere, 0)), 2);
+        assert_eq!(played.waiting_after(wait(Outside::Here, 0)), 0);
     }
 }

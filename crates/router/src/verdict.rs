@@ -135,6 +135,8 @@ impl Brain {
         let counted = (flight.request.generated.len() as u32).max(u32::from(given));
         let output_tokens = tokens.unwrap_or(counted);
         let enough = matches!(why, CancelReason::Enough { .. });
+        let is_whole = enough || matches!(ending, Ending::Done { .. });
+        let answer = is_whole.then_some(output_tokens);
         let verdict = match ending {
             Ending::Cancelled if !enough => {
                 let passed = flight.late(&timing, u32::from(given));
@@ -148,7 +150,7 @@ impl Brain {
             Ending::Refused(_) => Verdict::Refused,
             Ending::Failed(_) => Verdict::Failed,
         };
-        self.was_judged(flight, (verdict, ending), output_tokens);
+        self.was_judged(flight, (verdict, ending), answer);
         self.note(Note::Judged {
             flight: flight.place.flight,
             class: flight.request.slo.class.clone(),

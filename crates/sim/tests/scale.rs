@@ -134,7 +134,8 @@ fn a_day_took_the_devices_of_its_peak_or_missed_its_promises() {
     let router = of("by the promises", Who::Router, pools(1, 1), Way::Auto);
     let peak = of("fixed for the peak", Who::Nobody, pools(4, 4), Way::Auto);
     let mean = of("fixed for the mean", Who::Nobody, pools(2, 2), Way::Auto);
-    let who = Who::Thresholds { most };
+    let devices_max = scaling.devices_max;
+    let who = Who::Thresholds { most, devices_max };
     let naive = of("thresholds", who, pools(1, 1), Way::LoadSplit);
     check(&router, &scaling);
     let kept = |outcome: &Outcome| outcome.score.all.attainment_permille();
@@ -142,6 +143,24 @@ fn a_day_took_the_devices_of_its_peak_or_missed_its_promises() {
     assert!(kept(&router) > kept(&mean) && kept(&router) > kept(&naive));
     let (ours, fixed) = (growth(&router).device_time, growth(&peak).device_time);
     assert!(ours * 10 < fixed * 7, "{ours:?} of {fixed:?}");
+}
+
+/// The baseline had devices that the fleet it is compared with may not have.
+#[test]
+fn thresholds_were_bounded_for_each_pool_and_not_together() {
+    let load = arrivals("heavy-heavy,rate=8,seconds=600,seed=3", &[(0, 1000)], 1);
+    let most = |devices_max| {
+        let who = Who::Thresholds {
+            most: pools(8, 8),
+            devices_max,
+        };
+        let mut scenario = world(starter(who, pools(1, 1)), None, load.clone());
+        let policy = Arc::clone(&scenario.router.policy);
+        scenario.router = Way::router(Way::LoadSplit, &policy);
+        growth(&run(&scenario)).devices_most
+    };
+    assert!(most(16) > 6, "the load asks for more than six");
+    assert_eq!(most(6), 6);
 }
 
 /// Steps, bursts, workers that die and start late, from nothing and back to it: bounds hold, nobody is lost, and

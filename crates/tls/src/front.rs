@@ -1,8 +1,12 @@
 //! What clients see.
+//!
+//! Owns: the certificate and key in force: of files, or made here. Never: writes a key anywhere.
 
 use crate::follow::{Contents, Followed};
 use crate::{TlsError, pem, provider};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::ServerConfig;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,29 +20,57 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// A server's certificate, as it is now. Clones are the same one.
+/// A server's certificate, as it is now. Clones are the same one. Clients are offered HTTP/2 and HTTP/1.1.
 #[derive(Clone)]
-pub struct FrontTls(Arc<Followed<Arc<ServerConfig>>>);
+pub struct FrontTls(Kept);
+
+#[derive(Clone)]
+enum Kept {
+    Files(Arc<Followed<Arc<ServerConfig>>>),
+    Memory(Arc<ServerConfig>),
+}
 
 impl FrontTls {
-    /// Reads the files. Clients are offered HTTP/2 and HTTP/1.1.
+    /// Reads the files.
     ///
     /// # Errors
     /// If one cannot be read, or they are no certificate and its key.
     pub fn open(files: &CertificateFiles) -> Result<Self, TlsError> {
         let CertificateFiles { certificate, key } = files.clone();
-        let followed = Followed::open(vec![certificate, key], Box::new(config))?;
-        Ok(Self(followed))
+        let followed = Followed::open(vec![certificate, key], Box::new(read))?;
+        Ok(Self(Kept::Files(followed)))
+    }
+
+    /// Makes a key that nobody else has, for as long as this process lives, and the certificate that it is known by:
+    /// for those who do not ask who a server is, but want nobody to listen.
+    ///
+    /// # Errors
+    /// If the system has no randomness to make it of.
+    pub fn self_signed() -> Result<(Self, CertificateDer<'static>), TlsError> {
+        let made = generate_simple_self_signed(["cleave".to_owned(), "localhost".to_owned()]);
+        let made = made.map_err(|error| TlsError::Unmade(error.to_string()))?;
+        let CertifiedKey { cert, signing_key } = made;
+        let certificate = cert.der().clone();
+        let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
+        let config = config((vec![certificate.clone()], key));
+        let config = config.map_err(|error| TlsError::Unmade(error.to_string()))?;
+        Ok((Self(Kept::Memory(config)), certificate))
     }
 
     /// For a connection that begins now.
     pub fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.0.current())
+        match &self.0 {
+            Kept::Files(followed) => Arc::clone(&followed.current()),
+            Kept::Memory(config) => Arc::clone(config),
+        }
     }
 
     /// Follows the files for as long as it is polled. Connections that stand keep what they began with.
     pub async fn follow(self) {
-        self.0.run().await;
+        match self.0 {
+            Kept::Files(followed) => followed.run().await,
+            Kept::Memory(_) => std::future::pending().await,
+        }
     }
 }
 
@@ -48,21 +80,24 @@ impl fmt::Debug for FrontTls {
     }
 }
 
-fn config(files: &[Contents]) -> Result<Arc<ServerConfig>, TlsError> {
+fn read(files: &[Contents]) -> Result<Arc<ServerConfig>, TlsError> {
     let [certificate, key] = files else {
         unreachable!("two files were asked for");
     };
-    let (chain, secret) = (pem::certificates(certificate)?, pem::key(key)?);
-    let pair = |error: rustls::Error| {
+    let pair = (pem::certificates(certificate)?, pem::key(key)?);
+    config(pair).map_err(|error| {
         let reason = error.to_string();
         TlsError::Pair(certificate.path.clone(), key.path.clone(), reason)
-    };
+    })
+}
+
+fn config(
+    (chain, key): (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
+) -> Result<Arc<ServerConfig>, rustls::Error> {
     let builder = ServerConfig::builder_with_provider(provider());
-    let builder = builder
-        .with_safe_default_protocol_versions()
-        .map_err(pair)?;
+    let builder = builder.with_safe_default_protocol_versions()?;
     let builder = builder.with_no_client_auth();
-    let mut config = builder.with_single_cert(chain, secret).map_err(pair)?;
+    let mut config = builder.with_single_cert(chain, key)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
@@ -72,6 +107,14 @@ mod tests {
     use super::*;
     use rcgen::{CertificateParams, KeyPair};
     use std::path::Path;
+
+    /// What is new of its files.
+    fn look(tls: &FrontTls) -> Option<Result<(), TlsError>> {
+        match &tls.0 {
+            Kept::Files(followed) => followed.look(),
+            Kept::Memory(_) => None,
+        }
+    }
 
     fn pair(folder: &Path) -> CertificateFiles {
         let key = KeyPair::generate().unwrap();
@@ -90,7 +133,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = pair(folder.path());
         let tls = FrontTls::open(&files).unwrap();
-        assert!(tls.0.look().is_none());
+        assert!(look(&tls).is_none());
         let good = std::fs::read(&files.key).unwrap();
         for (path, text, says) in [
             (&files.key, "", "there is none in it"),
@@ -103,32 +146,32 @@ mod tests {
         ] {
             let (first, before) = (tls.config(), std::fs::read(path).unwrap());
             std::fs::write(path, text).unwrap();
-            let told = tls.0.look().unwrap().unwrap_err().to_string();
+            let told = look(&tls).unwrap().unwrap_err().to_string();
             assert!(
                 told.contains(says) && told.contains(&*path.to_string_lossy()),
                 "{told}"
             );
-            assert!(tls.0.look().is_none(), "told once");
+            assert!(look(&tls).is_none(), "told once");
             assert!(FrontTls::open(&files).is_err());
             assert!(Arc::ptr_eq(&first, &tls.config()));
             std::fs::write(path, before).unwrap();
-            assert!(tls.0.look().unwrap().is_ok());
+            assert!(look(&tls).unwrap().is_ok());
         }
         let first = tls.config();
         // Somebody else's key.
         let other = tempfile::tempdir().unwrap();
         std::fs::copy(&pair(other.path()).key, &files.key).unwrap();
-        let told = tls.0.look().unwrap().unwrap_err().to_string();
+        let told = look(&tls).unwrap().unwrap_err().to_string();
         assert!(told.contains("cannot be used with the key"), "{told}");
         std::fs::remove_file(&files.key).unwrap();
-        let told = tls.0.look().unwrap().unwrap_err().to_string();
+        let told = look(&tls).unwrap().unwrap_err().to_string();
         assert!(told.contains("cannot read"), "{told}");
-        assert!(tls.0.look().is_none(), "told once");
+        assert!(look(&tls).is_none(), "told once");
         assert!(Arc::ptr_eq(&first, &tls.config()));
         std::fs::write(&files.key, good).unwrap();
-        assert!(tls.0.look().unwrap().is_ok());
+        assert!(look(&tls).unwrap().is_ok());
         pair(folder.path());
-        assert!(tls.0.look().unwrap().is_ok());
+        assert!(look(&tls).unwrap().is_ok());
         assert!(
             !Arc::ptr_eq(&first, &tls.config()),
             "the new one is in force"

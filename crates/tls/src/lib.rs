@@ -1,11 +1,11 @@
-//! TLS from files.
+//! TLS, from files.
 //!
 //! Owns: which certificates, keys and authorities are in force, and following their files while they
 //! change. Never: listens, dials, or knows what is said over a connection. Invariant: what is in force
 //! was whole and fitted together when it was read; a file that has something wrong changes nothing, and
 //! is told with its path.
 //!
-//! Two kinds: [`FrontTls`], where clients see who the server is, and [`PeerTls`], where both ends show
+//! Two kinds: [`FrontTls`], where clients see who the server is (or at least that nobody listens), and [`PeerTls`], where both ends show
 //! that they are of one fleet. Our own clients of a front dial by [`connector`]. TLS 1.2 and 1.3, by rustls over ring, and no other implementation.
 
 mod client;
@@ -43,6 +43,9 @@ pub enum TlsError {
     /// The one is not the other's.
     #[error("the certificate {} cannot be used with the key {}: {}", .0.display(), .1.display(), .2)]
     Pair(PathBuf, PathBuf, String),
+    /// None can be made in place of one.
+    #[error("cannot make a certificate: {}", .0)]
+    Unmade(String),
 }
 
 /// The one implementation, chosen here for every user: whatever else is linked in is not asked.

@@ -8,7 +8,9 @@
 //! name beforehand; and it is asked for at both ends, so that an authority may sign for others too.
 
 use crate::follow::{Contents, Followed};
-use crate::{TlsError, pem, provider};
+use crate::{Connector, TlsError, pem, provider};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector};
+use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::client::verify_server_name;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
@@ -111,6 +113,15 @@ impl PeerTls {
         let config = Arc::clone(&self.0.current().clients[line as usize]);
         let connector = TlsConnector::from(config);
         connector.connect(name(), stream).await
+    }
+
+    /// Dials peers for a client of HTTP/2, at `https://` addresses: as [`Self::connect`] on the line of control, by the
+    /// certificates of now.
+    pub fn connector(&self, mut plain: HttpConnector) -> Connector {
+        plain.enforce_http(false);
+        let config = Arc::clone(&self.0.current().clients[Line::Control as usize]);
+        let named = Arc::new(FixedServerNameResolver::new(name()));
+        HttpsConnector::new(plain, config, true, named)
     }
 }
 

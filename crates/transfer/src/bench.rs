@@ -200,7 +200,7 @@ impl Near {
         let (mut asked_count, mut sent_count) = (0, 0);
         loop {
             while asked_count < count
-                && let Some(permit) = link.reserve(self.shape.block_bytes)
+                && let Some(permit) = link.reserve(handoff, self.shape.block_bytes)
             {
                 let read = Read {
                     permit,

@@ -277,7 +277,10 @@ where
     let mut heard = pin!(hear(&mut reader, &hearing, pongs));
     tokio::select! {
         error = answer(&mut writer, (&hearing.account, grants), asked) => match is_announced {
-            // A sender that has gone takes no answer, and what it wrote before is here to be heard.
+            // A sender that has gone takes no answer, and what it wrote before is here to be heard: its heads may wait for
+            // writes that have come, and a seal among them must not be lost. It ends with what was written, for nothing more
+            // comes on a stream that takes no answer; were it not so, the sender, which hears no answer to its pings, would
+            // end it when it has heard nothing for as long as a peer may be silent.
             true => heard.await,
             false => error,
         },

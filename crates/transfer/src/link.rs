@@ -12,6 +12,7 @@ use crate::buffer::{Buffer, Buffers};
 use crate::checksum::{CACHED_BYTES, Checksum};
 use crate::config::LinkDown;
 use crate::nixl::Writer;
+use crate::pass::{Pass, Passes};
 use crate::pools::PeerPool;
 use crate::shared_memory::{Ring, Slot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
@@ -26,6 +27,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 pub struct Link {
     peer: WorkerRef,
     credit: Arc<Credit>,
+    /// None where nobody needs one.
+    passes: Option<Passes>,
     /// Bounded by what it carries: frames by credit, and a few packets for each hand-off.
     queue: mpsc::UnboundedSender<Parcel>,
 }
@@ -70,6 +73,8 @@ pub(crate) enum Cargo {
 pub(crate) struct Parcel {
     pub(crate) packet: Packet,
     pub(crate) cargo: Option<Cargo>,
+    /// What lets it in: its hand-off may be over before it leaves.
+    pub(crate) pass: Option<Pass>,
 }
 
 /// What the carrying task holds of a link.
@@ -79,10 +84,11 @@ pub(crate) struct Carrier {
     pub(crate) queue: mpsc::UnboundedReceiver<Parcel>,
 }
 
-/// Credit for some payload bytes on one link. Dropped unused, it is credit again.
+/// Credit for some payload bytes of one hand-off on one link. Dropped unused, it is credit again.
 #[derive(Debug)]
 pub struct Permit {
     link: Arc<Link>,
+    pass: Option<Pass>,
     // Before the credit, so that a slot that was not sent is free when the credit is.
     cargo: Option<Cargo>,
     credit: OwnedSemaphorePermit,
@@ -95,6 +101,7 @@ pub struct Room {
     cargo: Cargo,
     credit: OwnedSemaphorePermit,
     link: Arc<Link>,
+    pass: Option<Pass>,
 }
 
 /// What bytes on their way out are. `part.len` of them were put into the permit's buffer.
@@ -110,7 +117,7 @@ pub struct Frame {
 
 impl Link {
     /// A link without credit yet, and what its carrier needs.
-    pub(crate) fn new(peer: WorkerRef) -> (Arc<Self>, Carrier) {
+    pub(crate) fn new(peer: WorkerRef, passes: Option<Passes>) -> (Arc<Self>, Carrier) {
         let credit = Arc::new(Credit {
             semaphore: Arc::new(Semaphore::new(0)),
             store: OnceLock::new(),
@@ -123,6 +130,7 @@ impl Link {
         let link = Self {
             peer,
             credit,
+            passes,
             queue,
         };
         (Arc::new(link), carrier)
@@ -138,13 +146,14 @@ impl Link {
         self.queue.is_closed()
     }
 
-    /// Takes credit for `bytes` of payload; `None` until the receiver has granted enough, which a
-    /// `LinkEvent::Granted` tells.
-    pub fn reserve(self: &Arc<Self>, bytes: u32) -> Option<Permit> {
+    /// Takes credit for `bytes` of a hand-off's payload; `None` until the receiver has granted enough, which
+    /// a `LinkEvent::Granted` tells. The hand-off may end before they are sent.
+    pub fn reserve(self: &Arc<Self>, handoff: HandoffId, bytes: u32) -> Option<Permit> {
         let cost = self.credit.store.get()?.cost(bytes);
         let semaphore = Arc::clone(&self.credit.semaphore);
         Some(Permit {
             link: Arc::clone(self),
+            pass: self.pass(handoff),
             cargo: None,
             credit: semaphore.try_acquire_many_owned(cost).ok()?,
         })
@@ -159,11 +168,23 @@ impl Link {
             !matches!(packet, Packet::Frame { .. }),
             "frames are sent with a permit"
         );
-        self.enqueue(packet, None)
+        let pass = match &packet {
+            Packet::Seal(seal) => self.pass(seal.handoff),
+            _ => None,
+        };
+        self.enqueue(Parcel {
+            packet,
+            cargo: None,
+            pass,
+        })
     }
 
-    fn enqueue(&self, packet: Packet, cargo: Option<Cargo>) -> Result<(), LinkDown> {
-        let sent = self.queue.send(Parcel { packet, cargo });
+    fn pass(&self, handoff: HandoffId) -> Option<Pass> {
+        self.passes.as_ref()?.held(handoff)
+    }
+
+    fn enqueue(&self, parcel: Parcel) -> Result<(), LinkDown> {
+        let sent = self.queue.send(parcel);
         sent.map_err(|_| LinkDown::Broken(self.peer))
     }
 }
@@ -298,7 +319,11 @@ impl Permit {
         assert!(self.pool().is_some(), "bytes that travel are sent");
         let spent = self.credit.split(frame.part.len as usize);
         spent.expect("a permit covers the frames told of").forget();
-        self.link.enqueue(frame.packet(checksum), None)
+        self.link.enqueue(Parcel {
+            packet: frame.packet(checksum),
+            cargo: None,
+            pass: self.pass,
+        })
     }
 
     /// Room for one frame's bytes, all of them: `(bytes)` of whatever was there last. Several may be open at once, and
@@ -313,6 +338,7 @@ impl Permit {
             cargo: self.store().take(bytes),
             credit: credit.expect("a permit covers the frames sent with it"),
             link: Arc::clone(&self.link),
+            pass: self.pass,
         }
     }
 
@@ -369,7 +395,11 @@ impl Permit {
         assert_eq!(len, frame.part.len as usize, "a part measures its bytes");
         let spent = self.credit.split(self.store().frame_cost(len));
         spent.expect("checked when the buffer was given").forget();
-        self.link.enqueue(frame.packet(checksum), Some(cargo))?;
+        self.link.enqueue(Parcel {
+            packet: frame.packet(checksum),
+            cargo: Some(cargo),
+            pass: self.pass,
+        })?;
         Ok(checksum)
     }
 }
@@ -387,11 +417,16 @@ impl Room {
             cargo,
             credit,
             link,
+            pass,
         } = self;
         let (len, part) = (cargo.len(), frame.part.len as usize);
         assert_eq!(len, part, "a part measures its bytes");
         credit.forget();
-        link.enqueue(frame.packet(checksum), Some(cargo))
+        link.enqueue(Parcel {
+            packet: frame.packet(checksum),
+            cargo: Some(cargo),
+            pass,
+        })
     }
 }
 

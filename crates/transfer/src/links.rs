@@ -174,7 +174,7 @@ impl Links {
         {
             return Ok(Arc::clone(link));
         }
-        let (link, carrier) = Link::new(peer);
+        let (link, carrier) = Link::new(peer, self.shared.config.passes.clone());
         table.outgoing.insert(peer, Arc::clone(&link));
         drop(table);
         let shared = Arc::downgrade(&self.shared);

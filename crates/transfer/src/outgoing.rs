@@ -15,7 +15,7 @@ use crate::incoming::Stream;
 use crate::link::{Cargo, Carrier, Credit, Parcel, Store};
 use crate::measure::{NONCE_LAST, measure};
 use crate::nixl::{self, Nixl, Writer};
-use crate::pass::{HANDOFFS_MAX, Passes};
+use crate::pass::HANDOFFS_MAX;
 use crate::setbacks::{REST_MIN, Setbacks};
 use crate::shared_memory::Slot;
 use crate::socket::{Reader, SocketError, write};
@@ -327,7 +327,7 @@ impl Errand<'_> {
         for Stream { reader, writer } in dialled.streams {
             let means = Means {
                 far: writing.0.clone(),
-                shown: Shown::of(config.passes.clone()),
+                shown: Shown::default(),
             };
             writers.spawn(send_parcels(
                 Arc::clone(&queue),
@@ -431,7 +431,7 @@ async fn send_parcels<W: AsyncWrite + Unpin>(
         tokio::select! {
             parcel = next => match parcel {
                 Some(parcel) => {
-                    if let Some(pass) = shown.pass(&parcel.packet) {
+                    if let Some(pass) = shown.pass(&parcel) {
                         write(&mut writer, &pass, &[]).await?;
                     }
                     send_parcel(&mut writer, far.as_deref(), parcel).await?;
@@ -459,25 +459,19 @@ struct Means {
 }
 
 /// Which hand-offs were shown a pass for on one stream.
+#[derive(Default)]
 struct Shown {
-    passes: Option<Passes>,
     handoffs: BTreeSet<HandoffId>,
 }
 
 impl Shown {
-    fn of(passes: Option<Passes>) -> Self {
-        Self {
-            passes,
-            handoffs: BTreeSet::new(),
-        }
-    }
-
-    /// What must be said before this packet is.
-    fn pass(&mut self, packet: &Packet) -> Option<Message> {
-        let (Packet::Frame { handoff, .. } | Packet::Seal(Seal { handoff, .. })) = packet else {
+    /// What must be said before this parcel is.
+    fn pass(&mut self, parcel: &Parcel) -> Option<Message> {
+        let (Packet::Frame { handoff, .. } | Packet::Seal(Seal { handoff, .. })) = &parcel.packet
+        else {
             return None;
         };
-        let pass = self.passes.as_ref()?.held(*handoff)?;
+        let pass = parcel.pass?;
         if self.handoffs.len() >= HANDOFFS_MAX {
             self.handoffs.clear();
         }
@@ -501,7 +495,11 @@ async fn send_parcel<W: AsyncWrite + Unpin>(
     far: Option<&Writer>,
     parcel: Parcel,
 ) -> Result<(), SocketError> {
-    let Parcel { packet, cargo } = parcel;
+    let Parcel {
+        packet,
+        cargo,
+        pass: _,
+    } = parcel;
     let message = match packet {
         Packet::Frame {
             handoff,

@@ -7,10 +7,16 @@
 //! A receiver signs with a key of its own that it never shows, so no secret is shared by a fleet; its
 //! router carries the pass to the sender, beside the order. The machine's own checks (sender, block,
 //! generation, once) stay as they are: they keep mistakes apart, and this keeps out who only says who he is.
+//!
+//! A pass is kept for as long as somebody may still use it: by the router until the sender was told, or the
+//! receiver let go; by the sender until its hand-off ended. What was let out of the pool before that may leave
+//! later, and must not be refused, for that would cost the link: so each parcel takes its pass along.
+//! A receiver keeps none. A pass that is shown again, within its hour, opens the stream to frames of a hand-off
+//! that is over, and these the machine drops as it drops late ones: by their generation.
 
 use crate::socket::SocketError;
-use cleave_domain::{HandoffId, WorkerRef};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use cleave_domain::{HandoffId, RouterId, WorkerRef};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -124,6 +130,25 @@ impl Passes {
             .put(handoff, pass);
     }
 
+    /// That hand-off ended here: what is still to be sent of it has its pass already.
+    pub fn forget(&self, handoff: HandoffId) {
+        let held = self.0.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner).take(handoff);
+    }
+
+    /// Nothing of this router's is under way any more.
+    pub fn forget_router(&self, router: RouterId) {
+        let held = self.0.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner)
+            .forget_router(router);
+    }
+
+    /// How many it holds.
+    pub fn held_count(&self) -> usize {
+        let held = self.0.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// The pass for a hand-off, if it was given one.
     pub(crate) fn held(&self, handoff: HandoffId) -> Option<Pass> {
         let held = self.0.held.lock();
@@ -137,21 +162,24 @@ impl fmt::Debug for Passes {
     }
 }
 
-/// Passes on their way to whoever may use them; the newest of them.
+/// Passes on their way to whoever may use them; of those that nobody takes, the newest.
 #[derive(Debug, Default)]
 pub struct Purse {
-    passes: BTreeMap<HandoffId, Pass>,
-    order: VecDeque<HandoffId>,
+    /// With when it came.
+    passes: BTreeMap<HandoffId, (u64, Pass)>,
+    order: BTreeMap<u64, HandoffId>,
+    came_count: u64,
 }
 
 impl Purse {
     /// Keeps one, in the place of an earlier one for the same.
     pub fn put(&mut self, handoff: HandoffId, pass: Pass) {
-        if self.passes.insert(handoff, pass).is_none() {
-            self.order.push_back(handoff);
-        }
+        self.take(handoff);
+        self.came_count += 1;
+        self.passes.insert(handoff, (self.came_count, pass));
+        self.order.insert(self.came_count, handoff);
         if self.order.len() > HELD_MAX
-            && let Some(oldest) = self.order.pop_front()
+            && let Some((_, oldest)) = self.order.pop_first()
         {
             self.passes.remove(&oldest);
         }
@@ -159,7 +187,31 @@ impl Purse {
 
     /// The one for this.
     pub fn get(&self, handoff: HandoffId) -> Option<Pass> {
-        self.passes.get(&handoff).copied()
+        self.passes.get(&handoff).map(|(_, pass)| *pass)
+    }
+
+    /// The same, which is kept no longer.
+    pub fn take(&mut self, handoff: HandoffId) -> Option<Pass> {
+        let (came, pass) = self.passes.remove(&handoff)?;
+        self.order.remove(&came);
+        Some(pass)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.passes.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.passes.is_empty()
+    }
+
+    fn forget_router(&mut self, router: RouterId) {
+        self.passes
+            .retain(|handoff, _| handoff.flight.router() != router);
+        self.order
+            .retain(|_, handoff| handoff.flight.router() != router);
     }
 }
 
@@ -261,6 +313,33 @@ mod tests {
         assert_ne!(blue, pass);
         tokio::time::advance(PASS_LIFE).await;
         assert_eq!(check(handoff(7, 1), worker(3, 9)), Err(PassError::Expired));
+    }
+
+    #[tokio::test]
+    async fn passes_of_hand_offs_that_were_over_piled_up() {
+        let passes = Passes::new([1; 32]);
+        let pass = Pass([0; PASS_BYTES]);
+        for flight in 0..1000 {
+            passes.hold(handoff(flight, 0), pass);
+            passes.hold(handoff(flight, 1), pass);
+            passes.forget(handoff(flight, 0));
+            // What was never there, or is no longer, is as good as forgotten.
+            passes.forget(handoff(flight, 0));
+            assert!(passes.held(handoff(flight, 0)).is_none());
+            assert_eq!(passes.held(handoff(flight, 1)), Some(pass));
+            passes.forget(handoff(flight, 1));
+            assert_eq!(passes.held_count(), 0);
+        }
+        assert!(passes.0.held.lock().unwrap().order.is_empty());
+        let of = |router| HandoffId {
+            flight: FlightId::new(RouterId(router), 1),
+            attempt: 0,
+        };
+        passes.hold(of(1), pass);
+        passes.hold(of(2), pass);
+        passes.forget_router(RouterId(1));
+        assert_eq!(passes.held_count(), 1);
+        assert_eq!(passes.held(of(2)), Some(pass));
     }
 
     #[test]

@@ -57,7 +57,7 @@ async fn lesson_08_a_receiver_killed_while_it_holds_the_credit_is_lost_once_and_
             }
             let link = sender.links.link(to).unwrap();
             assert!(
-                link.reserve(BLOCK).is_none(),
+                link.reserve(frame(1, 0).handoff, BLOCK).is_none(),
                 "all credit is with the other"
             );
             child.kill().unwrap();

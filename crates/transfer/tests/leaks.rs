@@ -42,7 +42,7 @@ async fn lesson_02_links_that_come_and_go_leave_no_descriptor_and_no_memory() {
             let kept = receiver.arrived().await.payload.unwrap();
             let link = sender.links.link(receiver.me).unwrap();
             let mut permit = loop {
-                match link.reserve(BLOCK) {
+                match link.reserve(frame(1, 0).handoff, BLOCK) {
                     Some(permit) => break permit,
                     None => drop(sender.next().await),
                 }

@@ -70,7 +70,10 @@ async fn lesson_10_blocks_that_wait_for_credit_hold_up_no_seal() {
             kept.push(receiver.arrived().await.payload.unwrap());
         }
         let link = sender.links.link(receiver.me).unwrap();
-        assert!(link.reserve(1).is_none(), "the window is used up");
+        assert!(
+            link.reserve(frame(1, 0).handoff, 1).is_none(),
+            "the window is used up"
+        );
         link.send(seal(2)).unwrap();
         assert_eq!(receiver.arrived().await.packet, seal(2));
         // Dropping them gives all of it back, and the next block may go.
@@ -101,15 +104,15 @@ async fn an_unused_permit_is_credit_again() {
         sender.measured().await;
         let link = sender.links.link(receiver.me).unwrap();
         let mut all = loop {
-            match link.reserve(4 * BLOCK) {
+            match link.reserve(frame(1, 0).handoff, 4 * BLOCK) {
                 Some(permit) => break permit,
                 None => drop(sender.next().await),
             }
         };
-        assert!(link.reserve(BLOCK).is_none());
+        assert!(link.reserve(frame(1, 0).handoff, BLOCK).is_none());
         all.buffer(BLOCK).fill(1);
         drop(all);
-        assert!(link.reserve(4 * BLOCK).is_some());
+        assert!(link.reserve(frame(1, 0).handoff, 4 * BLOCK).is_some());
     }
 }
 

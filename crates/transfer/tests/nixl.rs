@@ -170,7 +170,10 @@ async fn lesson_10_a_sender_writes_no_slot_that_it_was_not_granted() {
         held.push(receiver.arrived().await.payload.unwrap());
     }
     let link = sender.links.link(receiver.me).unwrap();
-    assert!(link.reserve(BLOCK).is_none(), "all of it is held");
+    assert!(
+        link.reserve(frame(1, 0).handoff, BLOCK).is_none(),
+        "all of it is held"
+    );
     for (ordinal, payload) in held.iter().enumerate() {
         assert_eq!(payload.bytes().unwrap(), block_bytes(1, ordinal as u32));
     }

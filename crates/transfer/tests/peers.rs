@@ -128,6 +128,38 @@ async fn a_sender_without_a_pass_wrote_to_what_was_reserved_for_another() {
     }
 }
 
+#[tokio::test]
+async fn what_was_still_on_its_way_when_a_hand_off_ended_cost_the_link() {
+    for transport in REMOTE {
+        let (mut sender, given) = with_passes(1, 1).await;
+        let (mut receiver, made) = with_passes(2, 2).await;
+        sender.links.know(receiver.me, receiver.route(transport));
+        let link = sender.links.link(receiver.me).unwrap();
+        for flight in [7, 8] {
+            let pass = made.make(handoff(flight), sender.me, "acme");
+            given.hold(handoff(flight), pass);
+        }
+        // Sent before the link stands, of a hand-off that is over when it does.
+        link.send(seal(8)).unwrap();
+        given.forget(handoff(8));
+        assert_eq!(receiver.arrived().await.packet, seal(8));
+        // Read while it lived, and sent when it was over: here without a word that came before on the stream.
+        sender.measured().await;
+        let mut permit = loop {
+            match link.reserve(handoff(7), BLOCK) {
+                Some(permit) => break permit,
+                None => drop(sender.next().await),
+            }
+        };
+        given.forget(handoff(7));
+        assert_eq!(given.held_count(), 0);
+        permit.copy(frame(7, 0), &block_bytes(7, 0)).unwrap();
+        let payload = receiver.arrived().await.payload.unwrap();
+        assert_eq!(payload.bytes().unwrap(), block_bytes(7, 0));
+        assert!(!link.is_broken());
+    }
+}
+
 /// Nothing has arrived, and why is told.
 async fn refused(receiver: &mut Worker) {
     let mut forged = 0;

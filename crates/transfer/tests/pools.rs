@@ -134,7 +134,7 @@ async fn two(transport: Transport, opens: bool) -> Two {
 async fn permit(worker: &mut Worker, to: WorkerRef) -> Permit {
     loop {
         let link = worker.links.link(to).unwrap();
-        match link.reserve(BLOCK) {
+        match link.reserve(frame(1, 0).handoff, BLOCK) {
             Some(permit) => return permit,
             None => drop(worker.next().await),
         }

@@ -15,8 +15,8 @@
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.parentRefs: name the gateway that the route belongs to" -}}
 {{- end -}}
-{{- if and .Values.inferencePool.enabled .Values.tls.secretName -}}
-{{- fail "inferencePool.enabled: gateway and picker speak plain HTTP to the pool's endpoints: leave tls.secretName empty, and let the gateway end TLS" -}}
+{{- if and .Values.inferencePool.enabled (eq .Values.inferencePool.pickerTls "front") (not .Values.tls.secretName) -}}
+{{- fail "inferencePool.pickerTls: the front has no certificate to show: set tls.secretName, or leave it empty" -}}
 {{- end -}}
 {{- range $name := (fromJson (include "cleave.pools" .)).pools -}}
 {{- include "cleave.checkPool" (list $root $name (fromJson (include "cleave.pool" (list $root $name)))) -}}

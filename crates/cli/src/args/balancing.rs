@@ -3,9 +3,9 @@
 //! Owns: these flags. Never: holds a default that a part holds too.
 
 use crate::values::{Seconds, parse_drain, parse_router};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use cleave_api::ApiOptions;
-use cleave_node::PickerOptions;
+use cleave_node::{PickerOptions, ProxyTls};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -34,10 +34,11 @@ impl StreamArgs {
 /// The other routers of a fleet that may have no worker.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct FellowArgs {
-    /// The fleet's routers, this one perhaps among them: host:port where each answers /load by plain HTTP
-    /// (of `--admin-listen`, where there is TLS), several with commas; a name stands for all its
-    /// addresses. Asked once a second: while no worker is connected, whoever waits at any of them is
-    /// demand at each, so that an autoscaler may ask whichever it likes.
+    /// The fleet's routers, this one perhaps among them: host:port, several with commas; a name stands for all
+    /// its addresses. Asked for /load once a second: while no worker is connected, whoever waits at any of
+    /// them is demand at each, so that an autoscaler may ask whichever it likes. Asked by `--peer-tls`
+    /// where there is one, at any of their ports; otherwise in clear, so at that of `--admin-listen`
+    /// where clients speak TLS.
     #[arg(long, value_name = "ADDR", value_delimiter = ',', value_parser = parse_router)]
     pub(crate) fellow_routers: Vec<String>,
 }
@@ -46,20 +47,56 @@ pub(crate) struct FellowArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PickerArgs {
     /// Be an endpoint picker too, for a gateway's InferencePool whose endpoints are routers (Envoy's ext_proc,
-    /// gRPC in clear text), at this address; 9002 is the usual port.
+    /// gRPC), at this address; 9002 is the usual port.
     #[arg(long, value_name = "ADDR", requires = "picker_endpoints")]
     pub(crate) ext_proc_listen: Option<SocketAddr>,
-    /// The routers to pick from, this one among them: host:port, several with commas; a name stands for all
-    /// its addresses. Each is asked for /ready and /load twice a second.
+    /// How gateways speak to `--ext-proc-listen`: by TLS unless it says `off`, as InferencePools have it. By default
+    /// they are shown the certificate of `--ssl-certfile`, and a self-signed one where there is none.
+    #[arg(
+        long,
+        value_name = "HOW",
+        value_enum,
+        requires = "ext_proc_listen",
+        requires_if("front", "ssl_certfile")
+    )]
+    pub(crate) ext_proc_tls: Option<ExtProcTls>,
+    /// The routers to pick from, this one among them: host:port of their requests, several with commas; a name
+    /// stands for all its addresses. Each is asked for /ready and /load twice a second: by `--peer-tls` where
+    /// there is one, otherwise in clear.
     #[arg(long, value_name = "ADDR", value_delimiter = ',', requires = "ext_proc_listen", value_parser = parse_router)]
     pub(crate) picker_endpoints: Vec<String>,
+    /// The port at which each of them is asked, its `--admin-listen`; by default that of its requests. Needed where
+    /// clients speak TLS and there is no `--peer-tls`.
+    #[arg(long, value_name = "PORT", requires = "picker_endpoints", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) picker_admin_port: Option<u16>,
+}
+
+/// What a gateway is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExtProcTls {
+    /// The certificate of `--ssl-certfile`, followed while it changes.
+    Front,
+    /// A certificate made at the start, for gateways that verify none.
+    SelfSigned,
+    /// Nothing: gRPC in clear text (h2c).
+    Off,
 }
 
 impl PickerArgs {
     /// As the node takes it.
     pub(crate) fn options(&self) -> Option<PickerOptions> {
         let listen = self.ext_proc_listen?.to_string();
-        let endpoints = self.picker_endpoints.clone();
-        Some(PickerOptions { listen, endpoints })
+        let tls = match self.ext_proc_tls {
+            Some(ExtProcTls::Off) => ProxyTls::Off,
+            Some(ExtProcTls::SelfSigned) => ProxyTls::SelfSigned,
+            Some(ExtProcTls::Front) => ProxyTls::Front,
+            None => ProxyTls::default(),
+        };
+        Some(PickerOptions {
+            listen,
+            tls,
+            endpoints: self.picker_endpoints.clone(),
+            admin_port: self.picker_admin_port,
+        })
     }
 }

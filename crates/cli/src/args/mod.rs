@@ -133,6 +133,32 @@ mod tests {
     }
 
     #[test]
+    fn a_picker_was_told_to_show_a_certificate_that_is_not_there() {
+        let picker = |more: &str| {
+            let words = "cleave router --ext-proc-listen [::1]:9002 --picker-endpoints h:8000";
+            let parsed = Cli::try_parse_from(words.split(' ').chain(more.split_whitespace()));
+            parsed.map(|cli| match cli.command {
+                Command::Router(router) => router.picker.options().unwrap().tls,
+                _ => panic!("a router was asked for"),
+            })
+        };
+        let front = "--ssl-certfile c --ssl-keyfile k --ext-proc-tls front";
+        for (more, tls) in [
+            ("", cleave_node::ProxyTls::Front),
+            (front, cleave_node::ProxyTls::Front),
+            (
+                "--ext-proc-tls self-signed",
+                cleave_node::ProxyTls::SelfSigned,
+            ),
+            ("--ext-proc-tls off", cleave_node::ProxyTls::Off),
+        ] {
+            assert_eq!(picker(more).unwrap(), tls, "{more}");
+        }
+        assert!(picker("--ext-proc-tls front").is_err());
+        assert!(picker("--ext-proc-tls yes").is_err());
+    }
+
+    #[test]
     fn defaults_are_those_of_the_parts() {
         let parse = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
         let Command::Router(router) = parse(&["cleave", "router"]) else {

@@ -1,4 +1,7 @@
 //! The flags of what lets a simulated fleet grow and shrink: `sim scale`.
+//!
+//! Owns: their names, words and bounds, each default once. Never: reads a file or makes a fleet. Invariant: what is
+//! taken names its promises in one way, a policy's file or flags.
 
 use super::{ArrivalArgs, TargetArgs};
 use crate::load::parse_span;

@@ -5,28 +5,20 @@
 
 use super::choose::{Choice, Seat, choose};
 use super::wish::Wish;
+use crate::ask::{Asker, Away, Load};
 use crate::grpc::watch_names;
 use crate::telemetry::PickerSeries;
-use bytes::Bytes;
 use futures::future::join_all;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, timeout};
-use tracing::info;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{info, warn};
 
-/// How often each router is asked, and how long it may take to answer.
+/// How often each router is asked.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// An answer is a few words.
-const ANSWER_BYTES_MAX: usize = 16 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -44,27 +36,23 @@ struct Known {
 }
 
 /// What a router said when last asked.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Told {
     ready: bool,
+    /// Why it is not, if it was asked.
+    away: Option<Away>,
     load: u64,
     load_max: Option<u64>,
     /// Requests sent there that its word cannot have counted.
     sent: u64,
 }
 
-/// `GET /load`.
-#[derive(Deserialize)]
-struct Load {
-    server_load: u64,
-    server_load_max: Option<u64>,
-}
-
-pub(crate) type Asker = Client<HttpConnector, Empty<Bytes>>;
-
-/// What routers are asked with.
-pub(crate) fn asker() -> Asker {
-    Client::builder(TokioExecutor::new()).build_http()
+/// Where routers are asked, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Way {
+    pub(crate) asker: Asker,
+    /// The port, if it is another one than that of requests.
+    pub(crate) port: Option<u16>,
 }
 
 impl Endpoints {
@@ -115,9 +103,8 @@ impl Endpoints {
     }
 
     /// Keeps asking the routers of these names, until dropped.
-    pub(crate) async fn watch(&self, names: Vec<String>) {
+    pub(crate) async fn watch(&self, names: Vec<String>, way: Way) {
         let (tell, mut found) = watch::channel(BTreeSet::new());
-        let asker = asker();
         let ask = async {
             let mut ticks = interval(ASK_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -129,7 +116,7 @@ impl Endpoints {
                 self.known()
                     .routers
                     .retain(|one, _| addresses.contains(one));
-                join_all(addresses.iter().map(|one| self.ask(&asker, *one))).await;
+                join_all(addresses.iter().map(|one| self.ask(&way, *one))).await;
                 self.tell();
                 self.asked.send_replace(true);
             }
@@ -140,27 +127,15 @@ impl Endpoints {
         }
     }
 
-    async fn ask(&self, asker: &Asker, address: SocketAddr) {
+    async fn ask(&self, way: &Way, address: SocketAddr) {
         let sent = self.known().routers.entry(address).or_default().sent;
-        let answer = timeout(ANSWER_MAX, told(asker, address)).await;
-        let load = answer.ok().flatten();
+        let asked = SocketAddr::new(address.ip(), way.port.unwrap_or(address.port()));
+        let answer = way.asker.ready_load(asked).await;
         let mut known = self.known();
         let told = known.routers.entry(address).or_default();
-        if told.ready != load.is_some() {
-            let state = if load.is_some() { "ready" } else { "away" };
-            info!(router = %address, "the endpoint picker finds this router {state}");
-        }
-        told.ready = load.is_some();
         // Its word may have counted what was sent while it was asked; then that counts twice, once.
         told.sent -= sent;
-        if let Some(Load {
-            server_load,
-            server_load_max,
-        }) = load
-        {
-            told.load = server_load;
-            told.load_max = server_load_max;
-        }
+        told.hear(address, answer);
     }
 
     fn tell(&self) {
@@ -170,29 +145,23 @@ impl Endpoints {
     }
 }
 
-/// What a router says, if it would serve a request.
-async fn told(asker: &Asker, address: SocketAddr) -> Option<Load> {
-    get(asker, address, "/ready").await?;
-    load(asker, address).await
-}
-
-async fn load(asker: &Asker, address: SocketAddr) -> Option<Load> {
-    serde_json::from_slice(&get(asker, address, "/load").await?).ok()
-}
-
-/// How many requests are open at a router, ready or not.
-pub(crate) async fn ask_load(asker: &Asker, address: SocketAddr) -> Option<u64> {
-    let load = load(asker, address).await?;
-    Some(load.server_load)
-}
-
-/// The body of an answer that is a 200.
-async fn get(asker: &Asker, address: SocketAddr, path: &str) -> Option<Bytes> {
-    let uri = format!("http://{address}{path}").parse().ok()?;
-    let answer = asker.get(uri).await.ok()?;
-    if answer.status() != axum::http::StatusCode::OK {
-        return None;
+impl Told {
+    fn hear(&mut self, router: SocketAddr, answer: Result<Load, Away>) {
+        match &answer {
+            Ok(_) if !self.ready => info!(%router, "the endpoint picker finds this router ready"),
+            Err(Away::NotReady) if self.away != answer.as_ref().err().cloned() => {
+                info!(%router, "the endpoint picker finds this router not ready");
+            }
+            Err(Away::Unasked(reason)) if self.away != answer.as_ref().err().cloned() => {
+                warn!(%router, reason, "the endpoint picker cannot ask this router and sends nobody there");
+            }
+            _ => {}
+        }
+        self.ready = answer.is_ok();
+        if let Ok(load) = &answer {
+            self.load = load.server_load;
+            self.load_max = load.server_load_max;
+        }
+        self.away = answer.err();
     }
-    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
-    Some(body.collect().await.ok()?.to_bytes())
 }

@@ -1,4 +1,8 @@
 //! What a proxy tells a picker, for tests and libFuzzer.
+//!
+//! Owns: the reading of drawn bytes as the words of one conversation, and what must hold of its answers. Never:
+//! opens a socket; knows how an answer is made. Invariant: any bytes are some conversation, and each of its words
+//! goes through the decoder that a proxy's would.
 
 use super::Choice;
 use super::conversation::Conversation;

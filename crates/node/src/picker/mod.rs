@@ -13,6 +13,8 @@ mod conversation;
 mod endpoints;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+#[cfg(test)]
+mod tests;
 mod wish;
 
 /// The generated types.
@@ -29,14 +31,17 @@ mod proto {
 }
 
 pub(crate) use choose::Choice;
-pub(crate) use endpoints::{Asker, ask_load, asker};
 
 use crate::NodeError;
+use crate::ask::Asker;
+use crate::http::Trust;
 use crate::server::{Faces, HttpLimits, Server, bind};
 use crate::telemetry::{PickerSeries, Telemetry};
 use axum::Router;
+use axum::body::Body;
+use cleave_tls::FrontTls;
 use conversation::Conversation;
-use endpoints::Endpoints;
+use endpoints::{Endpoints, Way};
 use proto::external_processor_server::{ExternalProcessor, ExternalProcessorServer};
 use proto::{ProcessingRequest, ProcessingResponse};
 use std::net::SocketAddr;
@@ -60,8 +65,24 @@ const READINESS: &str = "readiness";
 pub struct PickerOptions {
     /// `host:port` for the proxy's gRPC.
     pub listen: String,
+    /// How it is secured.
+    pub tls: ProxyTls,
     /// `host:port` of the routers; a name stands for all its addresses, looked up again and again.
     pub endpoints: Vec<String>,
+    /// The port of each at which it is asked how it is. Default the one of requests.
+    pub admin_port: Option<u16>,
+}
+
+/// How a proxy speaks to a picker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyTls {
+    /// By TLS, and is shown the front's certificate; a self-signed one where the front has none.
+    #[default]
+    Front,
+    /// By TLS, and is shown a self-signed certificate, which it cannot verify.
+    SelfSigned,
+    /// In clear (h2c).
+    Off,
 }
 
 /// A picker that runs.
@@ -80,8 +101,16 @@ impl Picker {
     pub(crate) async fn start(
         options: PickerOptions,
         telemetry: &Telemetry,
+        trust: Trust,
     ) -> Result<Self, NodeError> {
-        let listener = bind(&options.listen).await?;
+        let PickerOptions {
+            listen,
+            tls,
+            endpoints: names,
+            admin_port,
+        } = options;
+        let shown = shown(tls, trust.front)?;
+        let listener = bind(&listen).await?;
         let endpoints = Arc::new(Endpoints::new(telemetry.picker.clone()));
         let (health, health_service) = tonic_health::server::health_reporter();
         say(&health, &[LIVENESS], ServingStatus::Serving).await;
@@ -96,14 +125,18 @@ impl Picker {
             .route_service(&format!("/{SERVICE}/{{*method}}"), service)
             .route_service("/grpc.health.v1.Health/{*method}", health_service);
         let terms = (HttpLimits::default(), telemetry.servers.clone());
-        let server = Server::start(listener, Faces::clear(routes), terms)?;
+        let server = Server::start(listener, faces(routes, shown), terms)?;
+        let way = Way {
+            asker: Asker::new(trust.peers),
+            port: admin_port,
+        };
         let told = health.clone();
         let watch = tokio::spawn(async move {
             let serve = async {
                 endpoints.asked().await;
                 say(&told, &[READINESS, SERVICE], ServingStatus::Serving).await;
             };
-            tokio::join!(endpoints.watch(options.endpoints), serve);
+            tokio::join!(endpoints.watch(names, way), serve);
         });
         Ok(Self {
             address: server.address,
@@ -131,6 +164,32 @@ impl Picker {
         self.watch.abort();
         self.server.stop().await;
     }
+}
+
+/// What proxies are shown, if they speak TLS.
+fn shown(tls: ProxyTls, front: Option<FrontTls>) -> Result<Option<FrontTls>, NodeError> {
+    Ok(match (tls, front) {
+        (ProxyTls::Off, _) => None,
+        (ProxyTls::Front, Some(front)) => Some(front),
+        (ProxyTls::Front, None) | (ProxyTls::SelfSigned, _) => Some(FrontTls::self_signed()?.0),
+    })
+}
+
+/// Proxies speak TLS or in clear; those that do not speak as the port does are told so.
+fn faces(routes: Router, shown: Option<FrontTls>) -> Faces {
+    let Some(tls) = shown else {
+        return Faces::clear(routes);
+    };
+    Faces {
+        clear: Router::new().fallback(async || no_clear()),
+        secure: Some((tls, routes)),
+        peers: None,
+    }
+}
+
+fn no_clear() -> axum::response::Response {
+    let reason = "this endpoint picker speaks TLS: let the gateway, or start the router with --ext-proc-tls off";
+    Status::unavailable(reason).into_http::<Body>()
 }
 
 async fn say(health: &HealthReporter, services: &[&str], status: ServingStatus) {

@@ -3,10 +3,11 @@
 //! Never: decides, blocks, or sees a token. Invariant: the brain is drained before it is told the
 //! next thing, and each of a worker's lives joins and is lost in turn.
 
-use super::fellows::{Company, Outside, Waiting};
+use super::facts::{flight_of, words};
 use super::flights::{End, Flights};
 use super::lookout::{BlockSize, Lookout};
 use super::orders;
+use super::passes::Passes;
 use super::roster::Roster;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
@@ -20,9 +21,9 @@ use cleave_domain::{
 };
 use cleave_planner::scaling::Decision;
 use cleave_router::{
-    Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Readiness,
+    Brain, CancelReason, Command, Decided, Input, Limits, Note, Output, Outside, Readiness,
 };
-use cleave_transfer::{Pass, Purse};
+use cleave_transfer::Pass;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,7 +45,12 @@ pub(crate) enum RouterEvent {
         read: Instant,
     },
     /// Whoever is to send this may write to what a worker reserved.
-    Passed { handoff: HandoffId, pass: Pass },
+    Passed {
+        worker: WorkerRef,
+        serial: u64,
+        handoff: HandoffId,
+        pass: Pass,
+    },
     /// A client wants a sequence.
     Submitted {
         flight: FlightId,
@@ -110,9 +116,7 @@ pub(crate) struct Driver {
     ears: Ears,
     hands: Hands,
     workers: BTreeMap<WorkerId, Connected>,
-    /// For those who are to write to what others reserved.
-    passes: Purse,
-    outside: Waiting,
+    passes: Passes,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
     /// Facts that came up while the brain was being drained.
@@ -129,8 +133,7 @@ impl Driver {
             ears,
             hands,
             workers: BTreeMap::new(),
-            passes: Purse::default(),
-            outside: Waiting::default(),
+            passes: Passes::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -199,7 +202,17 @@ impl Driver {
                 report,
                 read,
             } => self.hear_worker((worker, serial), report, read),
-            RouterEvent::Passed { handoff, pass } => self.passes.put(handoff, pass),
+            RouterEvent::Passed {
+                worker,
+                serial,
+                handoff,
+                pass,
+            } => {
+                if self.is_current(worker, serial) {
+                    self.passes.made(worker, (handoff, pass));
+                    self.hands.meters.passes(self.passes.count());
+                }
+            }
             RouterEvent::Submitted { flight, request } => {
                 self.hands.lookout.submitted(flight, request.prompt.len());
                 self.hear(Input::Submitted { flight, request });
@@ -221,8 +234,7 @@ impl Driver {
                 }
             }
             RouterEvent::Wait { place, count } => {
-                self.outside.hear(place, count);
-                self.tell_outside();
+                self.hear(Input::Waiting { place, count });
             }
             RouterEvent::PolicyChanged { policy } => {
                 self.hands.promises.follow(&policy);
@@ -277,15 +289,6 @@ impl Driver {
             worker,
             description,
         });
-        self.tell_outside();
-    }
-
-    /// Who waits elsewhere is heard of by workers as soon as there are some, and must not count twice.
-    fn tell_outside(&mut self) {
-        let company = Company::of(self.workers.len());
-        if let Some(outside) = self.outside.news(company) {
-            self.hear(Input::Waiting { outside });
-        }
     }
 
     /// Blocks go only between equal fingerprints. That is how a rolling upgrade never mixes two
@@ -323,6 +326,8 @@ impl Driver {
         if !self.is_current(worker, serial) {
             return;
         }
+        self.passes.reported(worker, &report);
+        self.hands.meters.passes(self.passes.count());
         self.hands.roster.hear(worker, &report);
         self.look(worker, &report);
         let reserved = match &report {
@@ -353,6 +358,7 @@ impl Driver {
     /// A worker is connected no longer.
     fn forget(&mut self, worker: WorkerRef) {
         self.workers.remove(&worker.worker);
+        self.passes.lost(worker);
         let Some((name, state)) = self.hands.roster.leave(worker) else {
             return;
         };
@@ -494,10 +500,7 @@ impl Driver {
         if let Some(peer) = orders::peer_of(&order, worker) {
             self.introduce(worker, peer);
         }
-        let sends = orders::sends(&order);
-        if let Some(handoff) = sends
-            && let Some(pass) = self.passes.get(handoff)
-        {
+        if let Some((handoff, pass)) = self.passes.ordered(worker, &order) {
             self.say(worker, Downward::Pass { handoff, pass });
         }
         let mark = orders::begins(&order).and_then(|handoff| self.hands.flights.mark_of(handoff));
@@ -565,35 +568,7 @@ impl Driver {
     }
 }
 
-/// Whose flight a note is about, if it is about one.
-fn flight_of(note: &Note) -> Option<FlightId> {
-    match note {
-        Note::Decided(decision) => Some(decision.flight),
-        Note::Judged { flight, .. } | Note::CancelFreed { flight, .. } => Some(*flight),
-        Note::Placed { handoff, .. }
-        | Note::PassedOver { handoff, .. }
-        | Note::Retried { handoff, .. }
-        | Note::Moving { handoff, .. }
-        | Note::Moved { handoff, .. }
-        | Note::Stayed { handoff, .. } => Some(handoff.flight),
-        Note::Stale { .. } | Note::WorkerStuck { .. } | Note::Fleet { .. } => None,
-    }
-}
-
 /// The last thing said on a line; a line that is full ends without it.
 fn tell_name_taken(line: &WorkerLine, data_address: String) {
     let _ = line.out.try_send(Downward::NameTaken { data_address });
-}
-
-/// In words, for whoever asks `/ready`.
-fn words(readiness: Readiness) -> cleave_api::Readiness {
-    let reason = match readiness {
-        Readiness::Ready => return cleave_api::Readiness::Ready,
-        Readiness::Draining => return cleave_api::Readiness::Draining,
-        Readiness::NoPair { prefill, decode } => format!(
-            "no pair of workers with equal fingerprints is connected ({prefill} prefill, {decode} \
-             decode)"
-        ),
-    };
-    cleave_api::Readiness::NotReady(reason)
 }

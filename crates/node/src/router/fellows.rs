@@ -8,92 +8,34 @@
 //! an autoscaler asks.
 
 use super::RouterEvent;
+use crate::ask::Asker;
 use crate::grpc::{local_address, watch_names};
-use crate::picker::{Asker, ask_load, asker};
+use cleave_router::Outside;
 use futures::future::join_all;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::warn;
 
-/// How often each is asked, and how long it may take to answer.
+/// How often each is asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-const ANSWER_MAX: Duration = Duration::from_secs(1);
-
-/// Where requests wait that are no flights of this router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outside {
-    /// Here, for a worker's tokenizer.
-    Here,
-    /// At the fleet's other routers.
-    Elsewhere,
-}
-
-/// Whether those elsewhere are heard of by workers, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Company {
-    /// There is no worker that could carry a word.
-    None,
-    /// There is one.
-    Workers,
-}
-
-impl Company {
-    pub(super) fn of(workers: usize) -> Self {
-        match workers {
-            0 => Self::None,
-            _ => Self::Workers,
-        }
-    }
-}
-
-/// How many do.
-#[derive(Debug, Default)]
-pub(super) struct Waiting {
-    here: u32,
-    elsewhere: u32,
-    told: u32,
-}
-
-impl Waiting {
-    /// So many wait there now.
-    pub(super) fn hear(&mut self, place: Outside, count: u32) {
-        match place {
-            Outside::Here => self.here = count,
-            Outside::Elsewhere => self.elsewhere = count,
-        }
-    }
-
-    /// What the brain is to be told, if it is another number than before.
-    pub(super) fn news(&mut self, company: Company) -> Option<u32> {
-        let elsewhere = match company {
-            Company::None => self.elsewhere,
-            Company::Workers => 0,
-        };
-        let outside = self.here.saturating_add(elsewhere);
-        let news = outside != self.told;
-        self.told = outside;
-        news.then_some(outside)
-    }
-}
 
 /// Keeps telling the driver how many requests are open at the routers of these names, until dropped.
 /// `own` are the ports at which this router itself would be asked.
 pub(super) async fn watch_fellows(
     names: Vec<String>,
-    own: Vec<u16>,
+    (own, asker): (Vec<u16>, Asker),
     driver: mpsc::UnboundedSender<RouterEvent>,
 ) {
     let (tell, found) = watch::channel(BTreeSet::new());
-    let asker = asker();
     let place = Outside::Elsewhere;
     let tell_driver = |count| driver.send(RouterEvent::Wait { place, count }).is_ok();
     let ask = async {
         let mut ticks = interval(ASK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut silent = BTreeSet::new();
+        let mut silent = BTreeMap::new();
         loop {
             ticks.tick().await;
             let addresses: BTreeSet<SocketAddr> = found.borrow().clone();
@@ -103,11 +45,13 @@ pub(super) async fn watch_fellows(
             if !tell_driver(count.fold(0, u32::saturating_add)) {
                 return;
             }
-            let answered = addresses.iter().zip(&answers);
-            let now_silent = answered.filter(|(_, answer)| answer.is_none());
-            let now_silent: BTreeSet<SocketAddr> = now_silent.map(|(one, _)| *one).collect();
-            for address in now_silent.difference(&silent) {
-                warn!(%address, "this --fellow-routers does not answer /load by plain HTTP: who waits there is not counted");
+            let answered = addresses.iter().zip(answers);
+            let now_silent = answered.filter_map(|(one, answer)| Some((*one, answer.err()?)));
+            let now_silent: BTreeMap<SocketAddr, String> = now_silent.collect();
+            for (address, reason) in &now_silent {
+                if silent.get(address) != Some(reason) {
+                    warn!(%address, reason, "this --fellow-routers cannot be asked: who waits there is not counted");
+                }
             }
             silent = now_silent;
         }
@@ -118,13 +62,12 @@ pub(super) async fn watch_fellows(
     }
 }
 
-/// Requests that are open at a router, if it answers; none at this one.
-async fn open_at(asker: &Asker, address: SocketAddr, own: &[u16]) -> Option<u32> {
+/// Requests that are open at a router, or why that is unknown; none at this one.
+async fn open_at(asker: &Asker, address: SocketAddr, own: &[u16]) -> Result<u32, String> {
     let here = local_address(address).await;
     if own.contains(&address.port()) && here.is_ok_and(|here| here == address.ip()) {
-        return Some(0);
+        return Ok(0);
     }
-    let answer = timeout(ANSWER_MAX, ask_load(asker, address)).await;
-    let open = answer.ok().flatten()?;
-    Some(u32::try_from(open).unwrap_or(u32::MAX))
+    let load = asker.load(address).await?;
+    Ok(u32::try_from(load.server_load).unwrap_or(u32::MAX))
 }

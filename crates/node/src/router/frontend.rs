@@ -7,7 +7,6 @@
 use super::added::Added;
 use super::backlog::{self, Receiver};
 use super::driver::RouterEvent;
-use super::fellows::Outside;
 use super::flights::Flights;
 use super::lookout::{ClassSight, Lookout, Sight};
 use super::roster::Roster;
@@ -24,7 +23,7 @@ use cleave_api::{
 use cleave_domain::{
     Ending, FlightId, Refusal, Request, RouterId, ScalingMode, SloPolicy, Timing, Usage,
 };
-use cleave_router::{CancelReason, Command};
+use cleave_router::{CancelReason, Command, Outside};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
 use std::collections::BTreeMap;

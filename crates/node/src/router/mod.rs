@@ -5,11 +5,13 @@
 mod added;
 mod backlog;
 mod driver;
+mod facts;
 mod fellows;
 mod flights;
 mod frontend;
 mod lookout;
 mod orders;
+mod passes;
 mod roster;
 
 pub(crate) use added::Added;
@@ -17,6 +19,7 @@ pub(crate) use driver::RouterEvent;
 pub(crate) use flights::Flights;
 pub(crate) use lookout::Judgement;
 
+use crate::ask::Asker;
 use crate::door::RouterDoor;
 use crate::health::Pulse;
 use crate::policy::{Reload, Watch};
@@ -200,8 +203,8 @@ impl RouterBody {
     }
 
     /// Hears from now on who waits at the routers of these names; `own` are this router's ports.
-    pub(crate) fn ask_fellows(&mut self, names: &[String], own: Vec<u16>) {
-        let asks = watch_fellows(names.to_vec(), own, self.driver.clone());
+    pub(crate) fn ask_fellows(&mut self, names: &[String], own: Vec<u16>, asker: Asker) {
+        let asks = watch_fellows(names.to_vec(), (own, asker), self.driver.clone());
         self.fellows = (!names.is_empty()).then(|| tokio::spawn(asks));
     }
 

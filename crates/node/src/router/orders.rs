@@ -19,11 +19,11 @@ pub(super) fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
     (peer != worker).then_some(peer)
 }
 
-/// The hand-off whose blocks it will write into another worker's pool.
-pub(super) fn sends(order: &Order) -> Option<HandoffId> {
+/// The hand-off whose blocks it will write into a pool, and whose that is.
+pub(super) fn sends(order: &Order) -> Option<(HandoffId, WorkerRef)> {
     match order {
-        Order::Prefill(prefill) => Some(prefill.handoff),
-        Order::Migrate(migrate) => Some(migrate.handoff),
+        Order::Prefill(prefill) => Some((prefill.handoff, prefill.target.worker)),
+        Order::Migrate(migrate) => Some((migrate.handoff, migrate.target.worker)),
         Order::Reserve(_)
         | Order::Renew { .. }
         | Order::Cancel { .. }
@@ -37,6 +37,6 @@ pub(super) fn sends(order: &Order) -> Option<HandoffId> {
 pub(super) fn begins(order: &Order) -> Option<HandoffId> {
     match order {
         Order::Reserve(reserve) => Some(reserve.handoff),
-        order => sends(order),
+        order => sends(order).map(|(handoff, _)| handoff),
     }
 }

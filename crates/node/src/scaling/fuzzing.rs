@@ -1,4 +1,8 @@
 //! What orchestrators ask about scaling, for tests and libFuzzer.
+//!
+//! Owns: the reading of drawn bytes as such questions, and what must hold of the answers. Never: opens a port;
+//! decides how many workers there are to be. Invariant: each pool has a number of its own, so that an answer for
+//! another pool is seen.
 
 use super::external::{Term, terms};
 use super::keda::proto::GetMetricsRequest;

@@ -1,14 +1,12 @@
 //! HTTPS for the external metrics API, which API servers ask by nothing else.
 //!
-//! Owns: the handshakes, and a certificate made at the start where there is none. Never: writes a key anywhere. Invariant: a handshake
-//! that hangs holds up nobody.
+//! Owns: the handshakes. Never: knows what is asked. Invariant: a handshake that hangs holds up nobody.
 
 use crate::NodeError;
 use crate::server::bind;
 use axum::Router;
 use axum::serve::Listener;
 use cleave_tls::FrontTls;
-use rcgen::{CertifiedKey, generate_simple_self_signed};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,8 +16,6 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, error};
 
@@ -35,11 +31,11 @@ pub(crate) struct Secured {
 }
 
 impl Secured {
-    /// Binds and serves by what `shown` says.
+    /// Binds and serves by the certificate `shown`.
     pub(crate) async fn start(
         address: &str,
         routes: Router,
-        shown: Shown,
+        shown: FrontTls,
     ) -> Result<Self, NodeError> {
         let broken = |error: io::Error| NodeError::Bind(address.to_owned(), error);
         let listener = bind(address).await?;
@@ -67,53 +63,10 @@ impl Drop for Secured {
     }
 }
 
-/// What a client is shown.
-#[derive(Clone, Debug)]
-pub(crate) enum Shown {
-    /// The certificate that clients of the API see.
-    Front(FrontTls),
-    /// One of this process, which an APIService takes by `insecureSkipTLSVerify`.
-    Own(Arc<ServerConfig>),
-}
-
-impl Shown {
-    /// The front's, where it has one.
-    pub(crate) fn of(front: Option<FrontTls>) -> io::Result<Self> {
-        match front {
-            Some(front) => Ok(Self::Front(front)),
-            None => Ok(Self::Own(self_signed()?.0)),
-        }
-    }
-
-    /// For a connection that begins now.
-    fn config(&self) -> Arc<ServerConfig> {
-        match self {
-            Self::Front(front) => front.config(),
-            Self::Own(config) => Arc::clone(config),
-        }
-    }
-}
-
-/// A key that nobody else has, and what it is known by.
-fn self_signed() -> io::Result<(Arc<ServerConfig>, CertificateDer<'static>)> {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed(["cleave".to_owned(), "localhost".to_owned()])
-            .map_err(io::Error::other)?;
-    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
-    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_no_client_auth()
-        .with_single_cert(vec![cert.der().clone()], key)
-        .map_err(io::Error::other)?;
-    Ok((Arc::new(config), cert.der().clone()))
-}
-
 type Secure = (TlsStream<TcpStream>, SocketAddr);
 
 /// Each handshake is a task of its own.
-async fn accept(listener: TcpListener, shown: Shown, shaken: mpsc::Sender<Secure>) {
+async fn accept(listener: TcpListener, shown: FrontTls, shaken: mpsc::Sender<Secure>) {
     let seats = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
         let Ok(seat) = Arc::clone(&seats).acquire_owned().await else {
@@ -168,9 +121,11 @@ mod tests {
     use crate::scaling::{Answers, Standing, external_metrics_routes};
     use cleave_domain::{PoolCounts, ScalingMode, Wanted};
     use cleave_planner::scaling::Decision;
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::watch;
     use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::pki_types::CertificateDer;
     use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
     async fn get(
@@ -210,8 +165,8 @@ mod tests {
     async fn an_hpa_is_answered_as_an_api_server_expects() {
         let (tell, standing) = watch::channel(Standing::Off);
         let routes = external_metrics_routes(Answers::new(standing));
-        let (own, trusted) = self_signed().expect("a certificate");
-        let secured = Secured::start("127.0.0.1:0", routes, Shown::Own(own));
+        let (own, trusted) = FrontTls::self_signed().expect("a certificate");
+        let secured = Secured::start("127.0.0.1:0", routes, own);
         let secured = (&secured.await.expect("it starts"), &trusted);
         let group = "/apis/external.metrics.k8s.io/v1beta1";
         let (status, groups) = get(secured, "/apis").await;
@@ -276,8 +231,7 @@ mod tests {
         let front = FrontTls::open(&files).expect("a certificate and its key");
         let (_tell, standing) = watch::channel(Standing::Off);
         let routes = external_metrics_routes(Answers::new(standing));
-        let shown = Shown::of(Some(front)).expect("there is one");
-        let secured = Secured::start("127.0.0.1:0", routes, shown);
+        let secured = Secured::start("127.0.0.1:0", routes, front);
         let secured = secured.await.expect("it starts");
         let (status, _) = get((&secured, cert.der()), "/apis").await;
         assert_eq!(status, 200);

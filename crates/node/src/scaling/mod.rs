@@ -13,7 +13,7 @@ mod shown;
 
 pub(crate) use external::external_metrics_routes;
 pub(crate) use keda::scaler_service;
-pub(crate) use listen::{Secured, Shown};
+pub(crate) use listen::Secured;
 pub(crate) use shown::{Decisions, shown};
 
 use cleave_domain::{PoolCounts, Role, Scaling, ScalingMode};

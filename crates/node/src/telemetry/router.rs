@@ -59,6 +59,7 @@ pub(crate) struct Series {
     pause_seconds: Histograms<Kind>,
     stuck: Counter,
     exceeded: Counter,
+    passes: Gauge,
 }
 
 impl Series {
@@ -85,6 +86,7 @@ impl Series {
             pause_seconds: histograms(),
             stuck: Counter::default(),
             exceeded: Counter::default(),
+            passes: Gauge::default(),
         };
         series.register_flights(book);
         series.register_placement(book);
@@ -121,6 +123,11 @@ impl Series {
             "cleave_tokens_beyond_limit",
             "Tokens from workers beyond what their request may have, dropped: a defect of a worker",
             self.exceeded.clone(),
+        );
+        book.register(
+            "cleave_router_passes",
+            "Passes to write to what a worker reserved, whose senders have not been told",
+            self.passes.clone(),
         );
     }
 
@@ -256,6 +263,12 @@ impl RouterMeters {
     }
 
     /// A worker emitted a token beyond what its request may have.
+    pub(crate) fn passes(&self, count: usize) {
+        self.series
+            .passes
+            .set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
     pub(crate) fn exceeded(&self) {
         self.series.exceeded.inc();
     }

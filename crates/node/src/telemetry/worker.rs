@@ -165,6 +165,7 @@ impl WorkerMeters {
             drop(counter.get_or_create(&self.worker));
         }
         drop(series.stuck.get_or_create(&self.worker));
+        drop(series.passes.get_or_create(&self.worker));
         drop(series.vllm_running.get_or_create(&self.model()));
         drop(series.vllm_waiting.get_or_create(&self.model()));
         drop(series.vllm_usage.get_or_create(&self.model()));
@@ -182,6 +183,7 @@ impl WorkerMeters {
             series.blocks.remove(&self.sorted(kind));
         }
         series.stuck.remove(&self.worker);
+        series.passes.remove(&self.worker);
         series.mfu.remove(&self.worker);
         series.mbu.remove(&self.worker);
         let model = self.model();
@@ -221,6 +223,11 @@ impl WorkerMeters {
             let labels = self.carried(peer, transport);
             self.series.link_transport.remove(&labels);
         }
+    }
+
+    pub(crate) fn passes(&self, count: usize) {
+        let passes = self.series.passes.get_or_create(&self.worker);
+        passes.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn pass_refused(&self) {

@@ -1,4 +1,8 @@
 //! Words of the domain as property tests draw them: anything that can be said.
+//!
+//! Owns: how each word is drawn. Never: says how one is encoded, or what a receiver does with it. Invariant: each
+//! variant and each field of a word is drawn, within what its type promises, so that one which is forgotten on the
+//! wire does not come back equal.
 
 use crate::line::{Introduction, LinkState};
 use cleave_api::ModelFiles;

@@ -18,7 +18,8 @@ use crate::telemetry::WorkerMeters;
 use crate::trace::{Legs, named};
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockIndex, Emission, HandoffId, Load, Order, Reserve, Role, RouterId, TapeLine, WorkerRef,
+    BlockIndex, Emission, HandoffId, Load, Order, Report, Reserve, Role, RouterId, TapeLine,
+    WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_sched::{Brain, Input, Limits, Note, Output};
@@ -292,9 +293,7 @@ impl Driver {
                 );
             }
             Downward::Pass { handoff, pass } => {
-                if let Some(passes) = &self.hands.passes {
-                    passes.hold(handoff, pass);
-                }
+                self.change_passes(|passes| passes.hold(handoff, pass));
             }
             Downward::Order { order, mark } => {
                 self.hands.legs.ordered(&order, mark);
@@ -324,11 +323,19 @@ impl Driver {
         self.tell(router, Upward::Pass { handoff, pass });
     }
 
+    fn change_passes(&self, change: impl FnOnce(&Passes)) {
+        if let Some(passes) = &self.hands.passes {
+            change(passes);
+            self.hands.meters.passes(passes.held_count());
+        }
+    }
+
     /// The brain is about to hear that it serves these legs from now on.
     fn serve(&mut self, role: Role) {
         info!(name = self.hands.name, %role, "serves these legs from now on");
         self.hands.desk.serves(role);
         self.hands.meters.serves(role);
+        self.change_passes(|_| {});
     }
 
     fn hear_link(&mut self, event: LinkEvent) {
@@ -404,6 +411,9 @@ impl Driver {
             Output::Step(plan) => self.hands.engine.push(Work::Step(plan)),
             Output::Tell { router, report } => {
                 self.hands.legs.reported(&report);
+                if let Report::Refused { handoff, .. } | Report::Stayed { handoff, .. } = &report {
+                    self.change_passes(|passes| passes.forget(*handoff));
+                }
                 self.tell(router, Upward::Report(report));
             }
             Output::Emit { handoff, emission } => {
@@ -439,6 +449,7 @@ impl Driver {
             Output::Forget { handoff } => {
                 self.pending.extend(self.exports.forget(handoff));
                 self.pending.extend(self.hands.engine.forget(handoff));
+                self.change_passes(|passes| passes.forget(handoff));
             }
             Output::Drained => {
                 self.hands.drained.send_replace(true);
@@ -494,6 +505,7 @@ impl Driver {
     fn lose_router(&mut self, router: RouterId) {
         self.hear(Input::RouterLost { router });
         self.hands.legs.router_lost(router);
+        self.change_passes(|passes| passes.forget_router(router));
         let gone = self.peers.strike_all(router);
         self.forget(gone);
         self.settle();
@@ -540,7 +552,7 @@ impl Driver {
 
     /// Sends as many waiting blocks to this peer as it has granted credit for.
     fn pump(&mut self, peer: WorkerRef) {
-        while self.exports.wait_for(peer) {
+        while let Some(handoff) = self.exports.next(peer).map(|export| export.handoff) {
             let link = match self.hands.links.link(peer) {
                 Ok(link) => link,
                 Err(down) => {
@@ -548,7 +560,7 @@ impl Driver {
                     return self.lose(peer);
                 }
             };
-            let Some(permit) = link.reserve(self.block_bytes) else {
+            let Some(permit) = link.reserve(handoff, self.block_bytes) else {
                 return; // `Granted` comes when there is credit again.
             };
             if let Some(export) = self.exports.pop(peer) {

@@ -598,7 +598,7 @@ mod tests {
         async fn permit(&mut self) -> Permit {
             loop {
                 let link = self.sender.link(worker(2)).unwrap();
-                match link.reserve(BLOCK) {
+                match link.reserve(handoff(9), BLOCK) {
                     Some(permit) => return permit,
                     None => self.granted.recv().await.unwrap(),
                 };

@@ -18,12 +18,12 @@ impl Exports {
         self.waiting.entry(export.to).or_default().push_back(export);
     }
 
-    /// Whether a block waits for this receiver.
-    pub(crate) fn wait_for(&self, peer: WorkerRef) -> bool {
-        self.waiting.contains_key(&peer)
+    /// The next block that waits for this receiver.
+    pub(crate) fn next(&self, peer: WorkerRef) -> Option<&Export> {
+        self.waiting.get(&peer)?.front()
     }
 
-    /// The next block for this receiver.
+    /// The same, which waits no longer.
     pub(crate) fn pop(&mut self, peer: WorkerRef) -> Option<Export> {
         let queue = self.waiting.get_mut(&peer)?;
         let export = queue.pop_front();
@@ -89,7 +89,7 @@ mod tests {
         let first = exports.pop(export(1, 8, 0).to).map(|export| export.ordinal);
         assert_eq!(first, Some(0), "in order");
         assert_eq!(exports.drop_peer(export(1, 8, 0).to).len(), 1);
-        assert!(!exports.wait_for(export(1, 8, 0).to));
+        assert!(exports.next(export(1, 8, 0).to).is_none());
         assert_eq!(
             exports.pop(export(1, 9, 0).to).map(|export| export.ordinal),
             Some(2)

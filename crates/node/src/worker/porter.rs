@@ -562,7 +562,7 @@ pub(super) mod tests {
         async fn permit(&mut self) -> Permit {
             loop {
                 let link = self.sender.link(worker(2)).unwrap();
-                match link.reserve(BLOCK as u32) {
+                match link.reserve(handoff(9), BLOCK as u32) {
                     Some(permit) => return permit,
                     None => drop(self.granted.recv().await.unwrap()),
                 }

@@ -304,6 +304,10 @@ async fn apart_the_tokens_are_the_same_and_kv_never_passes_the_router() {
         "{passed} bytes passed the router, {moved} moved"
     );
     assert!(sum("cleave_link_bytes_per_second", "") > 0.0, "unmeasured");
+    // What let the blocks in is kept no longer than the hand-offs.
+    let passes = |text: String| metric(&text, "cleave_handoff_passes", "");
+    until(|| workers.iter().map(|one| passes(one.metrics())).sum::<f64>() == 0.0).await;
+    until(|| metric(&frontend.metrics(), "cleave_router_passes", "") == 0.0).await;
 
     for worker in workers {
         worker.drain(PATIENCE).await;

@@ -2,9 +2,14 @@
 
 use crate::abacus::{Abacus, Gate};
 use crate::authority::Authority;
-use crate::{PATIENCE, check, exchange, files, http, prompt, router_with, worker_node};
+use crate::{
+    PATIENCE, check, exchange, files, http, metric, prompt, router_with, until, worker_node,
+};
 use cleave_domain::Role;
-use cleave_node::{CertificateFiles, PolicyFile, RouterOptions, Running, Serve, WorkerOptions};
+use cleave_node::{
+    CertificateFiles, PickerOptions, PolicyFile, ProxyTls, RouterNode, RouterOptions, Running,
+    Serve, WorkerOptions,
+};
 use cleave_tls::PEER_NAME;
 use cleave_tls::rustls::pki_types::pem::PemObject;
 use cleave_tls::rustls::pki_types::{CertificateDer, ServerName};
@@ -153,7 +158,12 @@ async fn workers_join_and_hand_over_only_by_certificate() {
     for node in strangers {
         turned_away.push(node.start().await.unwrap());
     }
-    let tap = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // Where there is another address of this machine's own, nobody else's worker dials there who once
+    // knew the port as a peer's.
+    let tap = match TcpListener::bind("127.0.0.2:0").await {
+        Ok(tap) => tap,
+        Err(_) => TcpListener::bind("127.0.0.1:0").await.unwrap(),
+    };
     let mut decode = worker_node("d0", Role::Decode, &address, &Gate::new());
     decode.options.peer_tls = Some(decode_folder.path().to_owned());
     decode.data_address = Some(tap.local_addr().unwrap().to_string());
@@ -184,6 +194,69 @@ async fn workers_join_and_hand_over_only_by_certificate() {
     router.drain(PATIENCE).await;
     prefill.stop().await;
     decode.stop().await;
+}
+
+#[tokio::test]
+async fn a_picker_could_not_ask_routers_that_speak_tls_or_believed_strangers() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let [front, picker_folder, near_folder, far_folder] = &folders;
+    ours.sign(front.path(), "llm.example");
+    for (authority, folder) in [
+        (&Authority::new(), picker_folder),
+        (&ours, near_folder),
+        (&theirs, far_folder),
+    ] {
+        authority.sign(folder.path(), PEER_NAME);
+    }
+    let options = |folder: &Path| RouterOptions {
+        certificate: Some(certificate(front.path())),
+        peer_tls: Some(folder.to_owned()),
+        ..RouterOptions::default()
+    };
+    // Two that are ready, each of another fleet.
+    let near = router_with(options(near_folder.path())).await;
+    let far = router_with(RouterOptions {
+        admin_listen: Some("127.0.0.1:0".into()),
+        ..options(far_folder.path())
+    })
+    .await;
+    let mut workers = Vec::new();
+    for (router, folder) in [(&near, near_folder), (&far, far_folder)] {
+        let address = router.address().to_string();
+        let mut node = worker_node("w", Role::Both, &address, &Gate::new());
+        node.options.peer_tls = Some(folder.path().to_owned());
+        workers.push(node.start().await.unwrap());
+        timeout(PATIENCE, router.ready()).await.unwrap();
+    }
+    // Every port of a router answers those whom it knows.
+    let asked = [near.address(), far.admin_address().unwrap()];
+    let picker = RouterNode {
+        listen: "127.0.0.1:0".into(),
+        options: options(picker_folder.path()),
+        picker: Some(PickerOptions {
+            listen: "127.0.0.1:0".into(),
+            tls: ProxyTls::Front,
+            endpoints: asked.map(|address| address.to_string()).into(),
+            admin_port: None,
+        }),
+    };
+    let picker = picker.start().await.unwrap();
+    let frontend = picker.frontend();
+    let known = |state: &str| metric(&frontend.metrics(), "cleave_picker_endpoints", state);
+    until(|| known("away") == 2.0).await;
+    // The picker becomes one of the first's fleet, and then the second does.
+    ours.sign(picker_folder.path(), PEER_NAME);
+    until(|| known("ready") == 1.0).await;
+    assert_eq!(known("away"), 1.0, "a stranger was believed");
+    ours.sign(far_folder.path(), PEER_NAME);
+    until(|| known("ready") == 2.0).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+    for router in [picker, near, far] {
+        router.drain(PATIENCE).await;
+    }
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ pub enum Input {
         class: String,
         /// What came of its promise.
         came: Came,
-        /// Tokens of its answer.
+        /// Tokens of its answer, if that came to its end; otherwise zero.
         output_tokens: u32,
     },
     /// Another router said this.

@@ -196,7 +196,8 @@ impl Scaler {
         let came = if short { Came::Aside } else { came };
         let class = self.class(class);
         self.window.judged(self.now, class, came);
-        if came != Came::Aside && output_tokens > 0 {
+        // However it came to its end, that is how long it is.
+        if output_tokens > 0 {
             self.window.answered(self.now, output_tokens);
         }
     }
@@ -724,6 +725,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Lengths were not learned for a minute after a worker was missing, nor from whoever outlived one: so
+    /// decode workers were wanted for answers of an earlier hour.
+    #[test]
+    fn how_long_answers_are_was_not_learned_while_a_worker_was_missing() {
+        let mut scaler = scaler(1);
+        run(&mut scaler, (0, 25), &fleet(0, 0, 1)).expect("somebody waits");
+        assert!(scaler.missing() > 0, "who was asked for is not there yet");
+        for (came, output_tokens) in [
+            (Came::Good, 700),
+            (Came::Missed(Role::Decode), 500),
+            (Came::Aside, 300),
+            (Came::Aside, 0),
+        ] {
+            scaler.handle(
+                at(25),
+                Input::Ended {
+                    class: String::new(),
+                    came,
+                    output_tokens,
+                },
+            );
+        }
+        let demand = scaler.window.demand(at(25));
+        assert_eq!((demand.slow.answers, demand.slow.output_tokens), (3, 1500));
+        let judged = demand.classes.iter().map(|kept| kept.judged);
+        assert_eq!(judged.sum::<u64>(), 0, "but nobody's promise is judged");
     }
 
     #[test]

@@ -43,10 +43,12 @@ pub enum Who {
     Router,
     /// Thresholds of occupancy and queues, one worker more or fewer of a pool at each look: what existing
     /// autoscalers do by default (keys and values to 0.8 less 0.1 to spare, queues to 5 less 3, every
-    /// 30 s; of 1 to so many workers of each pool).
+    /// 30 s; of 1 to so many workers of each pool, and of no more devices than whoever goes by promises).
     Thresholds {
         /// Of each pool.
         most: PoolCounts,
+        /// Of all.
+        devices_max: u32,
     },
 }
 
@@ -231,8 +233,8 @@ impl World<'_> {
         let Some(starter) = self.starter().cloned() else {
             return;
         };
-        if let Who::Thresholds { most } = starter.who {
-            self.go_by_thresholds(&most);
+        if let Who::Thresholds { most, devices_max } = starter.who {
+            self.go_by_thresholds(&most, devices_max);
         }
         self.check_routers();
         let Some(works) = &mut self.works else {
@@ -322,8 +324,7 @@ impl World<'_> {
         let wanted = POOLS
             .into_iter()
             .map(|role| self.of_pool(role).len() as u32);
-        let counted: u32 =
-            wanted.sum::<u32>() * self.devices.first().map_or(1, |d| d.devices_count);
+        let counted: u32 = wanted.sum::<u32>() * self.devices_of_each();
         let now = self.now;
         if let Some(works) = &mut self.works {
             works.growth.device_time += now.since(works.since) * devices;
@@ -332,8 +333,14 @@ impl World<'_> {
         }
     }
 
+    /// Every worker takes as many.
+    fn devices_of_each(&self) -> u32 {
+        self.devices.first().map_or(1, |d| d.devices_count)
+    }
+
     /// See [`Who::Thresholds`].
-    fn go_by_thresholds(&mut self, most: &PoolCounts) {
+    fn go_by_thresholds(&mut self, most: &PoolCounts, devices_max: u32) {
+        let workers_max = devices_max / self.devices_of_each();
         for role in POOLS.into_iter().filter(|role| most.of(*role) > 0) {
             let there = self.of_pool(role);
             let up = there.iter().filter(|p| self.workers[**p].life == Life::Up);
@@ -352,9 +359,11 @@ impl World<'_> {
             };
             let mut wanted = works.wanted;
             let fuller = |n: u64| held * 1000 > blocks * 700 * n / count || queue > 2 * n;
+            let has_room = wanted.total() < workers_max;
             let pool = wanted.of_mut(role);
             if fuller(count) && !starting {
-                *pool = (*pool + 1).min(most.of(role));
+                let more = u32::from(has_room);
+                *pool = (*pool + more).min(most.of(role));
             } else if count > 1 && !fuller(count - 1) && !starting {
                 *pool = (*pool - 1).max(1);
             }

@@ -156,7 +156,7 @@ impl Worker {
     pub async fn send_block(&mut self, to: WorkerRef, flight: u64, ordinal: u32) -> u64 {
         let link = self.links.link(to).unwrap();
         let mut permit = loop {
-            match link.reserve(BLOCK) {
+            match link.reserve(frame(flight, ordinal).handoff, BLOCK) {
                 Some(permit) => break permit,
                 None => match self.next().await {
                     LinkEvent::Lost { reason, .. } => panic!("{reason}"),

@@ -19,6 +19,7 @@ pub(crate) struct Series {
     pub(super) exposed_seconds: Histograms<Worker>,
     pub(super) send_seconds: Histograms<Worker>,
     pub(super) frames_discarded: Family<Worker, Counter>,
+    pub(super) passes: Family<Worker, Gauge>,
     pub(super) passes_refused: Family<Worker, Counter>,
     pub(super) step_tokens: Family<Sorted, Counter>,
     pub(super) step_seconds: Histograms<Sorted>,
@@ -60,6 +61,7 @@ impl Series {
             exposed_seconds: histograms(),
             send_seconds: histograms(),
             frames_discarded: Family::default(),
+            passes: Family::default(),
             passes_refused: Family::default(),
             step_tokens: Family::default(),
             step_seconds: histograms(),
@@ -150,6 +152,11 @@ impl Series {
             "cleave_link_transport",
             "1 for what carries blocks to a peer now: local, cuda-ipc, shm or tcp",
             self.link_transport.clone(),
+        );
+        book.register(
+            "cleave_handoff_passes",
+            "Passes to write to other workers' pools, of hand-offs that have not ended here",
+            self.passes.clone(),
         );
         book.register(
             "cleave_handoff_passes_refused",

@@ -1,5 +1,9 @@
 //! What fails, hangs or asks for too much while a link over NIXL is made: the library with functions that a device in
 //! trouble would make of them.
+//!
+//! Owns: those functions, and what both ends must do about each. Never: changes the library for other tests: each that
+//! does runs in a process of its own. Invariant: whatever the library does, a link is made another way or its end is told,
+//! and nobody waits for ever.
 
 use super::*;
 
