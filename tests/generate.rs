@@ -55,7 +55,7 @@ fn tokens_and_logits_are_those_of_transformers() {
         for golden in [&prompts[0], &prompts[9], &prompts[19]] {
             let prompt = ids(&golden["prompt_tokens"]);
             let model = folder.to_str().expect("a readable path");
-            let (status, out, err) = harness::run(&[
+            let arguments = [
                 "generate",
                 "--json",
                 "--dtype",
@@ -67,7 +67,8 @@ fn tokens_and_logits_are_those_of_transformers() {
                 "32",
                 "--prompt-tokens",
                 &prompt,
-            ]);
+            ];
+            let (status, out, err) = harness::run(&arguments);
             assert!(status.success(), "{name}: {err}");
             let answer: Value = serde_json::from_str(&out).expect("one JSON object");
             assert_eq!(
@@ -76,6 +77,10 @@ fn tokens_and_logits_are_those_of_transformers() {
             );
             assert_eq!(answer["prompt_tokens"], golden["prompt_tokens"]);
             assert_eq!(answer["finish_reason"], "length");
+            let guessing = r#"{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}"#;
+            let guessing = ["--speculative-config", guessing];
+            let (_, guessed, err) = harness::run(&[&arguments[..], &guessing].concat());
+            assert_eq!(guessed, out, "{name}: with guesses: {err}");
             let apart = logits_apart(&answer["first_top_logits"], &golden["first_top_logits"]);
             assert!(apart <= 1e-3, "{name}: logits {apart} apart after {prompt}");
         }

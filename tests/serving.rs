@@ -118,6 +118,66 @@ fn one_process_and_five_say_the_same() {
     }
 }
 
+/// Guesses of up to six tokens wherever one is likelier right than not: nothing is measured, so that it does not depend
+/// on how busy the machine is.
+const GUESSES: [&str; 4] = [
+    "--calibrate",
+    "0",
+    "--speculative-config",
+    r#"{"method":"ngram","num_speculative_tokens":6,"prompt_lookup_min":1}"#,
+];
+
+/// What repeats itself, greedy and drawn, and what ends in the middle of a guess.
+fn repetitive() -> Vec<Value> {
+    let list = "one two three four five six seven eight. ".repeat(6);
+    let drawn = json!({"prompt": list, "max_tokens": 40, "temperature": 0.7, "seed": 5});
+    vec![
+        json!({"prompt": list, "max_tokens": 60, "temperature": 0, "ignore_eos": true}),
+        json!({"prompt": list, "max_tokens": 60, "temperature": 0, "stop": ["three"]}),
+        json!({"prompt": list, "max_tokens": 40, "temperature": 0, "logprobs": 2}),
+        json!({"prompt": list, "max_tokens": 40, "temperature": 0, "frequency_penalty": 0.3}),
+        json!({"prompt": list, "max_tokens": 30, "min_tokens": 12, "temperature": 0}),
+        drawn,
+    ]
+}
+
+/// Text and scores, but for what tells one answer from another of the same.
+fn choices(client: &Client, body: &Value) -> Value {
+    let (status, answer) = client.post("/v1/completions", body);
+    assert_eq!(status, 200, "{answer}");
+    json!([answer["choices"], answer["usage"]["completion_tokens"]])
+}
+
+#[test]
+fn answers_are_the_same_with_guesses_and_without() {
+    let (_plain, plain) = serve(&["--calibrate", "0"]);
+    let (_split, split) = serve(&GUESSES);
+    let both = ["--prefill", "0", "--decode", "0", "--both", "1"];
+    let (_whole, whole) = serve(&[&both[..], &GUESSES].concat());
+    let bodies: Vec<Value> = requests().into_iter().chain(repetitive()).collect();
+    let expected: Vec<Value> = bodies.iter().map(|body| choices(&plain, body)).collect();
+    for client in [&split, &whole] {
+        let together: Vec<Value> = std::thread::scope(|scope| {
+            let ask = |body| scope.spawn(move || choices(client, body));
+            let asked: Vec<_> = bodies.iter().map(ask).collect();
+            let answers = asked.into_iter();
+            answers
+                .map(|answer| answer.join().expect("an answer"))
+                .collect()
+        });
+        for ((body, expected), answer) in bodies.iter().zip(&expected).zip(together) {
+            assert_eq!(answer, *expected, "{body}");
+        }
+        let tokens = |kind| client.metric("cleave_draft_tokens_total", &[kind]);
+        let (drafted, accepted) = (tokens("\"drafted\""), tokens("\"accepted\""));
+        assert!(
+            accepted > 20.0 && accepted <= drafted,
+            "{accepted} of {drafted}"
+        );
+    }
+    assert_eq!(plain.metric("cleave_draft_tokens_total", &[]), 0.0);
+}
+
 #[test]
 fn sixteen_at_once_say_what_each_says_alone() {
     let (_process, client) = serve(&["--max-num-batched-tokens", "48"]);

@@ -49,7 +49,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     };
     let mut emissions: Vec<Emission> = Vec::new();
     let request = request(args, &prompt, &text, room);
-    let reason = solo::run(engine.as_mut(), request, &mut |emission| {
+    let speculation = args.speculation.speculative_config;
+    let reason = solo::run((engine.as_mut(), speculation), request, &mut |emission| {
         emissions.push(emission.clone());
         printer.print(emission.sampled.token)
     })?;

@@ -478,6 +478,7 @@ fn probe(engine: &mut dyn Engine) -> anyhow::Result<()> {
         len: 1,
         blocks: vec![BlockIndex(0)],
         logits: LogitsWanted::Sample,
+        drafts: Vec::new(),
     };
     engine.step(&StepPlan {
         step: StepId(0),

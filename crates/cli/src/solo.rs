@@ -11,7 +11,7 @@ use cleave_domain::{
     Reserve, Role, RouterId, Target, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::Engine;
-use cleave_sched::{Brain, Input, Limits, Output, Writer};
+use cleave_sched::{Brain, Input, Limits, Lookup, Output, Writer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,16 +25,16 @@ const ROUTER: RouterId = RouterId(1);
 /// Long enough never to matter: nobody can lose interest here.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Runs one request to its end; `each` sees every token as it is drawn.
+/// Runs one request to its end, with tokens guessed as `speculation` says; `each` sees every token as it is drawn.
 ///
 /// # Errors
 /// If the request does not fit the engine, the engine fails, or `each` does.
 pub(crate) fn run(
-    engine: &mut dyn Engine,
+    (engine, speculation): (&mut dyn Engine, Option<Lookup>),
     request: Request,
     each: &mut dyn FnMut(&Emission) -> anyhow::Result<()>,
 ) -> anyhow::Result<FinishReason> {
-    let mut brain = Brain::new(limits(engine));
+    let mut brain = Brain::new(limits(engine, speculation));
     let mut solo = Solo {
         engine,
         each,
@@ -136,7 +136,7 @@ impl Solo<'_> {
     }
 }
 
-fn limits(engine: &dyn Engine) -> Limits {
+fn limits(engine: &dyn Engine, speculation: Option<Lookup>) -> Limits {
     Limits {
         me: ME,
         role: Role::Both,
@@ -151,5 +151,6 @@ fn limits(engine: &dyn Engine) -> Limits {
         writer: Writer::Receiver,
         prices: cleave_domain::Prices::default(),
         steps_in_flight: 1,
+        speculation: cleave_node::speculation(engine, speculation),
     }
 }

@@ -60,6 +60,7 @@ fn segment(position: usize, len: usize, logits: LogitsWanted) -> Segment {
         len: len as u32,
         blocks: (0..TOKENS as u32 / 16 + 2).map(BlockIndex).collect(),
         logits,
+        drafts: Vec::new(),
     }
 }
 

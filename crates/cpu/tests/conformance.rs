@@ -4,7 +4,7 @@
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Isa, Quantize};
 use cleave_engine::checkpoint::Checkpoint;
-use cleave_engine::conformance::{goldens, path_independence};
+use cleave_engine::conformance::{drafts, goldens, path_independence};
 use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::synth::{Layout, Quantizing, quantize};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
@@ -86,6 +86,17 @@ fn no_bit_depends_on_the_path_in_f32() {
 #[test]
 fn no_bit_depends_on_the_path_in_bf16() {
     path_independent(Precision::Bf16, Isa::detect(), &FOLDERS);
+}
+
+#[test]
+fn drafts_change_no_token() {
+    for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3"]) {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let options = options(precision, Isa::detect(), 2);
+            let build = |dir: &Path, limits| engine(dir, limits, &options);
+            drafts(&folder(name), &build, seed).unwrap();
+        }
+    }
 }
 
 /// Blocks of eight-bit numbers mean nothing to an engine of others.

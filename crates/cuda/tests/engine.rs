@@ -107,6 +107,7 @@ fn a_block_was_copied_before_its_step_had_computed_it() {
                 len: 32,
                 blocks: (0..8).map(BlockIndex).collect(),
                 logits: LogitsWanted::No,
+                drafts: Vec::new(),
             };
             let plan = StepPlan {
                 step: StepId(u64::from(chunk)),

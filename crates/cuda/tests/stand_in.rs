@@ -105,6 +105,7 @@ fn plan(drawn_count: u32) -> StepPlan {
         len,
         blocks: (slot * TABLE..(slot + 1) * TABLE).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
+        drafts: Vec::new(),
     };
     StepPlan {
         opens: match drawn_count {

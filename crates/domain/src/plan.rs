@@ -41,12 +41,26 @@ pub struct Segment {
     pub slot: SlotIndex,
     /// Position of the first token to run: as many tokens have their KV in `blocks` already.
     pub position: u32,
-    /// How many tokens to run, at least 1: `history[position..position + len]`.
+    /// How many tokens to run, at least 1: `history[position..position + len]`, of which the last ones may be
+    /// `drafts`.
     pub len: u32,
     /// The sequence's block table, `[ceil((position + len) / block_tokens)]` or longer.
     pub blocks: Vec<BlockIndex>,
     /// What to compute beyond the KV.
     pub logits: LogitsWanted,
+    /// Tokens guessed to follow the history, fewer than `len`, only with [`LogitsWanted::Sample`]: the segment ends
+    /// with them. The token after the history is drawn; where it is the first draft the one after that too, and so
+    /// on. The KV of drafts that were not drawn is good for nothing, and later steps write over it.
+    #[serde(default)]
+    pub drafts: Vec<TokenId>,
+}
+
+impl Segment {
+    /// Tokens of the history that it runs.
+    pub fn history_len(&self) -> u32 {
+        let drafts = u32::try_from(self.drafts.len()).unwrap_or(u32::MAX);
+        self.len.saturating_sub(drafts)
+    }
 }
 
 /// What a segment's last layer is good for.
@@ -74,7 +88,8 @@ impl LogitsWanted {
 pub struct StepResult {
     /// Which step.
     pub step: StepId,
-    /// One per segment that asked to sample, in the order of the plan.
+    /// For each segment that asked to sample, in the order of the plan, the token drawn, and one more for each of
+    /// its leading drafts that were drawn.
     pub sampled: Vec<(SlotIndex, Sampled)>,
     /// For segments that asked for scores: for each position of the segment the scores of the token
     /// at `position + i + 1` of the history (across the segment's end too), where there is one.

@@ -13,7 +13,7 @@ use std::ops::{Add, AddAssign};
 pub struct Work {
     /// Tokens run: rows of every matrix product.
     pub rows: u32,
-    /// (query, key) pairs of the attention of prompt chunks: a chunk of `n` tokens after `c` cached or
+    /// (query, key) pairs of the attention of prompt chunks and drafts: a chunk of `n` tokens after `c` cached or
     /// computed ones has `n × c + n (n + 1) / 2`.
     pub pairs: u64,
     /// Tokens attended to by sequences that run one token: the sum of their lengths.
@@ -27,14 +27,25 @@ impl Work {
     pub fn of(plan: &StepPlan) -> Self {
         let mut work = Self::default();
         for segment in &plan.segments {
-            work += match segment.len {
+            let tokens = segment.history_len();
+            work += match tokens {
                 1 => Self::decode(u64::from(segment.position) + 1),
                 tokens => Self::prefill(segment.position, tokens),
             };
-            work.draws -= u32::from(segment.len == 1);
+            work.draws -= u32::from(tokens == 1);
             work.draws += u32::from(segment.logits.samples());
+            let drafts = segment.len - tokens;
+            work += Self::drafts(segment.position + tokens, drafts);
         }
         work
+    }
+
+    /// `count` drafts after `before` tokens: each is a row that attends to all before it, and is drawn after.
+    pub fn drafts(before: u32, count: u32) -> Self {
+        Self {
+            draws: count,
+            ..Self::prefill(before, count)
+        }
     }
 
     /// `tokens` prompt tokens after `before` others; draws nothing.

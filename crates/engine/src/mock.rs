@@ -13,6 +13,9 @@ use cleave_domain::{
 };
 use std::collections::VecDeque;
 
+/// Drafts of one segment: as many as engines take that compute.
+const DRAFTS_MAX: u32 = 16;
+
 /// See the module.
 pub struct MockEngine {
     description: EngineDescription,
@@ -77,8 +80,8 @@ impl MockEngine {
         let open = seat.and_then(Option::as_mut);
         let open = open.ok_or_else(|| impossible(slot, "was never opened"))?;
         let known = open.prompt.len() + open.output.len();
-        let end = segment.position as usize + segment.len as usize;
-        if segment.len == 0 || end > known {
+        let end = segment.position as usize + segment.history_len() as usize;
+        if segment.history_len() == 0 || end > known {
             let what = format!("{}+{} of {known} tokens", segment.position, segment.len);
             return Err(impossible(slot, &what));
         }
@@ -94,11 +97,18 @@ impl MockEngine {
             let scored = scored.map(|token| sampled(*token, Some(top), vocab_size));
             result.prompt_scores.push((slot, scored.collect()));
         }
-        if segment.logits.samples() {
-            let token = token(open, end as u32, vocab_size);
+        if !segment.logits.samples() {
+            return Ok(());
+        }
+        let mut drafts = segment.drafts.iter();
+        for position in end as u32.. {
+            let token = token(open, position, vocab_size);
             let drawn = sampled(token, open.sampling.logprobs, vocab_size);
             open.output.push(token);
             result.sampled.push((slot, drawn));
+            if drafts.next() != Some(&token) {
+                break;
+            }
         }
         Ok(())
     }
@@ -124,6 +134,13 @@ impl MockEngine {
 impl Engine for MockEngine {
     fn describe(&self) -> &EngineDescription {
         &self.description
+    }
+
+    fn drafts_max(&self) -> u32 {
+        match self.begun {
+            Some(_) => 0,
+            None => DRAFTS_MAX,
+        }
     }
 
     fn overlap(&mut self) -> Option<&mut dyn Overlap> {
@@ -303,6 +320,7 @@ mod tests {
                 len,
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
+                drafts: Vec::new(),
             }],
             opens,
         })
@@ -335,6 +353,7 @@ mod tests {
                 len: 1,
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
+                drafts: Vec::new(),
             }],
             opens: vec![],
         }

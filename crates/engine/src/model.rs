@@ -41,6 +41,9 @@ pub struct EngineLimits {
 /// and some even for a single slot, whose prompt may be scored.
 const LOGIT_ROWS: std::ops::RangeInclusive<usize> = 16..=128;
 
+/// Drafts of one segment: no guess is worth more rows than this.
+const DRAFTS_MAX: u32 = 16;
+
 /// A model on a device.
 pub struct ModelEngine<O: Ops> {
     ops: O,
@@ -106,11 +109,13 @@ enum Purpose {
     Score(SlotIndex, usize),
     /// Draw the slot's token after so many.
     Sample(SlotIndex, usize),
+    /// The same, if the last of these is this token: the row ran it as a draft.
+    Verify(SlotIndex, usize, TokenId),
 }
 
 impl Purpose {
     fn slot(self) -> SlotIndex {
-        let (Self::Score(slot, _) | Self::Sample(slot, _)) = self;
+        let (Self::Score(slot, _) | Self::Sample(slot, _) | Self::Verify(slot, ..)) = self;
         slot
     }
 }
@@ -163,7 +168,10 @@ impl<O: Ops> ModelEngine<O> {
         Ok(Self {
             pool: ops.pool(shape)?,
             buffers: Buffers::new(&ops, &weights, (rows_max, logit_rows_max))?,
-            check: PlanCheck::new(blocks_count as usize, slots_count as usize),
+            check: PlanCheck::new(
+                (blocks_count as usize, slots_count as usize),
+                drafts_max(&ops),
+            ),
             slots: (0..slots_count).map(|_| None).collect(),
             opens_counts: vec![0; slots_count as usize],
             under_way: VecDeque::new(),
@@ -226,9 +234,10 @@ impl<O: Ops> ModelEngine<O> {
             let slot = slots[segment.slot.0 as usize].as_ref();
             let slot = slot.expect("the plan was checked: every slot is open");
             let history = &slot.history;
-            let known = end.min(history.len());
+            let drafted = end - segment.drafts.len();
+            let known = drafted.min(history.len());
             batch.tokens.extend(&history[position.min(known)..known]);
-            if end > known {
+            if drafted > known {
                 let drawn = slot.untold.and_then(|untold| untold.row);
                 batch.fed.push(FedRow {
                     row: batch.tokens.len() as u32,
@@ -236,6 +245,7 @@ impl<O: Ops> ModelEngine<O> {
                 });
                 batch.tokens.push(0);
             }
+            batch.tokens.extend(&segment.drafts);
             batch.positions.extend(segment.position..end as u32);
             let used = &segment.blocks[..end.div_ceil(block_tokens)];
             batch.blocks.extend(used);
@@ -350,7 +360,10 @@ impl<O: Ops> ModelEngine<O> {
         let state = slot_of(&mut self.slots, slot);
         let not_finite = |_| not_finite(slot);
         match purpose {
-            Purpose::Sample(..) => {
+            // What was drawn so far is not what this row stands on.
+            Purpose::Verify(_, known, draft)
+                if state.history.len() != known || state.history.last() != Some(&draft) => {}
+            Purpose::Sample(..) | Purpose::Verify(..) => {
                 let (token, scores) = self.sampler.draw(state, logits).map_err(not_finite)?;
                 result.sampled.push((slot, Sampled { token, scores }));
             }
@@ -396,7 +409,7 @@ fn not_finite(slot: SlotIndex) -> EngineError {
 }
 
 /// The rows of a segment whose logits are wanted, in order, and why.
-fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, Purpose)> {
+fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, Purpose)> + '_ {
     let (slot, len) = (segment.slot, segment.len as usize);
     let position = segment.position as usize;
     let (scored, samples) = match segment.logits {
@@ -407,7 +420,14 @@ fn purposes_of(segment: &Segment, known: usize) -> impl Iterator<Item = (usize, 
         LogitsWanted::ScoreAndSample => (len - 1, true),
     };
     let scores = (0..scored).map(move |row| (row, Purpose::Score(slot, position + row + 1)));
-    scores.chain(samples.then_some((len - 1, Purpose::Sample(slot, position + len))))
+    let drafted = len - segment.drafts.len();
+    let sample = samples.then_some((drafted - 1, Purpose::Sample(slot, position + drafted)));
+    let drafts = (drafted..).zip(&segment.drafts);
+    let verified = drafts.map(move |(row, draft)| {
+        let purpose = Purpose::Verify(slot, position + row + 1, *draft);
+        (row, purpose)
+    });
+    scores.chain(sample).chain(verified)
 }
 
 /// What must be equal for blocks to mean the same.
@@ -437,9 +457,21 @@ fn fingerprint<P: crate::ops::Pack>(
     ))
 }
 
+/// What a device draws itself it draws once a step for each sequence.
+fn drafts_max(ops: &impl Ops) -> u32 {
+    match ops.draws() {
+        true => 0,
+        false => DRAFTS_MAX,
+    }
+}
+
 impl<O: Ops> Engine for ModelEngine<O> {
     fn describe(&self) -> &EngineDescription {
         &self.description
+    }
+
+    fn drafts_max(&self) -> u32 {
+        drafts_max(&self.ops)
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {

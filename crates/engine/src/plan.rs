@@ -20,11 +20,14 @@ pub(crate) struct PlanCheck {
     ran: Vec<u64>,
     segments_serial: u64,
     plans_serial: u64,
+    /// See [`crate::Engine::drafts_max`].
+    drafts_max: u32,
 }
 
 impl PlanCheck {
-    pub(crate) fn new(blocks_count: usize, slots_count: usize) -> Self {
+    pub(crate) fn new((blocks_count, slots_count): (usize, usize), drafts_max: u32) -> Self {
         Self {
+            drafts_max,
             named: vec![0; blocks_count],
             written: vec![0; blocks_count],
             ran: vec![0; slots_count],
@@ -94,6 +97,8 @@ impl PlanCheck {
             let most = engine.capacity.context_tokens_max;
             return Err(format!("position {end} in a context of {most}"));
         }
+        self.check_drafts(engine, segment)?;
+        let end = end - segment.drafts.len();
         if end > known {
             return Err(format!("tokens {position}..{end} of {known}"));
         }
@@ -109,7 +114,28 @@ impl PlanCheck {
         if samples && end != known {
             return Err(format!("samples after {end} of {known} tokens"));
         }
-        self.check_blocks(engine, segment, end)
+        self.check_blocks(engine, segment, end + segment.drafts.len())
+    }
+
+    /// Drafts are some of the segment's tokens, the first one is not among them, and each could be drawn.
+    fn check_drafts(&self, engine: &EngineDescription, segment: &Segment) -> Result<(), String> {
+        let count = segment.drafts.len();
+        if count == 0 {
+            return Ok(());
+        }
+        if count > self.drafts_max as usize {
+            let most = self.drafts_max;
+            return Err(format!("{count} drafts, the engine takes {most}"));
+        }
+        if segment.logits != LogitsWanted::Sample || count >= segment.len as usize {
+            let what = "only of a segment that samples, and after its history";
+            return Err(format!("{count} drafts of {} tokens: {what}", segment.len));
+        }
+        let vocab_size = engine.vocab_size;
+        let foreign = segment.drafts.iter().find(|token| **token >= vocab_size);
+        foreign.map_or(Ok(()), |token| {
+            Err(format!("draft {token} in a vocabulary of {vocab_size}"))
+        })
     }
 
     fn check_blocks(

@@ -36,6 +36,11 @@ pub trait Engine: Send {
     /// `Device`, `NotFinite` or `Lost` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
+    /// Tokens that a segment may guess at most ([`cleave_domain::Segment::drafts`]); 0 if the engine verifies none.
+    fn drafts_max(&self) -> u32 {
+        0
+    }
+
     /// Steps ahead of results, if the device can: the same steps, begun before the last one is over.
     fn overlap(&mut self) -> Option<&mut dyn Overlap> {
         None

@@ -3,7 +3,7 @@
 mod reference;
 
 use cleave_engine::checkpoint::Checkpoint;
-use cleave_engine::conformance::{goldens, path_independence};
+use cleave_engine::conformance::{drafts, goldens, path_independence};
 use cleave_engine::{Engine, EngineLimits, Weights};
 use std::path::{Path, PathBuf};
 
@@ -42,6 +42,13 @@ checkpoint!(mistral, "mistral");
 checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
+
+#[test]
+fn drafts_change_no_token() {
+    for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3"]) {
+        drafts(&folder(name), &build, seed).unwrap();
+    }
+}
 
 /// A Llama with every bias it may have. There is no golden of one, but a Qwen2 is a Llama with
 /// biases on q, k and v, so with the others zero its goldens must come out.

@@ -61,6 +61,7 @@ fn segment(slot: u32, position: u32, len: u32) -> Segment {
         len,
         blocks: (slot * 4..slot * 4 + 4).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
+        drafts: Vec::new(),
     }
 }
 
@@ -105,6 +106,22 @@ fn what_is_drawn_does_not_depend_on_how_far_ahead_steps_begin() {
 fn an_engine_whose_host_draws_takes_one_step_at_a_time() {
     let mut engine = reference::engine(&folder(), LIMITS).unwrap();
     assert!(engine.overlap().is_none());
+    assert!(engine.drafts_max() > 0);
+}
+
+#[test]
+fn an_engine_whose_device_draws_verifies_no_drafts() {
+    let (mut engine, _) = engine();
+    assert_eq!(engine.drafts_max(), 0);
+    engine.step(&prompts()).unwrap();
+    let mut plan = decode(1);
+    plan.segments[0].len += 1;
+    plan.segments[0].drafts = vec![7];
+    let refused = engine.step(&plan).unwrap_err().to_string();
+    assert!(
+        refused.contains("1 drafts, the engine takes 0"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn segment(slot: u32, (position, len): (u32, u32), blocks: &[u32]) -> Segment {
         len,
         blocks: blocks.iter().copied().map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
+        drafts: Vec::new(),
     }
 }
 
@@ -67,7 +68,7 @@ fn a_plan_that_contradicts_something_is_refused() {
     let with = |change: SpoilSampling| {
         move |plan: &mut StepPlan| change(Arc::make_mut(&mut plan.opens[0].sampling))
     };
-    let spoils: [(&str, Spoil); 17] = [
+    let spoils: [(&str, Spoil); 24] = [
         ("no such slot", |p| p.segments[0].slot.0 = 2),
         ("no such slot", |p| p.opens[0].slot.0 = 9),
         ("was never opened", |p| p.opens.truncate(1)),
@@ -95,6 +96,29 @@ fn a_plan_that_contradicts_something_is_refused() {
             p.segments[0].len = 8;
         }),
         ("in a step of 16", |p| p.segments[0].len = u32::MAX),
+        ("tokens 0..7 of 6", |p| {
+            p.segments[0].len = 8;
+            p.segments[0].drafts = vec![7];
+        }),
+        ("samples after 5 of 6", |p| p.segments[0].drafts = vec![7]),
+        ("17 drafts, the engine takes 16", |p| {
+            p.segments[0].drafts = vec![7; 17];
+        }),
+        ("needs 3", |p| {
+            p.segments[0].len = 9;
+            p.segments[0].drafts = vec![7; 3];
+        }),
+        ("only of a segment that samples", |p| {
+            p.segments[0].drafts = vec![7];
+            p.segments[0].logits = LogitsWanted::No;
+        }),
+        ("and after its history", |p| {
+            p.segments[0].drafts = vec![7; 6];
+        }),
+        ("draft 512 in a vocabulary of 512", |p| {
+            p.segments[0].len = 7;
+            p.segments[0].drafts = vec![512];
+        }),
     ];
     let mut engine = engine();
     for (says, spoil) in spoils {

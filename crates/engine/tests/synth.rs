@@ -43,6 +43,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
             len,
             blocks: (0..8).map(BlockIndex).collect(),
             logits: LogitsWanted::Sample,
+            drafts: Vec::new(),
         };
         let plan = StepPlan {
             opens: std::mem::take(&mut opens),

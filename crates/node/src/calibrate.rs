@@ -116,6 +116,7 @@ impl<'a> Rehearsal<'a> {
                 len: part.tokens,
                 blocks: (first..next).map(BlockIndex).collect(),
                 logits: part.logits,
+                drafts: Vec::new(),
             }
         });
         let plan = StepPlan {

@@ -40,7 +40,7 @@ pub use policy::{Flaw, PolicyError, PolicyFile};
 pub use server::HttpLimits;
 pub use telemetry::{Ceilings, metrics_page};
 pub use trace::{SampleError, Sampler, TraceError, TraceOptions};
-pub use worker::StepTime;
+pub use worker::{StepTime, speculation};
 
 /// The shortest silence that may be taken for loss.
 pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;

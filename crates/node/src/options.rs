@@ -10,6 +10,7 @@ use crate::trace::TraceOptions;
 use crate::worker::StepTime;
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
+use cleave_sched::Lookup;
 use cleave_tls::CertificateFiles;
 use cleave_transfer::Transport;
 use std::collections::BTreeSet;
@@ -62,6 +63,8 @@ pub struct WorkerOptions {
     /// quarter of the pool: enough for the few sequences that a shortage hits, and taken only when
     /// one does.
     pub swap_bytes: Option<u64>,
+    /// How tokens are guessed of which a step verifies several, where the engine does. Default not at all.
+    pub speculation: Option<Lookup>,
     /// What its device can do and the model asks of it, for what is shown of its use. Default unknown:
     /// nothing is shown.
     pub ceilings: Option<Ceilings>,
@@ -100,6 +103,7 @@ impl WorkerOptions {
             streams_count: cleave_transfer::STREAMS_COUNT,
             step_max: Duration::from_secs(60),
             swap_bytes: None,
+            speculation: None,
             ceilings: None,
             step_time: StepTime::Measured,
             prices: None,

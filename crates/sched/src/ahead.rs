@@ -53,7 +53,7 @@ impl Brain {
             plan.segments.push(segment);
             placed.push(place);
         }
-        self.say_step(plan, placed);
+        self.say_step(plan, placed, None);
     }
 
     /// Those of the step that draw once more, whatever they draw in it; `None` if not all of it is decoding,
@@ -128,11 +128,13 @@ impl Brain {
             len: 1,
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(1),
+            drafts: Vec::new(),
         };
         let placed = Placed {
             handoff: rank.handoff,
             slot,
             tokens: 1,
+            drafts: 0,
             phase: sequence.phase,
             samples: true,
         };

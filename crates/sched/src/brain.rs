@@ -12,9 +12,10 @@ use crate::past::Past;
 use crate::policy::{Rank, SwapPrices};
 use crate::sequence::{Phase, Sequence};
 use crate::severed::Severed;
-use crate::{Input, Limits, Note, Output};
+use crate::speculate::Acceptance;
+use crate::{Drafting, Input, Limits, Note, Output};
 use cleave_domain::{
-    HandoffId, Load, Order, Report, Role, RouterId, SlotIndex, StepId, Time, Voice, Work,
+    HandoffId, Load, Order, Report, Role, RouterId, SlotIndex, StepId, Time, TokenId, Voice, Work,
 };
 use cleave_kv::{Packet, Pool};
 use cleave_planner::Learner;
@@ -60,6 +61,8 @@ pub struct Brain {
     /// How long a step took of late.
     pub(crate) step_mean: Duration,
     pub(crate) swap_prices: SwapPrices,
+    /// How often guesses came true, whoever's they were.
+    pub(crate) acceptance: Acceptance,
     /// What its work costs.
     pub(crate) learner: Learner,
     pub(crate) told: Told,
@@ -90,6 +93,10 @@ pub(crate) struct Step {
     pub(crate) predicted: Duration,
     /// In the order of the plan's segments.
     pub(crate) placed: Vec<Placed>,
+    /// Tokens guessed, in the same order.
+    pub(crate) drafts: Vec<TokenId>,
+    /// What came of guessing, where it was tried.
+    pub(crate) drafting: Option<Drafting>,
 }
 
 /// A segment of a step under way.
@@ -97,7 +104,10 @@ pub(crate) struct Step {
 pub(crate) struct Placed {
     pub(crate) handoff: HandoffId,
     pub(crate) slot: SlotIndex,
+    /// That it runs, `drafts` included.
     pub(crate) tokens: u32,
+    /// Of these, guessed.
+    pub(crate) drafts: u32,
     pub(crate) phase: Phase,
     pub(crate) samples: bool,
 }
@@ -134,6 +144,7 @@ impl Brain {
             arrivals: 0,
             step_mean: Duration::ZERO,
             swap_prices: SwapPrices::default(),
+            acceptance: Acceptance::default(),
             learner: Learner::new(limits.prices.clone()),
             told: Told::new(limits.prices.clone()),
             quantum: cleave_planner::quantum(

@@ -4,6 +4,7 @@
 //! byte of KV or a moment of a clock; a body adds those.
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
+use crate::Lookup;
 use cleave_domain::{
     BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order, Prices, Report,
     Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
@@ -44,6 +45,10 @@ pub struct Limits {
     /// Steps under way at most: 1, or 2 if the engine takes one while it runs the one before.
     #[serde(default = "one_step")]
     pub steps_in_flight: u32,
+    /// How tokens are guessed that a step verifies, no more of each sequence than the engine takes; `None` for
+    /// none.
+    #[serde(default)]
+    pub speculation: Option<Lookup>,
 }
 
 /// What tapes that do not say it were written with.
@@ -297,6 +302,21 @@ pub enum ImportOutcome {
     Broken,
 }
 
+/// What became of the guesses for a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Drafting {
+    /// Some are verified.
+    Drafted,
+    /// There were none: no sequence repeats itself.
+    NoGuess,
+    /// They are too rarely right for what their rows cost.
+    NoGain,
+    /// They would make the step longer than a stream in it was promised.
+    NoTime,
+    /// No row or block is left.
+    NoRoom,
+}
+
 /// See [`Input::SwappedOut`] and [`Input::SwappedIn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SwapOutcome {
@@ -323,6 +343,15 @@ pub enum Note {
         work: Work,
         /// How long it was predicted to take; zero before anything was known.
         predicted: Duration,
+    },
+    /// A step in which sequences drew their next token could have verified guesses.
+    Drafted {
+        /// Tokens guessed and verified.
+        drafted_tokens: u32,
+        /// Of these, true.
+        accepted_tokens: u32,
+        /// What came of it, or why nothing did.
+        drafting: Drafting,
     },
     /// A prompt found some of its blocks in the prefix cache.
     PrefixLooked {

@@ -42,6 +42,7 @@ impl Brain {
             arrivals: _,
             step_mean: _,
             swap_prices,
+            acceptance,
             learner,
             told,
             // Follows from the prices.
@@ -72,13 +73,13 @@ impl Brain {
         under_way.len().hash(hasher);
         for step in under_way {
             let left = (step.since + limits.step_max).since(*now);
-            (step.stuck, left, &step.placed).hash(hasher);
+            (step.stuck, left, &step.placed, &step.drafts).hash(hasher);
         }
         if let Some(Wish { handoff, said }) = wish {
             (handoff, now.since(*said)).hash(hasher);
         }
         (routers, severed, swap_prices, stirred).hash(hasher);
-        (learner.prices(), learner.state()).hash(hasher);
+        (learner.prices(), learner.state(), acceptance).hash(hasher);
         if learner.knows() {
             told.fingerprint(*now).hash(hasher);
             (chunked.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
@@ -148,6 +149,7 @@ impl Sequence {
             prompt_scores,
             cached_tokens,
             times,
+            speculating,
             // Counts only where there are prices: the brain adds it then.
             pace: _,
         } = self;
@@ -172,6 +174,7 @@ impl Sequence {
         (swap, peered, tokens, computed, table, promise).hash(hasher);
         (published, exported, slot, opened, steps_count).hash(hasher);
         (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
+        speculating.fingerprint().hash(hasher);
     }
 }
 

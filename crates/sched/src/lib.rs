@@ -34,8 +34,12 @@ mod policy;
 mod sequence;
 mod settle;
 mod severed;
+mod speculate;
 mod swap;
 
 pub use brain::Brain;
 pub use cleave_kv::{Condition, Writer};
-pub use event::{Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome};
+pub use event::{
+    Drafting, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome,
+};
+pub use speculate::Lookup;

@@ -1,7 +1,7 @@
 //! The next step: which sequences run how many tokens.
 //!
 //! Owns: slots, growth, the choice of who gives way, and the joint batch: decode tokens first, prompt
-//! chunks in the room that is left. Never: waits for anything; what cannot run now is tried again next time.
+//! chunks in the room that is left, guesses last. Never: waits for anything; what cannot run now is tried again next time.
 //! Invariant: whoever is most important among the active runs in every step, unless every slot or
 //! every block is with sequences that will go on without it, or it has the slack to sit one out.
 
@@ -13,18 +13,19 @@ use crate::policy::{self, Rank, Victim};
 use crate::sequence::{Phase, Sequence};
 use crate::settle::Ready;
 use crate::swap::Yield;
-use crate::{Brain, Note, Output};
+use crate::{Brain, Drafting, Note, Output};
 use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan, Work};
 use cleave_planner::{Predict, Room, chunk_within};
 
 /// A step being put together.
-struct Draft {
-    plan: StepPlan,
-    placed: Vec<Placed>,
+pub(crate) struct Draft {
+    pub(crate) plan: StepPlan,
+    /// In the order of the plan's segments.
+    pub(crate) placed: Vec<Placed>,
     /// Tokens that still fit.
     room: u32,
     /// What it holds, as far as promises go.
-    held: batch::Placed,
+    pub(crate) held: batch::Placed,
     /// Those that must wait for a copy to be over.
     waiting: Vec<HandoffId>,
     /// Those that sit this step out.
@@ -61,21 +62,30 @@ impl Brain {
         };
         self.place_decodes(&mut draft);
         self.place_chunks(&mut draft);
+        let drafting = self.place_drafts(&mut draft);
         if !draft.placed.is_empty() {
-            self.say_step(draft.plan, draft.placed);
+            self.say_step(draft.plan, draft.placed, drafting);
         }
     }
 
     /// `placed` in the order of the plan's segments.
-    pub(crate) fn say_step(&mut self, mut plan: StepPlan, placed: Vec<Placed>) {
+    pub(crate) fn say_step(
+        &mut self,
+        mut plan: StepPlan,
+        placed: Vec<Placed>,
+        drafting: Option<Drafting>,
+    ) {
         self.steps += 1;
         plan.step = StepId(self.steps);
         let work = Work::of(&plan);
+        let drafts = plan.segments.iter().flat_map(|segment| &segment.drafts);
         self.under_way.push_back(Step {
             id: plan.step,
             work,
             predicted: self.learner.prices().step(&work),
             placed,
+            drafts: drafts.copied().collect(),
+            drafting,
             since: self.now,
             stuck: false,
         });
@@ -421,11 +431,13 @@ impl Brain {
             len: tokens,
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(tokens),
+            drafts: Vec::new(),
         });
         draft.placed.push(Placed {
             handoff,
             slot,
             tokens,
+            drafts: 0,
             phase: sequence.phase,
             samples: tokens == sequence.rest(),
         });

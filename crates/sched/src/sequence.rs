@@ -6,6 +6,7 @@
 
 use crate::pace::Pace;
 use crate::policy::Rank;
+use crate::speculate::Speculating;
 use crate::swap::{Swap, SwapStage};
 use cleave_domain::{
     BlockHash, BlockRef, DueUnmet, FinishReason, HandoffId, LogitsWanted, OpenSlot, PrefillTiming,
@@ -70,6 +71,8 @@ pub(crate) struct Sequence {
     pub(crate) times: Times,
     /// When things happened that its client feels.
     pub(crate) pace: Pace,
+    /// What its next tokens may be.
+    pub(crate) speculating: Speculating,
 }
 
 /// Where a sequence stands.
@@ -151,6 +154,7 @@ impl Sequence {
                 drawn: None,
             },
             pace: Pace::new(now),
+            speculating: Speculating::default(),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use crate::brain::{Placed, Step};
 use crate::close::Close;
-use crate::sequence::{Phase, Stage};
+use crate::sequence::{Phase, Sequence, Stage};
 use crate::{Brain, Note, Output};
 use cleave_domain::{
     Emission, Failure, HandoffId, PromptFacts, Report, Sampled, SlotIndex, StepId, StepResult,
@@ -48,11 +48,9 @@ impl Brain {
         let Some(step) = self.step_over(id) else {
             return;
         };
-        let asked = step.placed.iter().filter(|placed| placed.samples);
-        let asked = asked.map(|placed| placed.slot);
-        if !asked.eq(sampled.iter().map(|(slot, _)| *slot)) {
+        let Some(counts) = step.draws(&sampled) else {
             return self.broke(&step, "the result answers another plan");
-        }
+        };
         // A running mean over about eight steps.
         self.step_mean = match id.0 {
             1 => took,
@@ -60,10 +58,11 @@ impl Brain {
         };
         self.learn(&step, took);
         self.measure(&step, took);
+        self.count_drafts(&step, sampled.len());
         let mut sampled = sampled.into_iter().map(|(_, sampled)| sampled);
         let mut scores: BTreeMap<SlotIndex, Vec<Sampled>> = prompt_scores.into_iter().collect();
-        for placed in step.placed {
-            let drawn = if placed.samples { sampled.next() } else { None };
+        for (placed, count) in step.placed.into_iter().zip(counts) {
+            let drawn = sampled.by_ref().take(count).collect();
             let scores = scores.remove(&placed.slot).unwrap_or_default();
             self.settle(placed, drawn, scores);
         }
@@ -116,7 +115,7 @@ impl Brain {
 
     // === one sequence ===
 
-    fn settle(&mut self, placed: Placed, drawn: Option<Sampled>, scores: Vec<Sampled>) {
+    fn settle(&mut self, placed: Placed, drawn: Vec<Sampled>, scores: Vec<Sampled>) {
         let handoff = placed.handoff;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
@@ -128,16 +127,32 @@ impl Brain {
             }
             return self.release_if_settled(handoff);
         }
-        sequence.computed += placed.tokens;
+        sequence.computed += placed.tokens - placed.drafts;
         sequence.pace.stepped(self.now);
         sequence.prompt_scores.extend(scores);
-        if let Some(drawn) = &drawn {
-            self.emit(handoff, drawn.clone());
+        self.weigh_guess(handoff, &drawn);
+        if drawn.is_empty() {
+            self.publish(handoff);
+            return self.export(handoff, Ready::FullBlocks);
         }
-        self.publish(handoff);
-        match drawn {
-            Some(drawn) => self.advance(handoff, drawn.token),
-            None => self.export(handoff, Ready::FullBlocks),
+        for (place, sampled) in drawn.into_iter().enumerate() {
+            let Some(sequence) = self.sequences.get_mut(&handoff) else {
+                return;
+            };
+            // What the step drew beyond the sequence's end is nobody's.
+            if sequence.stage != Stage::Active {
+                return;
+            }
+            // The token before was a draft, and so it was run.
+            sequence.computed += u32::from(place > 0);
+            let token = sampled.token;
+            self.emit(handoff, sampled);
+            self.publish(handoff);
+            self.advance(handoff, token);
+        }
+        let goes_on = |s: &Sequence| placed.phase == Phase::Decode && s.stage == Stage::Active;
+        if self.sequences.get(&handoff).is_some_and(goes_on) {
+            self.leave(handoff);
         }
     }
 
@@ -171,7 +186,7 @@ impl Brain {
             return self.close(handoff, Close::Finished(reason));
         }
         if sequence.phase == Phase::Decode {
-            return self.leave(handoff);
+            return;
         }
         let router = sequence.router;
         let timing = sequence.prefill_timing(self.now);
@@ -246,11 +261,25 @@ impl Brain {
         self.quantum = cleave_planner::quantum(self.learner.prices(), most, block);
     }
 
+    /// `drawn_count` tokens in all.
+    fn count_drafts(&mut self, step: &Step, drawn_count: usize) {
+        let Some(drafting) = step.drafting else {
+            return;
+        };
+        let sequences = step.placed.iter().filter(|placed| placed.samples).count();
+        let count = |tokens| u32::try_from(tokens).expect("a step's tokens are counted in 32 bits");
+        self.note(Note::Drafted {
+            drafted_tokens: count(step.drafts.len()),
+            accepted_tokens: count(drawn_count - sequences),
+            drafting,
+        });
+    }
+
     fn measure(&mut self, step: &Step, took: Duration) {
-        let (decode, prefill): (Vec<&Placed>, Vec<&Placed>) = step
-            .placed
-            .iter()
-            .partition(|placed| placed.phase == Phase::Decode && placed.tokens == 1);
+        let (decode, prefill): (Vec<&Placed>, Vec<&Placed>) =
+            step.placed.iter().partition(|placed| {
+                placed.phase == Phase::Decode && placed.tokens - placed.drafts == 1
+            });
         let prefill_tokens: u32 = prefill.iter().map(|placed| placed.tokens).sum();
         let decode_sequences = u32::try_from(decode.len()).expect("slots are counted in 32 bits");
         if prefill_tokens > 0 {
@@ -264,5 +293,37 @@ impl Brain {
             work: step.work,
             predicted: step.predicted,
         });
+    }
+}
+
+impl Step {
+    /// How many tokens were drawn of each segment; `None` if they are no answer to it. Whoever samples has one, and
+    /// one more for each leading draft that was drawn.
+    fn draws(&self, sampled: &[(SlotIndex, Sampled)]) -> Option<Vec<usize>> {
+        let (mut drawn, mut drafts) = (sampled, self.drafts.as_slice());
+        let mut counts = Vec::with_capacity(self.placed.len());
+        for placed in &self.placed {
+            let (guessed, others) = drafts.split_at(placed.drafts as usize);
+            drafts = others;
+            let own = drawn.iter().take_while(|(slot, _)| *slot == placed.slot);
+            let count = own.count();
+            let (own, rest) = drawn.split_at(count);
+            drawn = rest;
+            let asked = match placed.samples {
+                true => 1..=guessed.len() + 1,
+                false => 0..=0,
+            };
+            let verified = own.iter().map(|(_, sampled)| sampled.token).zip(guessed);
+            let all_but_last = count.saturating_sub(1);
+            if !asked.contains(&count)
+                || verified
+                    .take(all_but_last)
+                    .any(|(token, guess)| token != *guess)
+            {
+                return None;
+            }
+            counts.push(count);
+        }
+        drawn.is_empty().then_some(counts)
     }
 }

@@ -106,6 +106,7 @@ impl Bench {
                 writer: Writer::Receiver,
                 prices: prices(),
                 steps_in_flight,
+                speculation: None,
             }),
             now: Time::ZERO,
             flying: VecDeque::new(),

@@ -97,19 +97,22 @@ impl Engine {
         };
         let salt = seat.salt;
         let history = seat.history();
-        let end = (segment.position + segment.len) as usize;
-        if segment.len == 0 || end > history.len() {
+        let (known, end) = (history.len(), (segment.position + segment.len) as usize);
+        let told = (segment.position + segment.history_len()) as usize;
+        if segment.history_len() == 0 || told > known {
             return Err(format!(
                 "{} runs {}+{} of {} tokens",
-                segment.slot,
-                segment.position,
-                segment.len,
-                history.len()
+                segment.slot, segment.position, segment.len, known
             ));
         }
-        let mut last = Kv::default();
-        for (position, token) in history[..end].iter().enumerate() {
+        // Drafts are written like tokens, whether they will be drawn or not.
+        let run = [&history[..told], &segment.drafts].concat();
+        let (mut last, mut last_told) = (Kv::default(), Kv::default());
+        for (position, token) in run.iter().enumerate() {
             last = last.then(*token);
+            if position < told {
+                last_told = last;
+            }
             let place = self.place(&segment.blocks, position)?;
             if position >= segment.position as usize {
                 self.cells[place] = Some(Cell { kv: last, salt });
@@ -136,15 +139,33 @@ impl Engine {
             segment.logits,
             LogitsWanted::Sample | LogitsWanted::ScoreAndSample
         ) {
-            if end != history.len() {
+            if told != known {
                 return Err(format!("{} samples before its end", segment.slot));
             }
-            let token = self.sample(segment.slot, end as u32, last)?;
+            self.draw(segment, last_told, result)?;
+        }
+        Ok(())
+    }
+
+    /// A token, and one more for each draft that was drawn.
+    fn draw(
+        &mut self,
+        segment: &Segment,
+        mut last: Kv,
+        result: &mut StepResult,
+    ) -> Result<(), String> {
+        let mut drafts = segment.drafts.iter();
+        for position in segment.position + segment.history_len().. {
+            let token = self.sample(segment.slot, position, last)?;
             let sampled = Sampled {
                 token,
                 scores: None,
             };
             result.sampled.push((segment.slot, sampled));
+            last = last.then(token);
+            if drafts.next() != Some(&token) {
+                break;
+            }
         }
         Ok(())
     }
@@ -234,8 +255,8 @@ impl Price {
         let mut nanos = self.step;
         for segment in &plan.segments {
             nanos += self.context_token * u64::from(segment.position + segment.len);
-            nanos += if segment.len == 1 {
-                self.decode_sequence
+            nanos += if segment.history_len() == 1 {
+                self.decode_sequence * u64::from(segment.len)
             } else {
                 self.prefill_token * u64::from(segment.len)
             };

@@ -311,6 +311,7 @@ impl Run<'_> {
             writer: self.world.writer,
             prices: cleave_domain::Prices::default(),
             steps_in_flight: self.world.steps_in_flight,
+            speculation: self.world.speculation,
         };
         seat.body = Some(Body::new(limits, about, self.taping));
         for router in 0..self.routers.len() {

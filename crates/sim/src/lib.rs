@@ -14,6 +14,7 @@ mod engine;
 pub mod explore;
 mod faults;
 pub mod goodput;
+mod guesses;
 mod journal;
 mod model;
 mod net;

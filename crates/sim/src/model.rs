@@ -11,6 +11,13 @@ use cleave_domain::{FinishReason, Request, TokenId};
 /// Tokens are `0..VOCAB`.
 pub(crate) const VOCAB: u64 = 50;
 
+/// Requests of such a seed repeat themselves, mostly: what is drawn is of few tokens, in turn.
+pub(crate) const REPEATS: u64 = 1 << 20;
+/// How many.
+const TURN: u32 = 4;
+/// One in so many tokens is another.
+const OTHERS: u64 = 8;
+
 /// What attention over a sequence's first tokens amounts to, here: a hash of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Kv(pub(crate) u64);
@@ -24,7 +31,11 @@ impl Kv {
 
 /// Draws the token at `position`, after a sequence whose last cell is `last`.
 pub(crate) fn draw(seed: u64, position: u32, last: Kv, banned: &[TokenId]) -> TokenId {
-    let mut throw = mix(mix(seed) ^ last.0 ^ (u64::from(position) << 40));
+    let own = mix(mix(seed) ^ last.0 ^ (u64::from(position) << 40));
+    let mut throw = match seed & REPEATS != 0 && !own.is_multiple_of(OTHERS) {
+        true => mix(mix(seed) ^ u64::from(position % TURN)),
+        false => own,
+    };
     loop {
         let token = (throw % VOCAB) as TokenId;
         if !banned.contains(&token) {

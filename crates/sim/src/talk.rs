@@ -4,6 +4,7 @@
 //! Invariant: every frame that arrives is imported or discarded before anything else is heard.
 
 use crate::body::{Done, Op, Payload};
+use crate::model::REPEATS;
 use crate::net::Way;
 use crate::run::{Event, Parcel, Run, Word, Write, index};
 use crate::words;
@@ -138,6 +139,18 @@ impl Run<'_> {
     fn note(&mut self, note: &Note) {
         match note {
             Note::Stepped { .. } => self.count("steps"),
+            Note::Drafted {
+                drafted_tokens,
+                accepted_tokens,
+                ..
+            } => {
+                for _ in 0..*accepted_tokens {
+                    self.count("guesses true");
+                }
+                for _ in *accepted_tokens..*drafted_tokens {
+                    self.count("guesses wrong");
+                }
+            }
             Note::Landed { .. } => self.count("landed"),
             Note::Joined { .. } => self.count("joined"),
             Note::Preempted { .. } => self.count("preempted"),
@@ -175,7 +188,7 @@ impl Run<'_> {
             self.world.wire.broken
         };
         let requests = &self.world.requests;
-        let salt_of = |seed: u64| requests[seed as usize].request.cache_salt;
+        let salt_of = |seed: u64| requests[(seed & !REPEATS) as usize].request.cache_salt;
         let Some(body) = self.seats[index(who)].body.as_mut().filter(|b| b.me == who) else {
             return Ok(None);
         };

@@ -5,12 +5,14 @@
 
 use crate::dice::{Dice, mix};
 use crate::engine::Price;
+use crate::guesses::draw_speculation;
 use cleave_domain::{
     Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
     WorkerDescription,
 };
 use cleave_kv::Writer;
 use cleave_router::Command;
+use cleave_sched::Lookup;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +56,8 @@ pub(crate) struct World {
     pub(crate) prefix_cache: bool,
     /// Steps that engines take at a time.
     pub(crate) steps_in_flight: u32,
+    /// In half of the worlds steps verify guesses, and about half of the requests repeat themselves.
+    pub(crate) speculation: Option<Lookup>,
     /// When every fault is over.
     pub(crate) heal_at: Time,
 }
@@ -144,7 +148,7 @@ impl World {
         let capacity = draw_capacity(dice);
         let workers = draw_workers(dice, capacity);
         let routers_count = if dice.chance(250) { 2 } else { 1 };
-        let requests = draw_requests(dice, &capacity, (routers_count, window));
+        let mut requests = draw_requests(dice, &capacity, (routers_count, window));
         let faults = match weather {
             Weather::Calm => Vec::new(),
             Weather::Rough => draw_faults(dice, (workers.len(), routers_count), window),
@@ -164,6 +168,7 @@ impl World {
             .chain(wishes.iter().map(|wish| wish.at))
             .max()
             .unwrap_or_default();
+        let speculation = draw_speculation(seed, &mut requests);
         Self {
             seed,
             weather,
@@ -177,6 +182,7 @@ impl World {
             step_max: dice.micros(20_000, 500_000),
             // Drawn apart, so that the rest of the world is the same either way.
             steps_in_flight: 1 + (mix(seed ^ AHEAD) & 1) as u32,
+            speculation,
             swap_blocks: *dice.pick(&[0, 0, 2, 8, 64]),
             writer: match dice.chance(250) {
                 true => Writer::Sender,
@@ -537,6 +543,9 @@ impl fmt::Display for World {
             self.silence_max,
             self.steps_in_flight
         )?;
+        if let Some(speculation) = &self.speculation {
+            writeln!(f, "  {speculation:?}")?;
+        }
         for arrival in &self.requests {
             write_arrival(f, arrival)?;
         }

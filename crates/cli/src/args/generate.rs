@@ -1,6 +1,6 @@
 //! The flags of what runs once on one model: `generate`, `synth`.
 
-use super::{EngineArgs, ModelArgs};
+use super::{EngineArgs, ModelArgs, SpeculationArgs};
 use crate::values::{parse_temperature, parse_top_p};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -19,6 +19,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// The text to continue.
     #[arg(
         long,

@@ -16,6 +16,7 @@ mod plan;
 mod scale;
 mod serve;
 mod sim;
+mod speculation;
 mod telemetry;
 mod top;
 mod transport;
@@ -38,6 +39,7 @@ pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
 pub(crate) use scale::{Knot, ScaleArgs};
 pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
+pub(crate) use speculation::SpeculationArgs;
 pub(crate) use telemetry::{LogArgs, LogFormat, LogLevel, PromptArgs, TraceArgs};
 pub(crate) use top::TopArgs;
 
@@ -202,6 +204,8 @@ mod tests {
         let limits = &worker.host.limits;
         assert_eq!(limits.step_max.0, options.step_max);
         assert_eq!(limits.swap_space, options.swap_bytes);
+        let speculation = limits.speculation.speculative_config;
+        assert_eq!(speculation, options.speculation);
         assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }

@@ -4,8 +4,8 @@
 
 use super::transport::TransportArgs;
 use super::{
-    EngineArgs, FaceArgs, FellowArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, StreamArgs,
-    TraceArgs,
+    EngineArgs, FaceArgs, FellowArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, SpeculationArgs,
+    StreamArgs, TraceArgs,
 };
 use crate::values::{
     Seconds, parse_drain, parse_name, parse_router, parse_seconds, parse_silence, parse_swap_bytes,
@@ -191,6 +191,8 @@ pub(crate) struct WorkerLimitArgs {
     /// predict it; 0 for none: then requests are placed by load alone.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(cleave_node::CALIBRATION), value_parser = parse_drain)]
     pub(crate) calibrate: Seconds,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
 }
 
 /// What every long-running command shares.

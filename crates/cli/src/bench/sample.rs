@@ -234,6 +234,7 @@ impl Bench {
             len,
             blocks: (slot * table..(slot + 1) * table).map(BlockIndex).collect(),
             logits,
+            drafts: Vec::new(),
         }
     }
 

@@ -1,12 +1,13 @@
 //! What every engine must show, whatever it runs on.
 //!
-//! Owns: the comparison with a reference's goldens and of two devices with each other, path independence to the bit, and steps that overlap against
-//! the same steps one at a time.
+//! Owns: the comparison with a reference's goldens and of two devices with each other, path independence to the bit, steps that overlap against
+//! the same steps one at a time, and drafts against none.
 //! Never: knows how an engine is built: the caller hands in a [`Build`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
 mod agreement;
 mod dice;
+mod drafts;
 mod draws;
 mod goldens;
 mod overlap;
@@ -15,6 +16,7 @@ mod schedule;
 mod sequence;
 
 pub use agreement::agreement;
+pub use drafts::drafts;
 pub use draws::{SetRows, draws};
 pub use goldens::goldens;
 pub use overlap::overlap;

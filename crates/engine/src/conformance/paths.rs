@@ -16,11 +16,11 @@ use std::sync::Arc;
 /// Sequences that run together.
 const BATCH: usize = 16;
 /// Tokens drawn of each.
-const DRAWN: usize = 20;
+pub(super) const DRAWN: usize = 20;
 /// Blocks of one sequence: the longest prompt of the goldens is 150.
-const TABLE: u32 = 12;
+pub(super) const TABLE: u32 = 12;
 
-const LIMITS: EngineLimits = EngineLimits {
+pub(super) const LIMITS: EngineLimits = EngineLimits {
     block_tokens: BLOCK_TOKENS,
     blocks_count: BATCH as u32 * TABLE,
     slots_count: BATCH as u32,
@@ -28,10 +28,10 @@ const LIMITS: EngineLimits = EngineLimits {
 };
 
 /// A prompt, how its tokens are drawn, and what they are when it runs alone and whole.
-struct Case {
-    prompt: Vec<u32>,
-    sampling: Arc<Sampling>,
-    alone: Vec<Sampled>,
+pub(super) struct Case {
+    pub(super) prompt: Vec<u32>,
+    pub(super) sampling: Arc<Sampling>,
+    pub(super) alone: Vec<Sampled>,
 }
 
 /// Demands the same tokens, and the same bits in their scores, of every way to run a sequence:
@@ -60,7 +60,7 @@ pub fn path_independence(dir: &Path, build: Build<'_>) -> Result<(), String> {
     named("handed off", handed_off(&mut *engine, &mut *other, &cases))
 }
 
-fn cases(dir: &Path, engine: &mut dyn Engine) -> Result<Vec<Case>, String> {
+pub(super) fn cases(dir: &Path, engine: &mut dyn Engine) -> Result<Vec<Case>, String> {
     let list = read(dir)?;
     let one = |(index, golden): (usize, &super::goldens::Golden)| {
         let sampling = Arc::new(sampling(index));
@@ -103,7 +103,7 @@ fn sampling(index: usize) -> Sampling {
     }
 }
 
-fn same(case: &Case, drawn: &[Sampled]) -> Result<(), String> {
+pub(super) fn same(case: &Case, drawn: &[Sampled]) -> Result<(), String> {
     match case.alone.iter().zip(drawn).position(|(a, b)| a != b) {
         None if case.alone.len() == drawn.len() => Ok(()),
         at => {

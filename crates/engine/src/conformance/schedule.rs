@@ -244,6 +244,7 @@ impl Scheduler {
             position: seated.done as u32,
             len: len as u32,
             blocks: (first..first + TABLE).map(BlockIndex).collect(),
+            drafts: Vec::new(),
             logits: match (is_scored, samples) {
                 (false, false) => LogitsWanted::No,
                 (false, true) => LogitsWanted::Sample,

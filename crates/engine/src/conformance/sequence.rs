@@ -21,6 +21,9 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_count: usize,
     pub(super) sampling: Arc<Sampling>,
+    /// Banned until there are `min_tokens`.
+    pub(super) stop_tokens: Arc<[u32]>,
+    pub(super) min_tokens: u32,
     pub(super) blocks: Vec<BlockIndex>,
     /// Tokens with KV.
     pub(super) done: usize,
@@ -42,6 +45,8 @@ impl Sequence {
             tokens: prompt.to_vec(),
             prompt_count: prompt.len(),
             sampling: Arc::clone(sampling),
+            stop_tokens: Arc::from([]),
+            min_tokens: 0,
             blocks: blocks.map(BlockIndex).collect(),
             done: 0,
             is_open: false,
@@ -59,8 +64,8 @@ impl Sequence {
                 sampling: Arc::clone(&self.sampling),
                 prompt: Arc::from(&self.tokens[..self.prompt_count]),
                 output: self.tokens[self.prompt_count..].to_vec(),
-                stop_tokens: Arc::from([]),
-                min_tokens: 0,
+                stop_tokens: Arc::clone(&self.stop_tokens),
+                min_tokens: self.min_tokens,
             });
         }
         plan.segments.push(Segment {
@@ -68,6 +73,7 @@ impl Sequence {
             position: self.done as u32,
             len: (end - self.done) as u32,
             blocks: self.blocks.clone(),
+            drafts: Vec::new(),
             logits: match end == self.tokens.len() {
                 true => LogitsWanted::Sample,
                 false => LogitsWanted::No,
@@ -76,12 +82,22 @@ impl Sequence {
         self.done = end;
     }
 
-    /// Takes what a step drew for this sequence, if anything.
+    /// Adds all tokens that have no KV to a plan, and tokens guessed to follow them.
+    pub(super) fn plan_drafts(&mut self, drafts: Vec<u32>, plan: &mut StepPlan) {
+        self.plan(usize::MAX, plan);
+        let segment = plan.segments.last_mut();
+        let segment = segment.expect("it was just planned");
+        segment.len += drafts.len() as u32;
+        segment.drafts = drafts;
+    }
+
+    /// Takes what a step drew for this sequence, if anything. All but the last has its KV.
     pub(super) fn take(&mut self, result: &StepResult) {
         for (slot, sampled) in &result.sampled {
             if *slot == self.slot {
                 self.tokens.push(sampled.token);
                 self.drawn.push(sampled.clone());
+                self.done = self.tokens.len() - 1;
             }
         }
     }

@@ -12,7 +12,7 @@ pub use used::Ceilings;
 
 use super::{FloatGauge, Histograms};
 use cleave_domain::{Capacity, Load, Progress, Role, Work, WorkerId, WorkerRef};
-use cleave_sched::Note;
+use cleave_sched::{Drafting, Note};
 use cleave_transfer::{LinkSpeed, Transport};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -278,6 +278,7 @@ impl WorkerMeters {
             | Note::MovedOut { .. }
             | Note::Stayed { .. } => self.count_handoff(note),
             Note::Stepped { .. }
+            | Note::Drafted { .. }
             | Note::PrefixLooked { .. }
             | Note::PrefillStarted { .. }
             | Note::Repeated { .. }
@@ -345,6 +346,11 @@ impl WorkerMeters {
                 self.stepped(*prefill_tokens, *decode_sequences, *took);
                 self.compare(work, *predicted, *took);
             }
+            Note::Drafted {
+                drafted_tokens,
+                accepted_tokens,
+                drafting,
+            } => self.drafted([*drafted_tokens, *accepted_tokens], *drafting),
             Note::PrefixLooked {
                 prompt_tokens,
                 cached_tokens,
@@ -413,6 +419,21 @@ impl WorkerMeters {
             }
             other => elsewhere(other),
         }
+    }
+
+    fn drafted(&self, tokens: [u32; 2], drafting: Drafting) {
+        for (kind, tokens) in ["drafted", "accepted"].into_iter().zip(tokens) {
+            let tokens = u64::from(tokens);
+            add(&self.series.draft_tokens, &self.sorted(kind), tokens);
+        }
+        let kind = match drafting {
+            Drafting::Drafted => "drafted",
+            Drafting::NoGuess => "no_guess",
+            Drafting::NoGain => "no_gain",
+            Drafting::NoTime => "no_time",
+            Drafting::NoRoom => "no_room",
+        };
+        add(&self.series.draft_steps, &self.sorted(kind), 1);
     }
 
     fn stepped(&self, prefill_tokens: u32, decode_sequences: u32, took: Duration) {

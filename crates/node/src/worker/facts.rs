@@ -32,6 +32,7 @@ pub(super) fn handoff_of(note: &Note) -> Option<HandoffId> {
         | Note::MovedOut { handoff, .. }
         | Note::Stayed { handoff, .. } => Some(*handoff),
         Note::Stepped { .. }
+        | Note::Drafted { .. }
         | Note::PrefixLooked { .. }
         | Note::PrefillStarted { .. }
         | Note::Stuck { .. }

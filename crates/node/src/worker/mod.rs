@@ -30,7 +30,7 @@ use crate::{NodeError, WorkerOptions};
 use cleave_api::ModelFiles;
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
-use cleave_sched::Writer;
+use cleave_sched::{Lookup, Writer};
 use cleave_tls::PeerTls;
 use cleave_transfer::{Links, LinksConfig, Listeners, LocalNet, Nixl, Passes, Pools};
 use driver::{Driver, Ears, Hands, LinkPrices};
@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tracing::warn;
 
 /// Orders that wait for the driver; connections wait when it is full.
 const INBOX_MAX: usize = 4096;
@@ -87,6 +88,7 @@ impl WorkerBody {
         let description = engine.describe().clone();
         let me = identity(&options.name);
         let steps_in_flight = steps_in_flight(engine.as_mut());
+        let speculation = speculation(engine.as_ref(), options.speculation);
         let pulse = Arc::new(Pulse::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
@@ -160,6 +162,7 @@ impl WorkerBody {
         };
         let limits = cleave_sched::Limits {
             writer,
+            speculation,
             ..brain_limits(&options, (me, steps_in_flight), &description)
         };
         let driver = Driver::new(limits, ears, hands);
@@ -251,7 +254,23 @@ fn brain_limits(
             None => options.step_time.prices(),
         },
         steps_in_flight,
+        speculation: None,
     }
+}
+
+/// No more guesses than the engine verifies; none if that is none.
+pub fn speculation(engine: &dyn Engine, wanted: Option<Lookup>) -> Option<Lookup> {
+    let wanted = wanted?;
+    let drafts_max = wanted.drafts_max.min(engine.drafts_max());
+    if drafts_max == 0 {
+        let device = &engine.describe().device;
+        warn!(%device, "no tokens are guessed: the device draws its tokens itself, one in each step");
+        return None;
+    }
+    Some(Lookup {
+        drafts_max,
+        ..wanted
+    })
 }
 
 /// As many as the engine takes at a time.

@@ -82,6 +82,7 @@ fn device(place: usize) -> Device {
         writer: Writer::Receiver,
         prices: prices(place),
         steps_in_flight: if overlaps(place) { 2 } else { 1 },
+        speculation: None,
     };
     Device {
         limits,

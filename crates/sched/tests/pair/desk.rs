@@ -75,14 +75,20 @@ pub(crate) enum Verdict {
 impl Chaos {
     pub(crate) fn submit(&mut self) {
         let dice = &mut self.dice;
-        let family = dice.between(1, 3);
+        let guessed = self.guesses.as_mut().is_some_and(|dice| dice.percent(70));
+        let family = dice.between(1, 3) + if guessed { 900 } else { 0 };
         let prompt = prompt(family, dice.between(1, 24));
         let max_tokens = dice.between(1, 30);
         let stop_at = dice.index(50);
         let mut flight = Flight::new(prompt, max_tokens);
         let stop_tokens = flight.expected.get(stop_at).copied();
         flight.stop.stop_tokens = stop_tokens.into_iter().collect();
-        flight.expected.truncate(stop_at + 1);
+        // What repeats itself meets it earlier.
+        let mut expected = flight.expected.iter();
+        let stop_at = expected.position(|token| Some(*token) == stop_tokens);
+        flight
+            .expected
+            .truncate(stop_at.map_or(usize::MAX, |at| at + 1));
         flight.priority = i32::try_from(dice.roll(3)).expect("small") - 1;
         flight.scores = dice.percent(10);
         if let Some(promises) = &mut self.promises {

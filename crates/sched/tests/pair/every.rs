@@ -71,6 +71,7 @@ impl Case {
             faults: false,
             promises: None,
             lies: None,
+            guesses: None,
         };
         for (name, role) in [('a', Role::Both), ('e', Role::Decode)] {
             let mut limits = limits(u64::from(name == 'e') + 1, role);

@@ -17,6 +17,7 @@ fn world(seed: u64) -> Chaos {
         faults: false,
         promises: None,
         lies: None,
+        guesses: None,
     };
     let dice = &mut chaos.dice;
     let swap_blocks = [0, 6, 20][dice.index(3)];

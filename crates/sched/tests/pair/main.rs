@@ -18,6 +18,7 @@ use cleave_sched::{Input, Writer};
 use desk::Desk;
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
+use stage::script::guessing;
 use stage::{Fate, Pending, ROUTER, World, limits};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -56,6 +57,8 @@ struct Chaos {
     promises: Option<Dice>,
     /// What a router says of times and lengths is drawn from it, if that is a liar.
     lies: Option<Dice>,
+    /// Whether a flight repeats itself is drawn from it, where workers guess.
+    guesses: Option<Dice>,
 }
 
 /// About what steps take here.
@@ -79,6 +82,7 @@ impl Chaos {
             faults: true,
             promises: None,
             lies: None,
+            guesses: None,
         };
         let dice = &mut chaos.dice;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
@@ -100,6 +104,8 @@ impl Chaos {
         chaos.lies = lies.percent(25).then_some(lies);
         // Drawn apart too.
         let steps_in_flight = Dice(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
+        let mut guesses = Dice(seed ^ 0x1b87_3593_cc9e_2d51);
+        chaos.guesses = guesses.percent(50).then_some(guesses);
         for i in 0..count {
             let role = match (shape, i % 2) {
                 (0, _) => Role::Both,
@@ -120,6 +126,9 @@ impl Chaos {
                 limits.prices = prices();
             }
             limits.steps_in_flight = steps_in_flight;
+            if let Some(guesses) = &mut chaos.guesses {
+                limits.speculation = guessing(guesses.between(0, 6));
+            }
             let name = char::from(b'a' + u8::try_from(i).expect("few"));
             chaos.world.add(name, limits);
         }

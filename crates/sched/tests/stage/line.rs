@@ -163,6 +163,9 @@ fn step(plan: &StepPlan) -> String {
             segment.len,
             segment.logits
         );
+        if !segment.drafts.is_empty() {
+            let _ = write!(line, " guess {:?}", segment.drafts);
+        }
     }
     line
 }
@@ -282,6 +285,11 @@ fn note(note: &Note) -> String {
             "note moved out {} bytes {bytes} blocks {blocks} took {took:?} still {still:?}",
             id(*handoff)
         ),
+        Note::Drafted {
+            drafted_tokens,
+            accepted_tokens,
+            drafting,
+        } => format!("note guessed {drafted_tokens} true {accepted_tokens} {drafting:?}"),
         Note::Stuck { running } => format!("note stuck for {running:?}"),
         Note::SwappedOut { .. }
         | Note::SwappedIn { .. }

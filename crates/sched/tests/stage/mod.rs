@@ -157,6 +157,7 @@ pub fn limits(worker: u64, role: Role) -> Limits {
         writer: Writer::Receiver,
         prices: cleave_domain::Prices::default(),
         steps_in_flight: 1,
+        speculation: None,
     }
 }
 

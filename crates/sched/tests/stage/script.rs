@@ -1,6 +1,6 @@
 //! Scripts: one command a line, each followed by what it made the workers say.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying=]
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying= guess=]
 //! [cache=off] [onesided]` · `reserve FLIGHT on D from P
 //! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
@@ -16,7 +16,7 @@ use cleave_domain::{
     BlockRef, FlightId, HandoffId, Migrate, Order, Prefill, Report, Request, Reserve, Role,
     Sampling, Slo, StopRules, Target,
 };
-use cleave_sched::{Input, Writer};
+use cleave_sched::{Input, Lookup, Writer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,9 +83,19 @@ pub fn handoff(flight: u32, attempt: u32) -> HandoffId {
     }
 }
 
-/// `family` names a prompt: equal families, equal tokens.
+/// `family` names a prompt: equal families, equal tokens. What follows those from 900 on repeats itself.
 pub fn prompt(family: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|i| family * 1000 + i).collect()
+}
+
+/// So many tokens at most, from two or three equal ones; none at 0.
+pub fn guessing(drafts_max: u32) -> Option<Lookup> {
+    let lookup = Lookup {
+        drafts_max,
+        match_max: 3,
+        match_min: 2,
+    };
+    (drafts_max > 0).then_some(lookup)
 }
 
 /// A greedy request for twenty tokens.
@@ -225,6 +235,7 @@ impl Play {
         limits.queue_max = words.number("queue", limits.queue_max);
         limits.swap_blocks = words.number("swap", 0);
         limits.steps_in_flight = words.number("flying", 1);
+        limits.speculation = guessing(words.number("guess", 0));
         if let Some(millis) = words.keyed.get("late") {
             limits.step_max = Duration::from_millis(millis.unsigned_abs());
         }

@@ -212,6 +212,7 @@ impl Small {
             writer: self.writer,
             prices: self.prices(),
             steps_in_flight: self.steps_in_flight,
+            speculation: None,
         }
     }
 

@@ -125,6 +125,7 @@ impl Profile {
             writer: Writer::Receiver,
             prices: real.clone(),
             steps_in_flight: 1,
+            speculation: None,
         };
         Device {
             limits,

@@ -24,6 +24,8 @@ pub(crate) struct Series {
     pub(super) step_tokens: Family<Sorted, Counter>,
     pub(super) step_seconds: Histograms<Sorted>,
     pub(super) step_ratio: Histograms<Worker>,
+    pub(super) draft_tokens: Family<Sorted, Counter>,
+    pub(super) draft_steps: Family<Sorted, Counter>,
     pub(super) mfu: Family<Worker, FloatGauge>,
     pub(super) mbu: Family<Worker, FloatGauge>,
     pub(super) prompt_tokens: Family<Worker, Counter>,
@@ -68,6 +70,8 @@ impl Series {
             mbu: Family::default(),
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
+            draft_tokens: Family::default(),
+            draft_steps: Family::default(),
             prefill_wait: histograms(),
             preemptions: Family::default(),
             recomputed_tokens: Family::default(),
@@ -192,6 +196,16 @@ impl Series {
             "cleave_prefill_wait_seconds",
             "From the order to a prompt's first chunk",
             self.prefill_wait.clone(),
+        );
+        book.register(
+            "cleave_draft_tokens",
+            "Tokens guessed and verified (kind `drafted`) and of these those that came true (kind `accepted`)",
+            self.draft_tokens.clone(),
+        );
+        book.register(
+            "cleave_draft_steps",
+            "Steps that could verify guesses: `drafted`, or why none (`no_guess`, `no_gain`: rows cost more than they bring, `no_time`: a stream's promise, `no_room`)",
+            self.draft_steps.clone(),
         );
         book.register(
             "cleave_orders_repeated",

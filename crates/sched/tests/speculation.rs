@@ -1,0 +1,250 @@
+//! Steps that verify guesses, played step by step; the goldens hold every fact and every output.
+//! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
+
+mod stage;
+
+use cleave_domain::{
+    Order, Prefill, Report, Reserve, Role, Sampled, StepPlan, Target, Time, TokenId,
+};
+use cleave_sched::{Brain, Input, Output};
+use stage::engine::Engine;
+use stage::script::{guessing, handoff, plain, play, prompt};
+use stage::{ROUTER, limits};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One test for each script: the golden has the test's name.
+macro_rules! scenarios {
+    ($($name:ident: $script:literal)*) => {
+        $(#[test]
+        fn $name() {
+            insta::assert_snapshot!(stringify!($name), play($script));
+        })*
+    };
+}
+
+/// What clients are sent, as `(flight, index, token)`, whichever attempt it is of.
+fn emitted(said: &str) -> Vec<(u32, u32, TokenId)> {
+    let number = |text: &str| text.parse().expect("a number");
+    let token = |line: &str| {
+        let (_, token) = line.split_once("EMIT #")?;
+        let mut words = token.split([' ', '.']);
+        let mut next = || number(words.next().expect("a word"));
+        let flight = next();
+        next();
+        Some((flight, next(), next()))
+    };
+    let mut tokens: Vec<_> = said.lines().filter_map(token).collect();
+    tokens.sort_unstable();
+    tokens
+}
+
+fn steps(said: &str) -> usize {
+    said.matches("> STEP").count()
+}
+
+/// Streams that repeat themselves and one that does not; some end at a stop token, one at its length, one in the middle
+/// of its life moves, and one is resumed.
+#[test]
+fn clients_are_sent_the_same_tokens_whether_steps_guess_or_not() {
+    let script = |guess: u32| {
+        format!(
+            "worker p prefill guess={guess}
+            worker d decode blocks=60 guess={guess}
+            worker e decode blocks=60 guess={guess}
+            reserve 1 on d from p prompt=9 max=30 family=900
+            prefill 1 on p to d
+            reserve 2 on d from p prompt=7 max=25 family=901 stop=21
+            prefill 2 on p to d
+            reserve 3 on d from p prompt=3 max=9
+            prefill 3 on p to d
+            run 60
+            reserve 1 on e from d attempt=1 prompt=9 max=30 family=900 ahead=30
+            migrate 1 on d to e to=1
+            run 40
+            reserve 4 on d from p prompt=6 max=30 family=902 output=5
+            prefill 4 on p to d
+            run 1000
+            empty"
+        )
+    };
+    let [none, one, six] = [0, 1, 6].map(|guess| play(&script(guess)));
+    assert_eq!(emitted(&none), emitted(&one));
+    assert_eq!(emitted(&none), emitted(&six));
+    assert!(none.contains("note moved out") && six.contains("note moved out"));
+    let all = [&none, &one, &six].map(|said| steps(said));
+    assert!(
+        all[0] > all[1] && all[1] > all[2],
+        "{all:?}: nothing was guessed"
+    );
+}
+
+scenarios! {
+    several_tokens_come_of_a_step_that_guessed_right: "
+        worker b both guess=4
+        reserve 1 on b from b prompt=7 max=12 family=900
+        prefill 1 on b to b
+        step b
+        step b
+        step b
+        step b
+        step b
+        run 100
+        empty"
+    what_was_drawn_beyond_the_end_reaches_nobody: "
+        worker b both guess=4
+        reserve 1 on b from b prompt=7 max=20 family=900 stop=6
+        prefill 1 on b to b
+        run 200
+        empty"
+    guesses_take_no_block_from_anybody: "
+        worker b both blocks=5 guess=6
+        reserve 1 on b from b prompt=7 max=16 expect=1 family=900
+        prefill 1 on b to b
+        reserve 2 on b from b prompt=7 max=4 expect=1 family=901
+        prefill 2 on b to b
+        run 300
+        empty"
+    one_that_moves_is_not_guessed_for: "
+        worker b both guess=4
+        worker e decode guess=4
+        reserve 1 on b from b prompt=8 max=20 family=900
+        prefill 1 on b to b
+        step b
+        step b
+        step b
+        step b
+        reserve 1 on e from b attempt=1 prompt=8 max=20 family=900 ahead=10
+        migrate 1 on b to e to=1
+        step b
+        run 300
+        empty"
+    a_failed_step_takes_its_guesses_with_it: "
+        worker b both guess=4
+        reserve 1 on b from b prompt=7 max=12 family=900
+        prefill 1 on b to b
+        step b
+        step b
+        step b fail
+        run 50
+        empty"
+}
+
+/// An engine that says that a guess was drawn which was not, or draws more than it was asked for, is not believed.
+#[test]
+fn a_result_that_contradicts_its_guesses_was_believed() {
+    let spoils: [(&str, Spoil); 4] = [
+        ("nothing", |_| {}),
+        ("a guess that was not drawn", |tokens| {
+            tokens.insert(0, tokens[0] + 1);
+        }),
+        ("more than was guessed", |tokens| tokens.extend([7; 8])),
+        ("no token", Vec::clear),
+    ];
+    for (number, (what, spoil)) in spoils.into_iter().enumerate() {
+        let (mut bench, plan) = Bench::at_a_guess();
+        let mut result = bench.engine.step(&plan);
+        let (slot, _) = result.sampled[0];
+        let mut tokens = result
+            .sampled
+            .iter()
+            .map(|(_, sampled)| sampled.token)
+            .collect();
+        spoil(&mut tokens);
+        let sampled = |token| {
+            let scores = None;
+            (slot, Sampled { token, scores })
+        };
+        result.sampled = tokens.into_iter().map(sampled).collect();
+        let took = Duration::from_millis(1);
+        let said = bench.hear(Input::Stepped { result, took });
+        let failed = said.iter().any(|one| {
+            matches!(
+                one,
+                Output::Tell {
+                    report: Report::LegFailed { .. },
+                    ..
+                }
+            )
+        });
+        assert_eq!(failed, number > 0, "{what}: {said:?}");
+    }
+}
+
+type Spoil = fn(&mut Vec<TokenId>);
+
+/// A brain and its engine.
+struct Bench {
+    brain: Brain,
+    engine: Engine,
+}
+
+impl Bench {
+    /// One that was just asked for a step with a guess.
+    fn at_a_guess() -> (Self, StepPlan) {
+        let mut limits = limits(1, Role::Both);
+        limits.speculation = guessing(4);
+        let me = limits.me;
+        let mut bench = Self {
+            engine: Engine::new(limits.capacity),
+            brain: Brain::new(limits),
+        };
+        let (request, handoff) = (Arc::new(plain(prompt(900, 7))), handoff(1, 0));
+        bench.hear(Input::RouterJoined { router: ROUTER });
+        let said = bench.order(Order::Reserve(Reserve {
+            handoff,
+            request: Arc::clone(&request),
+            sender: me,
+            expected_output_tokens: 4,
+            ahead_tokens: 0,
+            waited: Duration::ZERO,
+            due: None,
+        }));
+        let mut target = None;
+        for output in said {
+            if let Output::Tell {
+                report: Report::Reserved {
+                    present, blocks, ..
+                },
+                ..
+            } = output
+            {
+                target = Some(Target {
+                    worker: me,
+                    present,
+                    blocks,
+                });
+            }
+        }
+        let mut said = bench.order(Order::Prefill(Prefill {
+            handoff,
+            request,
+            target: target.expect("it is reserved"),
+            waited: Duration::ZERO,
+            due: None,
+        }));
+        loop {
+            let plan = said.into_iter().find_map(|output| match output {
+                Output::Step(plan) => Some(plan),
+                _ => None,
+            });
+            let plan = plan.expect("it runs until it guesses");
+            if plan.segments[0].drafts.len() > 1 {
+                return (bench, plan);
+            }
+            let (result, took) = (bench.engine.step(&plan), Duration::from_millis(1));
+            said = bench.hear(Input::Stepped { result, took });
+        }
+    }
+
+    fn order(&mut self, order: Order) -> Vec<Output> {
+        let router = ROUTER;
+        self.hear(Input::Ordered { router, order })
+    }
+
+    fn hear(&mut self, input: Input) -> Vec<Output> {
+        self.brain.handle(Time::ZERO, input);
+        self.brain.check();
+        std::iter::from_fn(|| self.brain.poll()).collect()
+    }
+}
