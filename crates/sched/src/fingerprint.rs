@@ -42,6 +42,7 @@ impl Brain {
             arrivals: _,
             step_mean: _,
             swap_prices,
+            tiers,
             learner,
             told,
             // Follows from the prices.
@@ -57,6 +58,7 @@ impl Brain {
         assert!(outputs.is_empty(), "something is still to be polled");
         (limits.me, limits.role, draining).hash(hasher);
         pool.fingerprint(hasher);
+        tiers.fingerprint(|touched| pool.older(touched), hasher);
         sequences.len().hash(hasher);
         self.hash_sequences(hasher);
         for (handoff, leaving) in moves {
@@ -64,7 +66,7 @@ impl Brain {
             (leaving.exported, leaving.still.is_some()).hash(hasher);
         }
         past.hash(hasher);
-        for deadlines in [leases, stalls] {
+        for deadlines in [leases, stalls, tiers.patience()] {
             for (handoff, until) in deadlines.iter() {
                 (handoff, until.since(*now)).hash(hasher);
             }
@@ -133,6 +135,7 @@ impl Sequence {
             outgoing,
             moving,
             swap,
+            fetch,
             peered,
             tokens,
             computed,
@@ -169,7 +172,7 @@ impl Sequence {
             Stage::Closing { cancelled: Some(_) } => 5,
         };
         (stage, unmet, phase, incoming, outgoing, moving).hash(hasher);
-        (swap, peered, tokens, computed, table, promise).hash(hasher);
+        (swap, fetch, peered, tokens, computed, table, promise).hash(hasher);
         (published, exported, slot, opened, steps_count).hash(hasher);
         (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
     }

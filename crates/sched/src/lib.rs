@@ -35,7 +35,11 @@ mod sequence;
 mod settle;
 mod severed;
 mod swap;
+mod tier;
 
 pub use brain::Brain;
-pub use cleave_kv::{Condition, Writer};
-pub use event::{Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome};
+pub use cleave_kv::{Condition, Place, Writer};
+pub use event::{
+    Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, KeepOutcome, Limits, Note, Output,
+    SwapOutcome,
+};
