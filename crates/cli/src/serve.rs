@@ -213,6 +213,7 @@ fn worker_options(
         prefix_cache: !engine.no_prefix_cache,
         step_max: limits.step_max.0,
         swap_bytes: limits.swap_space,
+        tier: limits.tier.options(),
         silence_max: process.worker_silence.0,
         admin_key: process.admin_key,
         peer_tls: process.peer_tls.clone(),

@@ -18,4 +18,4 @@ pub use hash::{block_hash, block_hashes, extend_hashes};
 pub use packet::{BlockPart, Condition, Packet, Seal};
 pub use pool::{Changes, Hits, Lent, Pool, Promise};
 pub use prefix::FleetIndex;
-pub use tier::{NoRoom, Place, Tier};
+pub use tier::{Gives, NoRoom, Place, Tier};

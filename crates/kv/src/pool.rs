@@ -164,7 +164,10 @@ impl Pool {
     /// when it was touched and what it contains; the oldest first.
     pub fn next_evicted(&self, depth: u32) -> impl Iterator<Item = (u64, BlockHash)> + '_ {
         let rest = depth.saturating_sub(self.looked_count) as usize;
-        let cached = self.cached.range(self.looked.saturating_add(1)..).take(rest);
+        let cached = self
+            .cached
+            .range(self.looked.saturating_add(1)..)
+            .take(rest);
         cached.map(|(touched, block)| (*touched, self.content(*block)))
     }
 

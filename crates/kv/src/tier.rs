@@ -23,6 +23,15 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
+/// Which contents may make room in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gives {
+    /// Those that are on disk too, or never will be.
+    Written,
+    /// All: the disk does not keep up.
+    Any,
+}
+
 /// The book of both places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tier {
@@ -158,15 +167,21 @@ impl Tier {
 
     // === copies ===
 
-    /// A copy to a place begins. Gives what that place must drop for it, if anything.
+    /// A copy to a place begins; `gives` says what makes room in host memory. Gives what that place must drop
+    /// for it, if anything.
     ///
     /// # Errors
     /// [`NoRoom`], and nothing has changed but that it is not offered to the disk again.
-    pub fn begin(&mut self, hash: BlockHash, place: Place) -> Result<Option<BlockHash>, NoRoom> {
+    pub fn begin(
+        &mut self,
+        hash: BlockHash,
+        place: Place,
+        gives: Gives,
+    ) -> Result<Option<BlockHash>, NoRoom> {
         self.offered(hash);
         let full = self.shelf(place).blocks() >= self.shelf(place).blocks_max;
         let oldest = match full {
-            true => Some(self.oldest_idle(place).ok_or(NoRoom)?),
+            true => Some(self.oldest_idle(place, gives).ok_or(NoRoom)?),
             false => None,
         };
         if let Some(oldest) = oldest {
@@ -210,7 +225,7 @@ impl Tier {
     pub fn found_on_disk(&mut self, hash: BlockHash) -> bool {
         let able = self.disk.blocks() < self.disk.blocks_max && !self.contents.contains_key(&hash);
         if able {
-            let begun = self.begin(hash, Place::Disk);
+            let begun = self.begin(hash, Place::Disk, Gives::Any);
             assert_eq!(begun, Ok(None), "there is room");
             self.kept(hash, Place::Disk);
         }
@@ -328,10 +343,13 @@ impl Tier {
     }
 
     /// The oldest content of a place that nobody reads, there or on its way to the other place.
-    fn oldest_idle(&self, place: Place) -> Option<BlockHash> {
+    fn oldest_idle(&self, place: Place, gives: Gives) -> Option<BlockHash> {
+        let spared = |touched: &u64| {
+            place == Place::Host && gives == Gives::Written && self.unwritten.contains_key(touched)
+        };
         let idle = |hash: &&BlockHash| {
             let content = &self.contents[*hash];
-            content.readers == 0 && !content.moves()
+            content.readers == 0 && !content.moves() && !spared(&content.touched)
         };
         self.shelf(place).by_age.values().find(idle).copied()
     }
@@ -365,7 +383,11 @@ impl Tier {
 
     fn sweep(&mut self, hash: BlockHash) {
         let left = |content: &Content| content.found() || content.moves() || content.readers > 0;
-        if self.contents.get(&hash).is_some_and(|content| !left(content)) {
+        if self
+            .contents
+            .get(&hash)
+            .is_some_and(|content| !left(content))
+        {
             self.contents.remove(&hash);
         }
     }
@@ -390,7 +412,7 @@ impl Tier {
 
 #[cfg(test)]
 mod tests {
-    use super::{NoRoom, Place, Tier};
+    use super::{Gives, NoRoom, Place, Tier};
     use cleave_domain::BlockHash;
     use proptest::prelude::*;
 
@@ -399,7 +421,7 @@ mod tests {
     }
 
     fn keep(tier: &mut Tier, of: u8, place: Place) -> Result<Option<BlockHash>, NoRoom> {
-        let dropped = tier.begin(hash(of), place)?;
+        let dropped = tier.begin(hash(of), place, Gives::Any)?;
         tier.kept(hash(of), place);
         Ok(dropped)
     }
@@ -425,25 +447,31 @@ mod tests {
         keep(&mut tier, 2, Place::Host).unwrap();
         tier.read(hash(2));
         assert_eq!(tier.next_unwritten(), Some(hash(1)));
-        assert_eq!(tier.begin(hash(1), Place::Disk), Ok(None));
-        assert_eq!(tier.begin(hash(3), Place::Host), Err(NoRoom));
+        let begin = |tier: &mut Tier, of, place| tier.begin(hash(of), place, Gives::Any);
+        assert_eq!(begin(&mut tier, 1, Place::Disk), Ok(None));
+        assert_eq!(begin(&mut tier, 3, Place::Host), Err(NoRoom));
         tier.check(1);
         tier.kept(hash(1), Place::Disk);
         assert_eq!(keep(&mut tier, 3, Place::Host), Ok(Some(hash(1))));
         assert_eq!(tier.place(hash(1)), Some(Place::Disk), "it is on disk");
         tier.read_over(hash(2));
         tier.check(0);
+        // What the disk has yet to get is spared while that keeps up.
+        let spared = tier.begin(hash(4), Place::Host, Gives::Written);
+        assert_eq!(spared, Err(NoRoom));
+        assert!(tier.begin(hash(4), Place::Host, Gives::Any).is_ok());
+        tier.check(0);
     }
 
     #[test]
     fn what_failed_or_was_forgotten_is_not_found() {
         let mut tier = Tier::new(2, 2);
-        tier.begin(hash(1), Place::Host).unwrap();
+        tier.begin(hash(1), Place::Host, Gives::Any).unwrap();
         assert!(tier.knows(hash(1)) && tier.place(hash(1)).is_none());
         tier.failed(hash(1), Place::Host);
         assert!(!tier.knows(hash(1)));
         keep(&mut tier, 2, Place::Host).unwrap();
-        tier.begin(hash(2), Place::Disk).unwrap();
+        tier.begin(hash(2), Place::Disk, Gives::Any).unwrap();
         tier.failed(hash(2), Place::Disk);
         assert_eq!(tier.next_unwritten(), None, "it is tried once");
         tier.read(hash(2));
@@ -472,15 +500,15 @@ mod tests {
                 let place = if on_disk { Place::Disk } else { Place::Host };
                 let hash = hash(of);
                 match act {
-                    0 | 1 if place == Place::Host && !tier.knows(hash) => {
-                        if tier.begin(hash, place).is_ok() {
-                            coming.push((hash, place));
-                        }
+                    0 | 1 if !tier.knows(hash) => {
+                        let place = Place::Host;
+                        let gives = if on_disk { Gives::Written } else { Gives::Any };
+                        let begun = tier.begin(hash, place, gives).is_ok();
+                        coming.extend(begun.then_some((hash, place)));
                     }
                     2 => if let Some(next) = tier.next_unwritten() {
-                        if tier.begin(next, Place::Disk).is_ok() {
-                            coming.push((next, Place::Disk));
-                        }
+                        let begun = tier.begin(next, Place::Disk, Gives::Any).is_ok();
+                        coming.extend(begun.then_some((next, Place::Disk)));
                     },
                     3 if !coming.is_empty() => {
                         let (hash, place) = coming.remove(usize::from(of) % coming.len());

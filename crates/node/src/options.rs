@@ -7,7 +7,7 @@ use crate::PolicyFile;
 use crate::server::HttpLimits;
 use crate::telemetry::Ceilings;
 use crate::trace::TraceOptions;
-use crate::worker::StepTime;
+use crate::worker::{StepTime, TierOptions};
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
 use cleave_tls::CertificateFiles;
@@ -62,6 +62,8 @@ pub struct WorkerOptions {
     /// quarter of the pool: enough for the few sequences that a shortage hits, and taken only when
     /// one does.
     pub swap_bytes: Option<u64>,
+    /// Where what its prefix cache would lose is kept. Default nowhere.
+    pub tier: TierOptions,
     /// What its device can do and the model asks of it, for what is shown of its use. Default unknown:
     /// nothing is shown.
     pub ceilings: Option<Ceilings>,
@@ -100,6 +102,7 @@ impl WorkerOptions {
             streams_count: cleave_transfer::STREAMS_COUNT,
             step_max: Duration::from_secs(60),
             swap_bytes: None,
+            tier: TierOptions::default(),
             ceilings: None,
             step_time: StepTime::Measured,
             prices: None,

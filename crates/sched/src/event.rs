@@ -5,8 +5,8 @@
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order, Prices, Report,
-    Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
+    Prices, Report, Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
 };
 use cleave_kv::{BlockPart, Condition, Packet, Place, Writer};
 use serde::{Deserialize, Serialize};

@@ -58,7 +58,7 @@ impl Brain {
         assert!(outputs.is_empty(), "something is still to be polled");
         (limits.me, limits.role, draining).hash(hasher);
         pool.fingerprint(hasher);
-        tiers.fingerprint(|touched| pool.older(touched), hasher);
+        tiers.fingerprint(*now, |touched| pool.older(touched), hasher);
         sequences.len().hash(hasher);
         self.hash_sequences(hasher);
         for (handoff, leaving) in moves {

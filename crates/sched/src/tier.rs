@@ -11,8 +11,8 @@
 use crate::deadline::Deadlines;
 use crate::sequence::{Sequence, Stage};
 use crate::{Brain, FetchOutcome, KeepOutcome, Note, Output};
-use cleave_domain::{BlockHash, HandoffId};
-use cleave_kv::{Lent, Place, Tier};
+use cleave_domain::{BlockHash, HandoffId, Time};
+use cleave_kv::{Gives, Lent, Place, Tier};
 use cleave_planner::Predict;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -27,11 +27,13 @@ const LEAVING_MAX: u32 = 64;
 /// was promised: a sequence with both legs here takes all its blocks at once. While none does, copies are
 /// free, and all of it is to be.
 const WATER_PARTS: u32 = 2;
-/// Of the host memory, what is in the pool as well takes one part in so many at most: what is nowhere else
+/// Of what may be kept, what is in the pool as well takes one part in so many at most: what is nowhere else
 /// must not make room for it.
 const AHEAD_PARTS: u32 = 2;
 /// Blocks that are written to disk at a time: enough to keep one busy.
 const WRITES_MAX: u32 = 4;
+/// A disk that has written nothing for so long while it should does not keep up.
+const WRITE_MAX: Duration = Duration::from_secs(1);
 /// What is brought back may take as long as to compute it would, but no less than this: a disk that was
 /// asleep.
 const FETCH_LEAST: Duration = Duration::from_millis(250);
@@ -47,6 +49,8 @@ pub(crate) struct Tiers {
     leaving: BTreeMap<BlockHash, Lent>,
     /// Contents that are being written to disk.
     writing: u32,
+    /// When one of them began or was over.
+    wrote: Time,
     /// To bring a block back from host memory, and from disk; `None` before the first time.
     from_host: Option<Duration>,
     from_disk: Option<Duration>,
@@ -81,7 +85,8 @@ pub(crate) struct Kept {
 impl Kept {
     /// Before both were measured it does: or they never would be.
     fn pays(&self) -> bool {
-        self.computing.is_none_or(|computing| self.takes <= computing)
+        self.computing
+            .is_none_or(|computing| self.takes <= computing)
     }
 
     /// What is worth bringing back of it.
@@ -99,6 +104,7 @@ impl Tiers {
             book: Tier::new(host_blocks_max, disk_blocks_max),
             leaving: BTreeMap::new(),
             writing: 0,
+            wrote: Time::ZERO,
             from_host: None,
             from_disk: None,
             patience: Deadlines::default(),
@@ -149,12 +155,18 @@ impl Tiers {
     }
 
     /// What decides the future; `older` says how many cached blocks are older than one touched then.
-    pub(crate) fn fingerprint(&self, older: impl Fn(u64) -> usize, hasher: &mut impl Hasher) {
+    pub(crate) fn fingerprint(
+        &self,
+        now: Time,
+        older: impl Fn(u64) -> usize,
+        hasher: &mut impl Hasher,
+    ) {
         self.book.fingerprint(hasher);
         for (content, lent) in &self.leaving {
             (content, lent.held, older(lent.touched)).hash(hasher);
         }
-        (self.writing, self.from_host, self.from_disk).hash(hasher);
+        let wrote = (self.writing > 0).then(|| now.since(self.wrote).min(WRITE_MAX));
+        (self.writing, wrote, self.from_host, self.from_disk).hash(hasher);
     }
 }
 
@@ -176,7 +188,11 @@ impl Brain {
             true => u32::MAX,
             false => water.saturating_sub(self.pool.blocks_free()),
         };
-        let depth = depth.min(self.limits.host_blocks.div_ceil(AHEAD_PARTS));
+        let kept_max = self
+            .limits
+            .host_blocks
+            .saturating_add(self.limits.disk_blocks);
+        let depth = depth.min(kept_max.div_ceil(AHEAD_PARTS));
         let leaving = self.tiers.leaving_count();
         let most = (self.pool.blocks_available() + leaving) / LEAVING_PARTS;
         let room = most.min(LEAVING_MAX).saturating_sub(leaving);
@@ -203,7 +219,9 @@ impl Brain {
 
     /// False if no more can be kept.
     fn shelve_one(&mut self, content: BlockHash) -> bool {
-        let Ok(dropped) = self.tiers.book.begin(content, Place::Host) else {
+        let writes = self.tiers.writing > 0 && self.now < self.tiers.wrote + WRITE_MAX;
+        let gives = if writes { Gives::Written } else { Gives::Any };
+        let Ok(dropped) = self.tiers.book.begin(content, Place::Host, gives) else {
             return false;
         };
         if let Some(content) = dropped {
@@ -256,11 +274,14 @@ impl Brain {
             && let Some(content) = self.tiers.book.next_unwritten()
         {
             let place = Place::Disk;
-            let Ok(dropped) = self.tiers.book.begin(content, place) else {
+            let Ok(dropped) = self.tiers.book.begin(content, place, Gives::Any) else {
                 continue;
             };
             if let Some(content) = dropped {
                 self.say(Output::TierDrop { content, place });
+            }
+            if self.tiers.writing == 0 {
+                self.tiers.wrote = self.now;
             }
             self.tiers.writing += 1;
             self.say(Output::WriteOn { content });
@@ -269,6 +290,7 @@ impl Brain {
 
     pub(crate) fn written_on(&mut self, content: BlockHash, outcome: KeepOutcome, took: Duration) {
         self.tiers.writing -= 1;
+        self.tiers.wrote = self.now;
         match outcome {
             KeepOutcome::Copied => self.tiers.book.kept(content, Place::Disk),
             KeepOutcome::Broken => self.tiers.book.failed(content, Place::Disk),
@@ -490,7 +512,9 @@ impl Brain {
         self.tiers.book.check(readers);
         let waits = |s: &Sequence| s.fetch.is_some_and(|fetch| !fetch.stopped);
         let waiting = self.sequences.iter().filter(|(_, s)| waits(s));
-        self.tiers.patience.check(waiting.map(|(handoff, _)| *handoff));
+        self.tiers
+            .patience
+            .check(waiting.map(|(handoff, _)| *handoff));
         for sequence in self.sequences.values() {
             let Some(fetch) = sequence.fetch else {
                 continue;

@@ -17,6 +17,7 @@ mod scale;
 mod serve;
 mod sim;
 mod telemetry;
+mod tier;
 mod top;
 mod transport;
 
@@ -175,6 +176,7 @@ mod tests {
         let limits = &worker.host.limits;
         assert_eq!(limits.step_max.0, options.step_max);
         assert_eq!(limits.swap_space, options.swap_bytes);
+        assert_eq!(limits.tier.options(), options.tier);
         assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }

@@ -18,7 +18,10 @@ fn world(seed: u64) -> Chaos {
     };
     let dice = &mut chaos.dice;
     chaos.faults = dice.percent(70);
-    let below = (dice.between(2, 20), dice.between(0, 1) * dice.between(1, 30));
+    let below = (
+        dice.between(2, 20),
+        dice.between(0, 1) * dice.between(1, 30),
+    );
     let roles: &[Role] = match dice.roll(3) {
         0 => &[Role::Both],
         1 => &[Role::Both, Role::Both],

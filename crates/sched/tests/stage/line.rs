@@ -3,7 +3,8 @@
 //! Legend: `#1.0` flight 1, attempt 0; `b3g1` block 3 of generation 1; `[0+8]` position and length.
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, HandoffId, Order, Progress, Report, StepPlan, StepResult, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, HandoffId, Order, Progress, Report, StepPlan, StepResult,
+    WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{Condition, Export, Input, Note, Output};

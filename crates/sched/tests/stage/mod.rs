@@ -17,14 +17,14 @@ pub mod script;
 mod tier;
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role, RouterId,
-    StepPlan, Time, WorkerId, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role,
+    RouterId, StepPlan, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::handoff::Digest;
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{
-    Brain, Condition, Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, KeepOutcome, Limits,
-    Note, Output, Place, SwapOutcome, Writer,
+    Brain, Condition, Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, KeepOutcome,
+    Limits, Note, Output, Place, SwapOutcome, Writer,
 };
 use engine::Engine;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -44,7 +44,9 @@ impl World {
             true => Place::Host,
             false => Place::Disk,
         };
-        let took = blocks.iter().map(|(content, _)| takes(*content, place(content)));
+        let took = blocks
+            .iter()
+            .map(|(content, _)| takes(*content, place(content)));
         let took: Duration = took.sum();
         self.later(
             took,
