@@ -4,6 +4,7 @@
 //! byte of KV or a moment of a clock; a body adds those.
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
+use crate::outcome::{FetchOutcome, KeepOutcome};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
     Prices, Report, Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
@@ -381,42 +382,6 @@ pub enum SwapOutcome {
     Dropped,
     /// The engine could not read or write one, or host memory ran out.
     Broken,
-}
-
-/// See [`Input::Shelved`] and [`Input::WrittenOn`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum KeepOutcome {
-    /// It is kept there.
-    Copied,
-    /// It could not be read or written.
-    Broken,
-}
-
-/// See [`Input::Fetched`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum FetchOutcome {
-    /// All of it came.
-    Copied,
-    /// It was to stop.
-    Stopped,
-    /// The next one is not kept.
-    Missing,
-    /// The next one is not what was kept, or is another content.
-    Corrupt,
-    /// The disk could not read the next one.
-    Unreadable,
-    /// The engine could not write the next one.
-    Broken,
-}
-
-impl FetchOutcome {
-    /// Whether the next content would fail again.
-    pub(crate) fn is_contents_fault(self) -> bool {
-        match self {
-            Self::Missing | Self::Corrupt | Self::Unreadable => true,
-            Self::Copied | Self::Stopped | Self::Broken => false,
-        }
-    }
 }
 
 /// Facts for metrics and logs. The simulator and the real worker count the same ones.

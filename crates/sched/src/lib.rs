@@ -26,6 +26,7 @@ mod fingerprint;
 mod late;
 mod load;
 mod moves;
+mod outcome;
 mod pace;
 mod past;
 mod peer;
@@ -39,7 +40,5 @@ mod tier;
 
 pub use brain::Brain;
 pub use cleave_kv::{Condition, Place, Writer};
-pub use event::{
-    Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, KeepOutcome, Limits, Note, Output,
-    SwapOutcome,
-};
+pub use event::{Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome};
+pub use outcome::{FetchOutcome, KeepOutcome};
