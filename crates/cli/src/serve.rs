@@ -222,6 +222,7 @@ fn worker_options(
         step_max: limits.step_max.0,
         swap_bytes: limits.swap_space,
         speculation: limits.speculation.speculative_config,
+        tier: limits.tier.options(),
         silence_max: process.worker_silence.0,
         admin_key: process.admin_key,
         peer_tls: process.peer_tls.clone(),

@@ -148,6 +148,8 @@ fn limits(engine: &dyn Engine, speculation: Option<Lookup>) -> Limits {
         prefix_cache: false,
         step_max: FOREVER,
         swap_blocks: 0,
+        host_blocks: 0,
+        disk_blocks: 0,
         writer: Writer::Receiver,
         prices: cleave_domain::Prices::default(),
         steps_in_flight: 1,

@@ -18,6 +18,9 @@ pub struct Pool {
     free: Vec<BlockIndex>,
     /// Cached blocks, the one untouched for longest first.
     cached: BTreeMap<u64, BlockIndex>,
+    /// Of those, the ones touched no later than this were looked at, and so many they are.
+    looked: u64,
+    looked_count: u32,
     /// Where to find a content.
     index: BTreeMap<BlockHash, BlockIndex>,
     /// Blocks set aside for growth, out of the free and cached ones.
@@ -69,6 +72,15 @@ impl Promise {
     }
 }
 
+/// A cached block that is being read; it goes back with [`Pool::take_back`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lent {
+    /// Which block.
+    pub held: BlockRef,
+    /// Its place among the cached ones, to which it returns.
+    pub touched: u64,
+}
+
 /// What a pool has of a sequence's beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hits {
@@ -98,6 +110,8 @@ impl Pool {
             blocks: vec![block; blocks_count as usize],
             free: (0..blocks_count).rev().map(BlockIndex).collect(),
             cached: BTreeMap::new(),
+            looked: 0,
+            looked_count: 0,
             index: BTreeMap::new(),
             promised: 0,
             holdings: 0,
@@ -134,6 +148,39 @@ impl Pool {
     /// Blocks promised and not yet taken.
     pub fn blocks_promised(&self) -> u32 {
         self.promised
+    }
+
+    /// Blocks that hold nothing and are nobody's; some of them may be promised.
+    pub fn blocks_free(&self) -> u32 {
+        count(self.free.len())
+    }
+
+    /// Whether a content can be found here.
+    pub fn contains(&self, hash: BlockHash) -> bool {
+        self.index.contains_key(&hash)
+    }
+
+    /// Of the `depth` cached blocks that would be evicted first those that were not looked at yet, each as
+    /// when it was touched and what it contains; the oldest first.
+    pub fn next_evicted(&self, depth: u32) -> impl Iterator<Item = (u64, BlockHash)> + '_ {
+        let rest = depth.saturating_sub(self.looked_count) as usize;
+        let cached = self
+            .cached
+            .range(self.looked.saturating_add(1)..)
+            .take(rest);
+        cached.map(|(touched, block)| (*touched, self.content(*block)))
+    }
+
+    /// [`Pool::next_evicted`] gives only those touched later from now on.
+    pub fn looked_at(&mut self, touched: u64) {
+        let looked = self.looked.saturating_add(1)..=touched;
+        self.looked_count += count(self.cached.range(looked).count());
+        self.looked = touched;
+    }
+
+    /// Cached blocks that are older than one touched then.
+    pub fn older(&self, touched: u64) -> usize {
+        self.cached.range(..touched).count()
     }
 
     /// Sets `blocks` aside, all or none.
@@ -222,6 +269,7 @@ impl Pool {
                     return None;
                 }
                 self.cached.remove(touched);
+                self.looked_count -= u32::from(*touched <= self.looked);
                 entry.life = Life::Held {
                     holders: 1,
                     content: Some(*content),
@@ -234,6 +282,40 @@ impl Pool {
             block,
             generation: entry.generation,
         })
+    }
+
+    /// Holds a block that is only cached while somebody reads it, without making it younger. `None` if
+    /// there is none, or if its room is promised.
+    pub fn lend(&mut self, hash: BlockHash) -> Option<Lent> {
+        let block = *self.index.get(&hash)?;
+        let Life::Cached { touched, .. } = self.blocks[block.0 as usize].life else {
+            return None;
+        };
+        let held = self.hold(hash)?;
+        Some(Lent { held, touched })
+    }
+
+    /// Whoever read it has done so. If nobody else holds it, it is cached as it was.
+    pub fn take_back(&mut self, lent: Lent) {
+        let Lent { held, touched } = lent;
+        let entry = self.current(held);
+        let Life::Held {
+            holders: 1,
+            content: Some(content),
+        } = entry.life
+        else {
+            return self.release(held);
+        };
+        entry.life = Life::Cached { content, touched };
+        self.cached.insert(touched, held.block);
+        self.looked_count += u32::from(touched <= self.looked);
+        self.holdings -= 1;
+    }
+
+    /// Whether a held block has one holder, and would be free or cached without it.
+    pub fn has_one_holder(&self, held: BlockRef) -> bool {
+        let life = &self.blocks[held.block.0 as usize].life;
+        matches!(life, Life::Held { holders: 1, .. })
     }
 
     /// Says that a held block is full and computed. If another block has that content already, this
@@ -294,6 +376,8 @@ impl Pool {
             blocks,
             free,
             cached,
+            looked: _,
+            looked_count,
             // Follows from the blocks.
             index: _,
             promised,
@@ -316,7 +400,7 @@ impl Pool {
         for block in cached.values() {
             block.hash(hasher);
         }
-        (promised, changes).hash(hasher);
+        (promised, looked_count, changes).hash(hasher);
     }
 
     /// Every content that can be found.
@@ -379,6 +463,8 @@ impl Pool {
         }
         assert_eq!(named, self.index.len(), "contents without a block");
         assert_eq!(cached, self.cached.len(), "cached twice");
+        let looked = self.cached.range(..=self.looked).count();
+        assert_eq!(looked, self.looked_count as usize, "looked at");
         assert!(self.promised as usize <= self.free.len() + self.cached.len());
     }
 
@@ -394,11 +480,18 @@ impl Pool {
         entry
     }
 
-    fn evict_oldest(&mut self) -> Option<BlockIndex> {
-        let (_, block) = self.cached.pop_first()?;
+    /// What a cached block contains.
+    fn content(&self, block: BlockIndex) -> BlockHash {
         let Life::Cached { content, .. } = self.blocks[block.0 as usize].life else {
             unreachable!("the list of cached blocks names another")
         };
+        content
+    }
+
+    fn evict_oldest(&mut self) -> Option<BlockIndex> {
+        let (touched, block) = self.cached.pop_first()?;
+        self.looked_count -= u32::from(touched <= self.looked);
+        let content = self.content(block);
         self.index.remove(&content);
         self.note(content, Change::Evicted);
         self.set_free(block);
@@ -526,6 +619,37 @@ mod tests {
         pool.release(a);
         assert_eq!(pool.blocks_cached(), 1);
         pool.check([], 0);
+    }
+
+    #[test]
+    fn what_was_read_is_evicted_when_it_would_have_been() {
+        let mut pool = Pool::new(3);
+        let held = [1, 2, 3].map(|content| {
+            let held = pool.take().unwrap();
+            pool.complete(held, hash(content));
+            held
+        });
+        held.into_iter().for_each(|held| pool.release(held));
+        let next: Vec<_> = pool.next_evicted(2).map(|(_, hash)| hash).collect();
+        assert_eq!(next, [hash(1), hash(2)]);
+        let lent = pool.lend(hash(1)).unwrap();
+        assert_eq!(pool.lend(hash(1)), None, "it is read already");
+        pool.looked_at(lent.touched);
+        pool.check([lent.held], 0);
+        assert_eq!(pool.blocks_available(), 2);
+        // Whoever needs a block meanwhile is given another.
+        let second = pool.take().unwrap();
+        assert!(!pool.contains(hash(2)) && pool.contains(hash(1)));
+        pool.take_back(lent);
+        assert_eq!(pool.next_evicted(1).count(), 0, "it was looked at");
+        let next: Vec<_> = pool.next_evicted(9).map(|(_, hash)| hash).collect();
+        assert_eq!(next, [hash(3)]);
+        pool.check([second], 0);
+        // One that has been held by others meanwhile is theirs.
+        let lent = pool.lend(hash(1)).unwrap();
+        let shared = pool.hold(hash(1)).unwrap();
+        pool.take_back(lent);
+        pool.check([second, shared], 0);
     }
 
     fn print(pool: &Pool) -> u64 {

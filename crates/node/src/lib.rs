@@ -40,7 +40,7 @@ pub use policy::{Flaw, PolicyError, PolicyFile};
 pub use server::HttpLimits;
 pub use telemetry::{Ceilings, metrics_page};
 pub use trace::{SampleError, Sampler, TraceError, TraceOptions};
-pub use worker::{StepTime, speculation};
+pub use worker::{DiskOptions, SlabError, StepTime, TierOptions, speculation};
 
 /// The shortest silence that may be taken for loss.
 pub const SILENCE_MIN: std::time::Duration = grpc::SILENCE_MIN;
@@ -57,6 +57,9 @@ pub enum NodeError {
     /// The tape cannot be written.
     #[error("cannot write the tape {}", .0.display())]
     Tape(PathBuf, #[source] io::Error),
+    /// The folder for KV blocks cannot be used.
+    #[error(transparent)]
+    Tier(#[from] SlabError),
     /// The system gives no thread for the engine.
     #[error("cannot start the engine's thread")]
     Thread(#[source] io::Error),

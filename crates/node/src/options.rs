@@ -7,7 +7,7 @@ use crate::PolicyFile;
 use crate::server::HttpLimits;
 use crate::telemetry::Ceilings;
 use crate::trace::TraceOptions;
-use crate::worker::StepTime;
+use crate::worker::{StepTime, TierOptions};
 use cleave_api::{AdminKey, ApiOptions};
 use cleave_domain::{Prices, Role};
 use cleave_sched::Lookup;
@@ -65,6 +65,8 @@ pub struct WorkerOptions {
     pub swap_bytes: Option<u64>,
     /// How tokens are guessed of which a step verifies several, where the engine does. Default not at all.
     pub speculation: Option<Lookup>,
+    /// Where what its prefix cache would lose is kept. Default nowhere.
+    pub tier: TierOptions,
     /// What its device can do and the model asks of it, for what is shown of its use. Default unknown:
     /// nothing is shown.
     pub ceilings: Option<Ceilings>,
@@ -104,6 +106,7 @@ impl WorkerOptions {
             step_max: Duration::from_secs(60),
             swap_bytes: None,
             speculation: None,
+            tier: TierOptions::default(),
             ceilings: None,
             step_time: StepTime::Measured,
             prices: None,

@@ -182,6 +182,7 @@ impl Brain {
         sequence.times.accepted = now;
         self.active.insert(sequence.rank);
         self.renewed(order.handoff);
+        self.fetch(order.handoff);
         Ok(())
     }
 
@@ -232,6 +233,7 @@ impl Brain {
         self.active.insert(rank);
         self.sequences.insert(handoff, sequence);
         self.renewed(handoff);
+        self.fetch(handoff);
         Ok(())
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Owns: the sums over the sequences that [`Note::Pool`] tells. Never: walks a table or the pool, as
 //! `check` does: it runs after every fact that matters.
-//! Invariant: what the pool says is held is what the sequences say they hold; the difference is
-//! leaked.
+//! Invariant: what the pool says is held is what the sequences say they hold, and what is copied out of
+//! it; the difference is leaked.
 
 use crate::sequence::Stage;
 use crate::{Brain, Note};
@@ -12,7 +12,7 @@ use cleave_domain::Load;
 impl Brain {
     pub(crate) fn audit(&self, load: Load) -> Note {
         let (mut reserved, mut leased, mut quarantined) = (0, 0, 0);
-        let mut named = 0;
+        let mut named = self.tiers.leaving().len() as u64;
         for sequence in self.sequences.values() {
             let blocks = sequence.table.len() as u64;
             named += blocks;

@@ -13,6 +13,7 @@ use crate::policy::{Rank, SwapPrices};
 use crate::sequence::{Phase, Sequence};
 use crate::severed::Severed;
 use crate::speculate::Acceptance;
+use crate::tier::Tiers;
 use crate::{Drafting, Input, Limits, Note, Output};
 use cleave_domain::{
     HandoffId, Load, Order, Report, Role, RouterId, SlotIndex, StepId, Time, TokenId, Voice, Work,
@@ -63,6 +64,8 @@ pub struct Brain {
     pub(crate) swap_prices: SwapPrices,
     /// How often guesses came true, whoever's they were.
     pub(crate) acceptance: Acceptance,
+    /// What is kept below the pool.
+    pub(crate) tiers: Tiers,
     /// What its work costs.
     pub(crate) learner: Learner,
     pub(crate) told: Told,
@@ -145,6 +148,10 @@ impl Brain {
             step_mean: Duration::ZERO,
             swap_prices: SwapPrices::default(),
             acceptance: Acceptance::default(),
+            tiers: match limits.host_blocks {
+                0 => Tiers::new(0, 0),
+                blocks => Tiers::new(blocks, limits.disk_blocks),
+            },
             learner: Learner::new(limits.prices.clone()),
             told: Told::new(limits.prices.clone()),
             quantum: cleave_planner::quantum(
@@ -222,11 +229,29 @@ impl Brain {
                 outcome,
                 took,
             } => self.swapped_in(handoff, outcome, took),
+            Input::FoundOnDisk { contents } => self.found_on_disk(contents),
+            Input::Shelved {
+                content,
+                outcome,
+                took,
+            } => self.shelved(content, outcome, took),
+            Input::WrittenOn {
+                content,
+                outcome,
+                took,
+            } => self.written_on(content, outcome, took),
+            Input::Fetched {
+                handoff,
+                came,
+                outcome,
+                took,
+            } => self.fetched(handoff, (came, outcome), took),
         }
         self.expire();
         if self.stirred {
             self.stirred = false;
             self.plan();
+            self.shelve();
             self.say_changes();
         }
     }
@@ -261,7 +286,7 @@ impl Brain {
     fn router_joined(&mut self, router: RouterId) {
         self.say_prefix();
         self.routers.insert(router, 0);
-        let contents: Vec<_> = self.pool.contents().collect();
+        let contents = self.cache_contents();
         for stored in contents.chunks(PREFIXES_MAX) {
             let (stored, evicted) = (stored.to_vec(), Vec::new());
             self.tell(router, Report::Prefix { stored, evicted });
@@ -309,18 +334,19 @@ impl Brain {
             self.pool_told = Some(pool.clone());
             self.note(pool);
         }
+        self.note_tiers();
         // Blocks in quarantine alone hold up nothing: what could write to them ends with the process.
         let left = |s: &Sequence| !(s.quarantined() && s.settled_here());
-        if self.draining == Draining::Yes && !self.sequences.values().any(left) {
+        let copied = self.tiers.leaving().len() > 0;
+        if self.draining == Draining::Yes && !copied && !self.sequences.values().any(left) {
             self.draining = Draining::Done;
             self.say(Output::Drained);
         }
     }
 
     pub(crate) fn say_prefix(&mut self) {
-        let changes = self.pool.changes();
-        if !changes.stored.is_empty() || !changes.evicted.is_empty() {
-            let (stored, evicted) = (changes.stored, changes.evicted);
+        let (stored, evicted) = self.cache_changes();
+        if !stored.is_empty() || !evicted.is_empty() {
             self.tell_all(&Report::Prefix { stored, evicted });
         }
     }
@@ -338,7 +364,9 @@ impl Brain {
         let step = self.under_way.front().filter(|step| !step.stuck);
         let step = step.map(|step| step.since + self.limits.step_max);
         let ahead = self.ahead_at().filter(|at| *at > self.now);
-        [lease, stall, step, ahead].into_iter().flatten().min()
+        let fetch = self.tiers.patience().next();
+        let all = [lease, stall, step, ahead, fetch];
+        all.into_iter().flatten().min()
     }
 
     pub(crate) fn say(&mut self, output: Output) {
@@ -371,9 +399,10 @@ impl Brain {
         &self.pool
     }
 
-    /// Whether nothing is here and no step is under way.
+    /// Whether nothing is here, no step is under way and no block is copied out.
     pub fn idle(&self) -> bool {
-        self.sequences.is_empty() && self.under_way.is_empty()
+        let copied = self.tiers.leaving().len() > 0;
+        self.sequences.is_empty() && self.under_way.is_empty() && !copied
     }
 
     /// Whether it takes nothing new.

@@ -17,6 +17,7 @@ impl Brain {
             .sequences
             .values()
             .flat_map(|s| s.table.iter().copied());
+        let tables = tables.chain(self.tiers.leaving().map(|lent| lent.held));
         let promised = self.sequences.values().map(|s| s.promise.count()).sum();
         // Every block held is in the tables of its holders, every promise is somebody's.
         self.pool.check(tables, promised);
@@ -29,9 +30,11 @@ impl Brain {
         }
         self.check_step();
         self.check_moves();
+        self.check_tiers();
         let swapped = self.blocks_swapped();
         assert!(swapped <= u64::from(self.limits.swap_blocks), "host memory");
         let named: u64 = self.sequences.values().map(|s| s.table.len() as u64).sum();
+        let named = named + self.tiers.leaving().len() as u64;
         assert_eq!(self.pool.holdings(), named, "blocks leaked");
     }
 
@@ -119,7 +122,8 @@ impl Brain {
                 .map(|rank| &self.sequences[&rank.handoff]);
             // Who gives way may have to be read to its end first.
             let copied = self.sequences.values().any(|s| s.swapping())
-                || self.moves.values().any(|leaving| !leaving.sender.settled());
+                || self.moves.values().any(|leaving| !leaving.sender.settled())
+                || self.tiers.leaving().len() > 0;
             assert!(
                 copied || active.all(Sequence::starved),
                 "an active sequence does not run"

@@ -75,6 +75,7 @@ impl Brain {
         while let Some(handoff) = self.stalls.passed(self.now) {
             self.stalled(handoff);
         }
+        self.lose_patience();
         self.look_at_step();
     }
 
@@ -125,6 +126,7 @@ impl Brain {
         }
         self.part_move(handoff, cause.clone());
         self.drop_swap(handoff);
+        self.stop_fetch(handoff);
         if peered {
             self.part(handoff, cause);
         }

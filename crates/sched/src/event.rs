@@ -5,11 +5,12 @@
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use crate::Lookup;
+use crate::outcome::{FetchOutcome, KeepOutcome};
 use cleave_domain::{
-    BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order, Prices, Report,
-    Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
+    Prices, Report, Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
 };
-use cleave_kv::{BlockPart, Condition, Packet, Writer};
+use cleave_kv::{BlockPart, Condition, Packet, Place, Writer};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -38,6 +39,12 @@ pub struct Limits {
     pub prefix_cache: bool,
     /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none.
     pub swap_blocks: u32,
+    /// Blocks of host memory for what the prefix cache would lose; 0 for none, and then none on disk.
+    #[serde(default)]
+    pub host_blocks: u32,
+    /// Blocks on disk for the same.
+    #[serde(default)]
+    pub disk_blocks: u32,
     /// How frames from other workers reach the pool.
     pub writer: Writer,
     /// What its work costs, as measured before it joined; corrected by every step from then on.
@@ -109,6 +116,41 @@ pub enum Input {
         /// What became of it.
         outcome: SwapOutcome,
         /// How long the copy took.
+        took: Duration,
+    },
+    /// An earlier life left these on disk, whole as far as is known. Said once, before anything else, if
+    /// at all.
+    FoundOnDisk {
+        /// What they contain.
+        contents: Vec<BlockHash>,
+    },
+    /// The one answer to `Shelve`: the block is no longer read.
+    Shelved {
+        /// Which content.
+        content: BlockHash,
+        /// What became of it.
+        outcome: KeepOutcome,
+        /// How long the copy took.
+        took: Duration,
+    },
+    /// The one answer to `WriteOn`.
+    WrittenOn {
+        /// Which content.
+        content: BlockHash,
+        /// What became of it.
+        outcome: KeepOutcome,
+        /// How long it took.
+        took: Duration,
+    },
+    /// The one answer to `Fetch`: none of its blocks is written any more.
+    Fetched {
+        /// The attempt.
+        handoff: HandoffId,
+        /// So many of the blocks, from the first on, are in the pool, each verified.
+        came: u32,
+        /// Why not more.
+        outcome: FetchOutcome,
+        /// From when it was asked for.
         took: Duration,
     },
     /// The link to another worker's life broke; what was under way on it will not arrive, and it is
@@ -234,6 +276,40 @@ pub enum Output {
     SwapDrop {
         /// The attempt.
         handoff: HandoffId,
+    },
+    /// Copy a block of the prefix cache to host memory, to be kept by its content; answered by `Shelved`.
+    /// The block stays as it is until then.
+    Shelve {
+        /// What it contains: the content's name, and whose it is.
+        content: BlockHash,
+        /// From where.
+        block: BlockIndex,
+    },
+    /// Write what host memory keeps of a content to disk, where it stays beside it; answered by
+    /// `WrittenOn`.
+    WriteOn {
+        /// Which content.
+        content: BlockHash,
+    },
+    /// Copy contents that are kept into these blocks, each verified; answered by `Fetched`. They stay kept.
+    /// Whatever is amiss with one, those before it are of use.
+    Fetch {
+        /// The attempt.
+        handoff: HandoffId,
+        /// What, and to where, in the sequence's order.
+        blocks: Vec<(BlockHash, BlockIndex)>,
+    },
+    /// Bring no more of it back; `Fetch` is answered all the same, and soon.
+    FetchStop {
+        /// The attempt.
+        handoff: HandoffId,
+    },
+    /// Keep a content in this place no longer.
+    TierDrop {
+        /// Which content.
+        content: BlockHash,
+        /// Where.
+        place: Place,
     },
     /// The hand-off is over for this worker: what is still under way of it need not be finished, but
     /// every `Export` and `Import` is still answered.
@@ -435,6 +511,35 @@ pub enum Note {
         blocks: u32,
         /// How long the copy took.
         took: Duration,
+    },
+    /// A content was to be kept below the pool.
+    Kept {
+        /// Where.
+        place: Place,
+        /// Whether it is.
+        outcome: KeepOutcome,
+        /// How long that took.
+        took: Duration,
+    },
+    /// A sequence's beginning was brought back from below the pool.
+    Fetched {
+        /// The attempt.
+        handoff: HandoffId,
+        /// Blocks asked for.
+        asked: u32,
+        /// Blocks that came.
+        came: u32,
+        /// Why not more.
+        outcome: FetchOutcome,
+        /// From when it was asked for.
+        took: Duration,
+    },
+    /// How full the places below the pool are, whenever that has changed.
+    Tiers {
+        /// Blocks in host memory, or on their way there.
+        host_blocks: u32,
+        /// Blocks on disk, or on their way there.
+        disk_blocks: u32,
     },
     /// A running sequence moved to another worker.
     MovedOut {

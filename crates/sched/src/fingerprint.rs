@@ -43,6 +43,7 @@ impl Brain {
             step_mean: _,
             swap_prices,
             acceptance,
+            tiers,
             learner,
             told,
             // Follows from the prices.
@@ -58,6 +59,7 @@ impl Brain {
         assert!(outputs.is_empty(), "something is still to be polled");
         (limits.me, limits.role, draining).hash(hasher);
         pool.fingerprint(hasher);
+        tiers.fingerprint(*now, |touched| pool.older(touched), hasher);
         sequences.len().hash(hasher);
         self.hash_sequences(hasher);
         for (handoff, leaving) in moves {
@@ -65,7 +67,7 @@ impl Brain {
             (leaving.exported, leaving.still.is_some()).hash(hasher);
         }
         past.hash(hasher);
-        for deadlines in [leases, stalls] {
+        for deadlines in [leases, stalls, tiers.patience()] {
             for (handoff, until) in deadlines.iter() {
                 (handoff, until.since(*now)).hash(hasher);
             }
@@ -134,6 +136,7 @@ impl Sequence {
             outgoing,
             moving,
             swap,
+            fetch,
             peered,
             tokens,
             computed,
@@ -171,7 +174,7 @@ impl Sequence {
             Stage::Closing { cancelled: Some(_) } => 5,
         };
         (stage, unmet, phase, incoming, outgoing, moving).hash(hasher);
-        (swap, peered, tokens, computed, table, promise).hash(hasher);
+        (swap, fetch, peered, tokens, computed, table, promise).hash(hasher);
         (published, exported, slot, opened, steps_count).hash(hasher);
         (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
         speculating.fingerprint().hash(hasher);

@@ -32,14 +32,16 @@ impl Brain {
             return Ok(());
         }
         let size = self.limits.capacity.block_tokens;
-        let cached = match self.limits.prefix_cache {
-            true => self.pool.leading(sequence.reusable(size)).blocks * size,
+        let known = match self.limits.prefix_cache {
+            true => self.pool.leading(sequence.reusable(size)).blocks,
             false => 0,
         };
+        let kept = self.kept_below(sequence, known).worth();
+        let cached = (known + kept.blocks) * size;
         let prices = self.learner.prices();
         let (rest, rank) = (sequence.len() - cached, sequence.rank);
         let slowed = self.slowed_permille();
-        let takes = prices.prefill(cached, rest, self.quantum) * slowed / 1000;
+        let takes = prices.prefill(cached, rest, self.quantum) * slowed / 1000 + kept.takes;
         let adds = prices.adds(cached, rest, self.quantum) * slowed / 1000;
         let (ahead, over) = self.demand(rank, adds);
         let left = rank.due.since(self.now);

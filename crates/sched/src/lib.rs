@@ -26,6 +26,7 @@ mod fingerprint;
 mod late;
 mod load;
 mod moves;
+mod outcome;
 mod pace;
 mod past;
 mod peer;
@@ -36,10 +37,12 @@ mod settle;
 mod severed;
 mod speculate;
 mod swap;
+mod tier;
 
 pub use brain::Brain;
-pub use cleave_kv::{Condition, Writer};
+pub use cleave_kv::{Condition, Place, Writer};
 pub use event::{
     Drafting, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome,
 };
+pub use outcome::{FetchOutcome, KeepOutcome};
 pub use speculate::Lookup;

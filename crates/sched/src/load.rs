@@ -89,7 +89,9 @@ impl Brain {
                 load.streams += 1;
             }
             if sequence.computes() {
-                load.queue_tokens += u64::from(sequence.rest());
+                let size = self.limits.capacity.block_tokens;
+                let rest = sequence.len() - sequence.computed_soon(size);
+                load.queue_tokens += u64::from(rest);
                 let work = self.prompt_adds(sequence);
                 let slack = self.prompt_slack(sequence);
                 let priority = sequence.request.slo.priority;
@@ -121,13 +123,15 @@ impl Brain {
     /// How long the rest of a prompt takes, alone.
     pub(crate) fn prompt_takes(&self, sequence: &Sequence) -> Duration {
         let prices = self.learner.prices();
-        prices.prefill(sequence.computed, sequence.rest(), self.quantum)
+        let done = sequence.computed_soon(self.limits.capacity.block_tokens);
+        prices.prefill(done, sequence.len() - done, self.quantum)
     }
 
     /// And how long it takes others that share steps with it.
     pub(crate) fn prompt_adds(&self, sequence: &Sequence) -> Duration {
         let prices = self.learner.prices();
-        prices.adds(sequence.computed, sequence.rest(), self.quantum)
+        let done = sequence.computed_soon(self.limits.capacity.block_tokens);
+        prices.adds(done, sequence.len() - done, self.quantum)
     }
 
     /// How long a prompt that is due may still wait; `None` for one that is not, or is late anyway.

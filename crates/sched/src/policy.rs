@@ -80,6 +80,11 @@ impl SwapPrices {
         measure(&mut self.token, tokens, took);
     }
 
+    /// To compute a token's KV, if it was ever measured.
+    pub(crate) fn token(&self) -> Option<Duration> {
+        self.token
+    }
+
     /// So many blocks were copied to host memory.
     pub(crate) fn swapped_out(&mut self, blocks: u32, took: Duration) {
         measure(&mut self.block_out, blocks, took);

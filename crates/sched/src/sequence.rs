@@ -8,6 +8,7 @@ use crate::pace::Pace;
 use crate::policy::Rank;
 use crate::speculate::Speculating;
 use crate::swap::{Swap, SwapStage};
+use crate::tier::Fetch;
 use cleave_domain::{
     BlockHash, BlockRef, DueUnmet, FinishReason, HandoffId, LogitsWanted, OpenSlot, PrefillTiming,
     Request, RouterId, Sampled, SlotIndex, Time, TokenId, WorkerRef,
@@ -41,6 +42,8 @@ pub(crate) struct Sequence {
     pub(crate) moving: Option<HandoffId>,
     /// It is in host memory, or on its way there or back.
     pub(crate) swap: Option<Swap>,
+    /// Part of its beginning is being brought back from below the pool.
+    pub(crate) fetch: Option<Fetch>,
     /// The body keeps something for the hand-off with the peer until it is told to forget it.
     pub(crate) peered: bool,
     /// Prompt and output so far.
@@ -133,6 +136,7 @@ impl Sequence {
             outgoing: None,
             moving: None,
             swap: None,
+            fetch: None,
             peered: false,
             tokens,
             computed: 0,
@@ -243,6 +247,7 @@ impl Sequence {
         self.stage == Stage::Active
             && self.outgoing.is_none()
             && self.swap.is_none()
+            && self.fetch.is_none()
             && !self.stepping()
             && !self.starved()
     }
@@ -252,10 +257,16 @@ impl Sequence {
         self.incoming.as_ref().is_some_and(Receiver::quarantined)
     }
 
-    /// Whether its blocks are being copied to host memory or back.
+    /// Whether its blocks are being copied to host memory or back, or filled from below the pool.
     pub(crate) fn swapping(&self) -> bool {
         let copied = |swap: Swap| matches!(swap.stage, SwapStage::Out | SwapStage::In);
-        self.swap.is_some_and(copied)
+        self.swap.is_some_and(copied) || self.fetch.is_some()
+    }
+
+    /// Leading tokens whose KV is in its blocks, or is being brought there.
+    pub(crate) fn computed_soon(&self, block_tokens: u32) -> u32 {
+        let fetched = self.fetch.map_or(0, |fetch| fetch.blocks * block_tokens);
+        self.computed + fetched
     }
 
     /// The worker at the other end, while the hand-off with it is open.

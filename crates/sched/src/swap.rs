@@ -217,6 +217,7 @@ impl Brain {
             .sequences
             .values()
             .filter(|s| s.swap.is_some_and(|swap| swap.stage == SwapStage::Out));
-        out.map(|s| s.table.len() as u64).sum()
+        let out: u64 = out.map(|s| s.table.len() as u64).sum();
+        out + self.blocks_lent()
     }
 }

@@ -103,6 +103,8 @@ impl Bench {
                 step_max: Duration::from_secs(60),
                 prefix_cache: false,
                 swap_blocks: 0,
+                host_blocks: 0,
+                disk_blocks: 0,
                 writer: Writer::Receiver,
                 prices: prices(),
                 steps_in_flight,

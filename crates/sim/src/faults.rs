@@ -230,6 +230,7 @@ impl Run<'_> {
             return;
         };
         self.tapes.extend(body.take_tape());
+        self.seats[worker].disk = std::mem::take(&mut body.below.disk);
         let me = body.me;
         let others: Vec<_> = (0..self.seats.len()).filter(|w| *w != worker).collect();
         for other in others {
@@ -308,12 +309,22 @@ impl Run<'_> {
             prefix_cache: self.world.prefix_cache,
             step_max: self.world.step_max,
             swap_blocks: self.world.swap_blocks,
+            host_blocks: self.world.below.blocks.0,
+            disk_blocks: self.world.below.blocks.1,
             writer: self.world.writer,
             prices: cleave_domain::Prices::default(),
             steps_in_flight: self.world.steps_in_flight,
             speculation: self.world.speculation,
         };
-        seat.body = Some(Body::new(limits, about, self.taping));
+        let mut body = Body::new(limits, about, self.taping);
+        body.below.disk = std::mem::take(&mut seat.disk);
+        let contents: Vec<_> = body.below.disk.keys().copied().collect();
+        seat.body = Some(body);
+        if !contents.is_empty() {
+            let found = cleave_sched::Input::FoundOnDisk { contents };
+            self.worker_hears(worker, found)?;
+            self.count("found on disk");
+        }
         for router in 0..self.routers.len() {
             self.meet(router, worker)?;
         }

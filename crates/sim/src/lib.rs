@@ -10,6 +10,7 @@ mod body;
 mod clients;
 mod desk;
 mod dice;
+mod disk;
 mod engine;
 pub mod explore;
 mod faults;

@@ -13,8 +13,8 @@ use crate::tape;
 use crate::words;
 use crate::world::World;
 use cleave_domain::{
-    Emission, HandoffId, Incarnation, Order, Report, RouterId, Tape, TapeLine, Time, WorkerId,
-    WorkerRef,
+    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, Tape, TapeLine, Time,
+    WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_router::Readiness;
@@ -65,6 +65,10 @@ pub(crate) enum Event {
     Packet(Box<Parcel>),
     /// A worker notices that a link broke.
     LinkLost { side: WorkerRef, peer: WorkerRef },
+    /// A worker's disk has written a content.
+    DiskWrote(WorkerRef, BlockHash),
+    /// A worker's disk has read what a fetch waits for.
+    DiskRead(WorkerRef, HandoffId),
     /// An engine is done with what it did.
     EngineDone(WorkerRef),
     /// A link has taken a block's frames.
@@ -128,6 +132,8 @@ pub(crate) struct Seat {
     pub(crate) frozen_until: Time,
     /// Its engine stands still.
     pub(crate) hung_until: Time,
+    /// What its last life left on disk.
+    pub(crate) disk: BTreeMap<BlockHash, Payload>,
     /// When it starts again once a drain is done.
     pub(crate) back: std::time::Duration,
 }
@@ -275,9 +281,11 @@ impl<'a> Run<'a> {
     fn held_up(&self, event: &Event) -> Option<Time> {
         let worker = match event {
             Event::ToWorker { worker, .. } => *worker,
-            Event::WorkerHears(who, _) | Event::EngineDone(who) | Event::WakeWorker(who) => {
-                index(*who)
-            }
+            Event::WorkerHears(who, _)
+            | Event::EngineDone(who)
+            | Event::DiskWrote(who, _)
+            | Event::DiskRead(who, _)
+            | Event::WakeWorker(who) => index(*who),
             Event::Packet(parcel) => index(parcel.to),
             Event::LinkLost { side, .. } | Event::Shipped { side, .. } => index(*side),
             _ => return None,
@@ -323,6 +331,8 @@ impl<'a> Run<'a> {
             Event::Packet(parcel) => self.packet(*parcel),
             Event::LinkLost { side, peer } => self.link_lost(side, peer),
             Event::EngineDone(who) => self.engine_done(who),
+            Event::DiskWrote(who, content) => self.disk_wrote(who, content),
+            Event::DiskRead(who, handoff) => self.disk_read(who, handoff),
             Event::Shipped { side, exported } => self.shipped(side, *exported),
             Event::WakeRouter(router) => self.wake_router(router),
             Event::WakeWorker(who) => self.wake_worker(who),

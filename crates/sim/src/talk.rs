@@ -3,7 +3,7 @@
 //! Owns: carrying out a worker brain's outputs. Never: decides.
 //! Invariant: every frame that arrives is imported or discarded before anything else is heard.
 
-use crate::body::{Done, Op, Payload};
+use crate::body::{Done, From, Op, Payload};
 use crate::model::REPEATS;
 use crate::net::Way;
 use crate::run::{Event, Parcel, Run, Word, Write, index};
@@ -114,6 +114,20 @@ impl Run<'_> {
                     self.plan(self.now, Event::WorkerHears(me, answer));
                 }
             }
+            Output::Shelve { content, block } => body.shelve(content, block)?,
+            Output::WriteOn { content } => self.write_on(me, content),
+            Output::Fetch { handoff, blocks } => {
+                let first = blocks.first().map(|(content, _)| *content);
+                if body.fetch(self.now, handoff, blocks)? == From::Disk {
+                    self.read_disk(me, (handoff, first));
+                }
+            }
+            Output::FetchStop { handoff } => {
+                if let Some(answer) = body.stop_fetch(self.now, handoff) {
+                    self.plan(self.now, Event::WorkerHears(me, answer));
+                }
+            }
+            Output::TierDrop { content, place } => body.drop_kept(content, place)?,
             Output::Forget { handoff } => {
                 for answer in body.forget(handoff) {
                     self.plan(self.now, Event::WorkerHears(me, answer));
@@ -156,6 +170,7 @@ impl Run<'_> {
             Note::Preempted { .. } => self.count("preempted"),
             Note::SwappedOut { .. } => self.count("swapped out"),
             Note::SwappedIn { .. } => self.count("swapped in"),
+            Note::Kept { .. } | Note::Fetched { .. } => self.note_below(note),
             Note::MovedOut { .. } => self.count("moved out"),
             Note::Stuck { .. } => self.count("stuck"),
             Note::HandoffFailed { .. } => self.count("hand-offs failed"),
@@ -233,7 +248,7 @@ impl Run<'_> {
         self.worker_hears(index(who), Input::EngineLost { reason })
     }
 
-    fn next_op(&mut self, who: WorkerRef) {
+    pub(crate) fn next_op(&mut self, who: WorkerRef) {
         let (now, price) = (self.now, self.world.price);
         let body = self.seats[index(who)].body.as_mut();
         if let Some(done) = body.and_then(|body| body.begin(now, &price)) {

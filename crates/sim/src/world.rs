@@ -4,6 +4,7 @@
 //! the dice it hands over. Invariant: printed before it runs, and the same for the same seed.
 
 use crate::dice::{Dice, mix};
+use crate::disk::Below;
 use crate::engine::Price;
 use crate::guesses::draw_speculation;
 use cleave_domain::{
@@ -47,6 +48,7 @@ pub(crate) struct World {
     pub(crate) step_max: Duration,
     /// Host memory of each worker, in blocks.
     pub(crate) swap_blocks: u32,
+    pub(crate) below: Below,
     /// How blocks get from pool to pool.
     pub(crate) writer: Writer,
     /// How long a worker may say nothing before its routers take it for lost.
@@ -184,6 +186,7 @@ impl World {
             steps_in_flight: 1 + (mix(seed ^ AHEAD) & 1) as u32,
             speculation,
             swap_blocks: *dice.pick(&[0, 0, 2, 8, 64]),
+            below: Below::draw(seed),
             writer: match dice.chance(250) {
                 true => Writer::Sender,
                 false => Writer::Receiver,
@@ -214,7 +217,7 @@ impl World {
         let slots = u64::from(capacity.slots_count);
         let context = slots * u64::from(capacity.context_tokens_max) * context_token;
         let tokens = u64::from(capacity.step_tokens_max) * prefill_token.max(decode_sequence);
-        let copies = 2 * u64::from(capacity.blocks_count) * copy;
+        let copies = 4 * u64::from(capacity.blocks_count) * copy;
         let engine = Duration::from_nanos(steps * (step + tokens + context) + copies);
         let pool_bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes + 128);
         let link = Duration::from_nanos(pool_bytes * self.wire.nanos_per_byte);
@@ -533,7 +536,7 @@ impl fmt::Display for World {
         writeln!(f, "  {:?}", self.wire)?;
         writeln!(
             f,
-            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}, {} in flight",
+            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}, {} in flight, {:?}",
             self.lease,
             self.stall_max,
             self.step_max,
@@ -541,7 +544,8 @@ impl fmt::Display for World {
             self.prefix_cache,
             self.writer,
             self.silence_max,
-            self.steps_in_flight
+            self.steps_in_flight,
+            self.below
         )?;
         if let Some(speculation) = &self.speculation {
             writeln!(f, "  {speculation:?}")?;

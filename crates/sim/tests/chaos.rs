@@ -43,6 +43,13 @@ fn worlds_by_seed_break_nothing() {
     println!("{sums:#?}");
     // Without this, nothing might break because nothing happened.
     for corner in [
+        "kept in memory",
+        "kept on disk",
+        "fetched",
+        "fetches stopped",
+        "fetches failed",
+        "fetched in part",
+        "found on disk",
         "moved",
         "stayed",
         "fenced",

@@ -18,6 +18,7 @@ mod serve;
 mod sim;
 mod speculation;
 mod telemetry;
+mod tier;
 mod top;
 mod transport;
 
@@ -206,6 +207,7 @@ mod tests {
         assert_eq!(limits.swap_space, options.swap_bytes);
         let speculation = limits.speculation.speculative_config;
         assert_eq!(speculation, options.speculation);
+        assert_eq!(limits.tier.options(), options.tier);
         assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }

@@ -2,6 +2,7 @@
 //!
 //! Owns: these flags. Never: holds a default that a part holds too: flags show and take the parts'.
 
+use super::tier::TierArgs;
 use super::transport::TransportArgs;
 use super::{
     EngineArgs, FaceArgs, FellowArgs, MockArgs, ModelArgs, PickerArgs, PromptArgs, SpeculationArgs,
@@ -184,6 +185,8 @@ pub(crate) struct WorkerLimitArgs {
     /// such as `4GiB`; 0 for none. A quarter of the KV cache if absent.
     #[arg(long, value_name = "SIZE", value_parser = parse_swap_bytes)]
     pub(crate) swap_space: Option<u64>,
+    #[command(flatten)]
+    pub(crate) tier: TierArgs,
     /// A step that takes longer makes the worker unhealthy and moves its streams elsewhere, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(worker_defaults().step_max), value_parser = parse_seconds)]
     pub(crate) step_max: Seconds,

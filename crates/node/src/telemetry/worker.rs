@@ -5,6 +5,7 @@
 //! role, its gauges are shown under the new one alone.
 
 mod series;
+mod tier;
 mod used;
 
 pub(crate) use series::Series;
@@ -99,6 +100,10 @@ pub(crate) struct WorkerMeters {
     pool: Option<Note>,
     /// Likewise.
     load: Load,
+    /// Likewise.
+    tiers: Option<Note>,
+    /// Of a block.
+    block_bytes: u32,
     /// What its device can do, if that is known.
     ceilings: Option<Ceilings>,
     used: Used,
@@ -115,6 +120,8 @@ impl WorkerMeters {
             model: model.to_owned(),
             pool: None,
             load: Load::default(),
+            tiers: None,
+            block_bytes: 0,
             ceilings: None,
             used: Used::default(),
         };
@@ -129,7 +136,8 @@ impl WorkerMeters {
     }
 
     /// The size of its pool is shown from now on.
-    pub(crate) fn with_capacity(self, capacity: Capacity) -> Self {
+    pub(crate) fn with_capacity(mut self, capacity: Capacity) -> Self {
+        self.block_bytes = capacity.block_bytes;
         let shape = CacheShape {
             worker: self.worker.worker.clone(),
             model_name: self.model.clone(),
@@ -166,6 +174,7 @@ impl WorkerMeters {
         }
         drop(series.stuck.get_or_create(&self.worker));
         drop(series.passes.get_or_create(&self.worker));
+        self.begin_tier();
         drop(series.vllm_running.get_or_create(&self.model()));
         drop(series.vllm_waiting.get_or_create(&self.model()));
         drop(series.vllm_usage.get_or_create(&self.model()));
@@ -184,6 +193,7 @@ impl WorkerMeters {
         }
         series.stuck.remove(&self.worker);
         series.passes.remove(&self.worker);
+        self.end_tier();
         series.mfu.remove(&self.worker);
         series.mbu.remove(&self.worker);
         let model = self.model();
@@ -194,6 +204,9 @@ impl WorkerMeters {
         self.begin();
         if let Some(pool) = self.pool.take() {
             self.count(&pool);
+        }
+        if let Some(tiers) = self.tiers.take() {
+            self.count(&tiers);
         }
         self.loaded(self.load);
     }
@@ -284,6 +297,7 @@ impl WorkerMeters {
             | Note::Repeated { .. }
             | Note::CancelFreed { .. }
             | Note::Stuck { .. } => self.count_work(note),
+            Note::Kept { .. } | Note::Fetched { .. } | Note::Tiers { .. } => self.count_tier(note),
             Note::Preempted { .. }
             | Note::SwappedOut { .. }
             | Note::SwappedIn { .. }

@@ -210,6 +210,9 @@ impl Legs {
                 let tokens = i64::from(*recomputed_tokens);
                 self.happened(*handoff, "preempted", ("cleave.tokens", tokens));
             }
+            Note::Fetched { handoff, came, .. } => {
+                self.happened(*handoff, "fetched", ("cleave.blocks", i64::from(*came)));
+            }
             Note::SwappedOut {
                 handoff, blocks, ..
             } => self.happened(

@@ -11,6 +11,7 @@ use super::exports::Exports;
 use super::facts::{handoff_of, price_of, stopped};
 use super::stops::Stops;
 use super::swap::{Swap, Way};
+use super::tier::Shelving;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, LinkState, RouterLine, Upward};
 use crate::tape::Recorder;
@@ -18,8 +19,8 @@ use crate::telemetry::WorkerMeters;
 use crate::trace::{Legs, named};
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockIndex, Emission, HandoffId, Load, Order, Report, Reserve, Role, RouterId, TapeLine,
-    WorkerRef,
+    BlockHash, BlockIndex, Emission, HandoffId, Load, Order, Report, Reserve, Role, RouterId,
+    TapeLine, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_sched::{Brain, Input, Limits, Note, Output};
@@ -117,7 +118,8 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(limits: Limits, ears: Ears, mut hands: Hands) -> Self {
+    /// `found` is what an earlier life of the worker left on disk.
+    pub(crate) fn new(limits: Limits, found: Vec<BlockHash>, ears: Ears, mut hands: Hands) -> Self {
         let block_bytes = limits.capacity.block_bytes;
         hands.recorder.worker(TapeLine::Born { limits: &limits });
         Self {
@@ -132,13 +134,17 @@ impl Driver {
             stops: Stops::default(),
             arriving: None,
             shown: None,
-            pending: VecDeque::new(),
+            pending: match found.is_empty() {
+                true => VecDeque::new(),
+                false => VecDeque::from([Input::FoundOnDisk { contents: found }]),
+            },
             emitted: BTreeMap::new(),
         }
     }
 
     /// Runs until told to stop, or nobody is left to tell it anything.
     pub(crate) async fn run(mut self) {
+        self.settle();
         loop {
             match self.next_event().await {
                 Some(Event::Outside(WorkerEvent::Stop)) | None => return,
@@ -446,6 +452,18 @@ impl Driver {
             Output::SwapDrop { handoff } => {
                 self.pending.extend(self.hands.engine.drop_swapped(handoff));
             }
+            Output::Shelve { content, block } => {
+                let bytes = self.block_bytes;
+                self.hands.engine.push(Work::Shelve(Shelving {
+                    content,
+                    block,
+                    bytes,
+                }));
+            }
+            Output::WriteOn { content } => self.hands.engine.write_on(content),
+            Output::Fetch { handoff, blocks } => self.hands.engine.fetch(handoff, blocks),
+            Output::FetchStop { handoff } => self.hands.engine.stop_fetch(handoff),
+            Output::TierDrop { content, place } => self.hands.engine.drop_kept(content, place),
             Output::Forget { handoff } => {
                 self.pending.extend(self.exports.forget(handoff));
                 self.pending.extend(self.hands.engine.forget(handoff));

@@ -2,12 +2,13 @@
 //! takes steps, block reads and block writes from one queue, in order; that order alone keeps them
 //! apart.
 //!
-//! Sequences that are swapped to host memory and back take their turn in the same queue.
+//! Sequences that are swapped to host memory and back take their turn in the same queue, and so do blocks of the
+//! prefix cache that are copied to host memory or brought back.
 //!
 //! Where a device copies by itself, blocks that leave and arrive do not come here at all: the `porter` has them.
 //!
 //! One exception: once `write_bytes_max` bytes have been written since the last step, a step goes
-//! ahead of the writes and swaps before it, so that neither arriving hand-offs nor a shortage hold up
+//! ahead of the writes, swaps and such blocks before it, so that neither arriving hand-offs nor a shortage hold up
 //! running sequences for longer than that. A swap is made in goes of as much, and its rest goes to the
 //! end of the queue. It is safe because a brain gives no block to a step before the write to it, or
 //! the swap that reads it, has been answered.
@@ -26,11 +27,12 @@ use super::pace::{Pace, StepTime};
 use super::porter::Porter;
 use super::queue::Queue;
 use super::swap::{Cellar, Progress, Swap};
+use super::tier::{self, Brought, Incoming, Incomings, Keeper, Shelving};
 use crate::health::{Pulse, words};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, StepResult};
 use cleave_engine::{DeviceBlocks, Engine, EngineError};
 use cleave_kv::{BlockPart, handoff::Digest};
-use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, SwapOutcome};
+use cleave_sched::{Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, SwapOutcome};
 use cleave_transfer::{Destination, Frame, Payload, Permit};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -69,6 +71,13 @@ pub(crate) enum Work {
     Swap(Swap),
     /// Drop what was swapped out of this.
     SwapDrop(HandoffId),
+    /// A block of the prefix cache goes to host memory.
+    Shelve(Shelving),
+    /// Such blocks are about to come back.
+    Fetch(Incoming),
+    Bring(Brought),
+    /// They are not waited for any more.
+    FetchStop(HandoffId),
 }
 
 impl Import {
@@ -93,9 +102,11 @@ pub(crate) struct EngineLimits {
 /// The driver's side of the host. Dropping it ends the host after the work under way.
 #[derive(Debug)]
 pub(crate) struct EngineHost {
-    queue: Arc<Queue>,
+    pub(super) queue: Arc<Queue>,
     /// Where blocks are copied beside the engine.
     porter: Option<Porter>,
+    /// Where blocks are kept below the pool.
+    pub(super) keeper: Option<Keeper>,
     /// The thread, if the engine has one: it may sleep between two looks at the device.
     thread: Option<Thread>,
 }
@@ -105,8 +116,8 @@ impl EngineHost {
     /// a tokio runtime.
     pub(crate) fn start(
         (engine, blocks): (Box<dyn Engine>, Option<Arc<dyn DeviceBlocks>>),
-        limits: EngineLimits,
-        pulse: Arc<Pulse>,
+        tier: Option<tier::Opened>,
+        (limits, pulse): (EngineLimits, Arc<Pulse>),
         answers: mpsc::UnboundedSender<Input>,
     ) -> std::io::Result<Self> {
         let queue = Arc::new(Queue {
@@ -120,8 +131,9 @@ impl EngineHost {
             Porter::start(blocks, limits.block_bytes, told)
         });
         let porter = porter.transpose()?;
-        let bench = Bench::new((engine, blocks), limits, pulse);
-        let running = run(bench, Arc::clone(&queue), answers);
+        let mut bench = Bench::new((engine, blocks), limits, pulse);
+        bench.incomings = tier.as_ref().map(|tier| Incomings::new(tier.shelves()));
+        let running = run(bench, Arc::clone(&queue), answers.clone());
         let thread = match time {
             StepTime::Measured => {
                 let here = Handle::current();
@@ -135,7 +147,9 @@ impl EngineHost {
                 None
             }
         };
+        let keeper = tier.map(|tier| tier.start(&queue, thread.clone(), answers));
         Ok(Self {
+            keeper: keeper.transpose()?,
             queue,
             porter,
             thread,
@@ -155,7 +169,7 @@ impl EngineHost {
         self.wake();
     }
 
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.queue.changed.notify_one();
         if let Some(thread) = &self.thread {
             thread.unpark();
@@ -221,6 +235,8 @@ pub(super) struct Bench {
     /// Steps that the device failed since it last did one.
     device_failures: u32,
     pub(super) cellar: Cellar,
+    /// Blocks that come back, if any are kept.
+    pub(super) incomings: Option<Incomings>,
 }
 
 /// Whether the engine panicked, and whether the brain knows.
@@ -302,6 +318,7 @@ impl Bench {
             health: Health::Sound,
             device_failures: 0,
             cellar: Cellar::new(limits.swap_bytes_max),
+            incomings: None,
             limits,
         }
     }
@@ -323,6 +340,18 @@ impl Bench {
             Work::SwapDrop(handoff) => {
                 drop(self.cellar.take(handoff));
                 None
+            }
+            Work::Shelve(shelving) => Some(self.shelve(shelving)),
+            Work::Fetch(incoming) => {
+                if let Some(incomings) = &mut self.incomings {
+                    incomings.begin(incoming);
+                }
+                None
+            }
+            Work::Bring(brought) => self.bring(brought),
+            Work::FetchStop(handoff) => {
+                let incomings = self.incomings.as_mut();
+                incomings.and_then(|incomings| incomings.end(handoff, FetchOutcome::Stopped))
             }
         };
         if !self.steps_run() {
@@ -658,6 +687,8 @@ mod tests {
                 Work::Write(_) => 'W',
                 Work::Swap(_) => 'X',
                 Work::SwapDrop(_) => 'D',
+                Work::Shelve(_) => 'H',
+                Work::Fetch(_) | Work::Bring(_) | Work::FetchStop(_) => 'F',
             })
             .collect()
     }
@@ -744,6 +775,7 @@ mod tests {
         let thread = EngineHost {
             queue,
             porter: None,
+            keeper: None,
             thread: None,
         };
         thread.push(pair.import(1).await);

@@ -29,6 +29,7 @@ pub(super) fn handoff_of(note: &Note) -> Option<HandoffId> {
         | Note::Preempted { handoff, .. }
         | Note::SwappedOut { handoff, .. }
         | Note::SwappedIn { handoff, .. }
+        | Note::Fetched { handoff, .. }
         | Note::MovedOut { handoff, .. }
         | Note::Stayed { handoff, .. } => Some(*handoff),
         Note::Stepped { .. }
@@ -37,6 +38,8 @@ pub(super) fn handoff_of(note: &Note) -> Option<HandoffId> {
         | Note::PrefillStarted { .. }
         | Note::Stuck { .. }
         | Note::CancelFreed { .. }
+        | Note::Kept { .. }
+        | Note::Tiers { .. }
         | Note::Pool { .. } => None,
     }
 }

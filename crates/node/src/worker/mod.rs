@@ -15,10 +15,12 @@ mod porter;
 mod queue;
 mod stops;
 mod swap;
+mod tier;
 
 pub(crate) use desk::Desk;
 pub(crate) use driver::WorkerEvent;
 pub use pace::StepTime;
+pub use tier::{DiskOptions, SlabError, TierOptions};
 
 use crate::door::WorkerDoor;
 use crate::health::Pulse;
@@ -97,7 +99,18 @@ impl WorkerBody {
             StepTime::Priced(_) => None,
         };
         let pools = blocks.clone().filter(|_| options.writes_to_pools);
-        let host = EngineHost::start((engine, blocks), limits, Arc::clone(&pulse), answers);
+        let tier = tier::Opened::open(
+            &options.tier,
+            &description.fingerprint,
+            description.capacity.block_bytes,
+        )?;
+        let tier = tier.filter(|_| options.prefix_cache);
+        let below = tier
+            .as_ref()
+            .map(|tier| (tier.host_blocks, tier.disk_blocks));
+        let found = tier.as_ref().map(|tier| tier.found.clone());
+        let told = (limits, Arc::clone(&pulse));
+        let host = EngineHost::start((engine, blocks), tier, told, answers);
         let host = host.map_err(NodeError::Thread)?;
         let (link_events, heard) = mpsc::channel(LINK_EVENTS_MAX);
         let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn Pools>);
@@ -160,12 +173,15 @@ impl WorkerBody {
             links: heard,
             engine: engine_answers,
         };
+        let (host_blocks, disk_blocks) = below.unwrap_or_default();
         let limits = cleave_sched::Limits {
             writer,
             speculation,
+            host_blocks,
+            disk_blocks,
             ..brain_limits(&options, (me, steps_in_flight), &description)
         };
-        let driver = Driver::new(limits, ears, hands);
+        let driver = Driver::new(limits, found.unwrap_or_default(), ears, hands);
         let watched = Arc::clone(&pulse);
         let driver = tokio::spawn(async move { watched.watch(driver.run()).await });
         Ok(Self {
@@ -248,6 +264,9 @@ fn brain_limits(
         prefix_cache: options.prefix_cache,
         step_max: options.step_max,
         swap_blocks: u32::try_from(swap_bytes(options, engine) / block_bytes).unwrap_or(u32::MAX),
+        // Known once the disk was looked at.
+        host_blocks: 0,
+        disk_blocks: 0,
         writer: Writer::Receiver,
         prices: match &options.prices {
             Some(prices) => prices.clone(),

@@ -239,7 +239,7 @@ mod tests {
             let pulse = Arc::new(Pulse::new(Duration::from_secs(60)));
             let watched = Arc::clone(&pulse);
             let device: Box<dyn Engine> = Box::new(device);
-            let host = EngineHost::start((device, None), LIMITS, watched, tell).unwrap();
+            let host = EngineHost::start((device, None), None, (LIMITS, watched), tell).unwrap();
             Self {
                 host,
                 pulse,

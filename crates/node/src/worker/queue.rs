@@ -6,6 +6,7 @@
 
 use super::engine::Work;
 use super::swap::Swap;
+use cleave_domain::HandoffId;
 use cleave_sched::{Input, SwapOutcome};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,6 +27,21 @@ pub(super) struct State {
     pub(super) closed: bool,
 }
 
+impl Work {
+    /// Whether a step behind it may go ahead of it.
+    pub(super) fn is_write(&self) -> bool {
+        match self {
+            Self::Write(_)
+            | Self::Swap(_)
+            | Self::Shelve(_)
+            | Self::Fetch(_)
+            | Self::Bring(_)
+            | Self::FetchStop(_) => true,
+            Self::Step(_) | Self::Read(..) | Self::SwapDrop(_) => false,
+        }
+    }
+}
+
 impl Queue {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -40,6 +56,15 @@ impl Queue {
         }
         state.work.push_back(Work::Swap(swap));
         None
+    }
+
+    /// Nothing more of a fetch is written, and it is answered.
+    pub(super) fn stop_fetch(&self, handoff: HandoffId) {
+        let mut state = self.lock();
+        let of_it = |work: &Work| matches!(work, Work::Bring(of) if of.handoff() == handoff);
+        state.work.retain(|work| !of_it(work));
+        // After the one that may be under way.
+        state.work.push_back(Work::FetchStop(handoff));
     }
 
     /// Waits for work; `None` when the driver is gone.
@@ -66,7 +91,7 @@ impl Queue {
 impl State {
     pub(super) fn take(&mut self, write_bytes_max: u64) -> Option<Work> {
         let step = if self.written_bytes >= write_bytes_max {
-            let past_writes = |work: &&Work| matches!(work, Work::Write(_) | Work::Swap(_));
+            let past_writes = |work: &&Work| work.is_write();
             let writes_count = self.work.iter().take_while(past_writes).count();
             let at = self.work.get(writes_count);
             at.filter(|work| matches!(work, Work::Step(_)))
@@ -82,7 +107,9 @@ impl State {
             Work::Swap(_) => {
                 self.written_bytes = self.written_bytes.saturating_add(write_bytes_max)
             }
-            Work::Read(..) | Work::SwapDrop(_) => {}
+            Work::Shelve(shelving) => self.written_bytes += u64::from(shelving.bytes),
+            Work::Bring(brought) => self.written_bytes += brought.bytes(),
+            Work::Read(..) | Work::SwapDrop(_) | Work::Fetch(_) | Work::FetchStop(_) => {}
         }
         Some(work)
     }

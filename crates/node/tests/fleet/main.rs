@@ -10,6 +10,7 @@ mod policy;
 mod proxy;
 mod secure;
 mod survive;
+mod tier;
 
 use abacus::{Abacus, BLOCK_BYTES, BLOCKS, Gate, expected};
 use cleave_api::{FlightEvent, FlightStream, Frontend, ModelFiles, Readiness};

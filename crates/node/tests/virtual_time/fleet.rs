@@ -79,6 +79,8 @@ fn device(place: usize) -> Device {
         step_max: options.step_max,
         prefix_cache: options.prefix_cache,
         swap_blocks: 0,
+        host_blocks: 0,
+        disk_blocks: 0,
         writer: Writer::Receiver,
         prices: prices(place),
         steps_in_flight: if overlaps(place) { 2 } else { 1 },

@@ -70,6 +70,7 @@ impl Case {
             desk: Desk::default(),
             faults: false,
             promises: None,
+            slow_disks: Dice(0),
             lies: None,
             guesses: None,
         };

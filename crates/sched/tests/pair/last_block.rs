@@ -16,6 +16,7 @@ fn world(seed: u64) -> Chaos {
         desk: Desk::default(),
         faults: false,
         promises: None,
+        slow_disks: Dice(seed),
         lies: None,
         guesses: None,
     };

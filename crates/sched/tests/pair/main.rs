@@ -5,6 +5,7 @@
 //! The judge is outside: the stage's engine panics at KV that is not the sequence's own, the desk
 //! compares every token with the oracle's, and in the end no block may be held anywhere.
 
+mod below;
 mod desk;
 mod every;
 mod future;
@@ -55,6 +56,8 @@ struct Chaos {
     faults: bool,
     /// What flights are promised is drawn from it, if anything is.
     promises: Option<Dice>,
+    /// Whether a disk is slow, or has something wrong on it, is drawn from it.
+    slow_disks: Dice,
     /// What a router says of times and lengths is drawn from it, if that is a liar.
     lies: Option<Dice>,
     /// Whether a flight repeats itself is drawn from it, where workers guess.
@@ -81,6 +84,7 @@ impl Chaos {
             desk: Desk::default(),
             faults: true,
             promises: None,
+            slow_disks: Dice(seed ^ 0x9fb2_1c65_1e98_df25),
             lies: None,
             guesses: None,
         };
@@ -106,6 +110,12 @@ impl Chaos {
         let steps_in_flight = Dice(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
         let mut guesses = Dice(seed ^ 0x1b87_3593_cc9e_2d51);
         chaos.guesses = guesses.percent(50).then_some(guesses);
+        // And what is kept below the pools: in half of the worlds something is.
+        let mut kept = Dice(seed ^ 0x1405_7b7e_f767_814f);
+        let below = match kept.percent(50) {
+            true => (kept.between(1, 16), kept.between(0, 20)),
+            false => (0, 0),
+        };
         for i in 0..count {
             let role = match (shape, i % 2) {
                 (0, _) => Role::Both,
@@ -129,13 +139,27 @@ impl Chaos {
             if let Some(guesses) = &mut chaos.guesses {
                 limits.speculation = guessing(guesses.between(0, 6));
             }
+            (limits.host_blocks, limits.disk_blocks) = below;
+            if below.0 > 0 {
+                limits.capacity.blocks_count += 8;
+            }
             let name = char::from(b'a' + u8::try_from(i).expect("few"));
             chaos.world.add(name, limits);
         }
         chaos
     }
 
+    /// A disk that takes longer than anybody waits for it.
+    fn hold_up_fetch(&mut self) {
+        let fetches = |what: &Pending| matches!(what, Pending::Fetch { .. });
+        let fetched = self.world.pending.values().any(fetches);
+        if self.faults && fetched && self.slow_disks.percent(10) {
+            self.pass(Duration::from_millis(300));
+        }
+    }
+
     fn act(&mut self) {
+        self.hold_up_fetch();
         match self.dice.roll(100) {
             0..=9 if self.desk.flights.len() < 20 => self.submit(),
             0..=9 => self.move_any(),
@@ -195,6 +219,8 @@ impl Chaos {
             self.world.later(Duration::from_millis(3), what.clone());
         }
         let damaged = self.faults && self.dice.percent(2);
+        let fetched = matches!(what, Pending::Fetch { .. });
+        let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
         let fate = if damaged { Fate::Damaged } else { Fate::Well };
         self.perform(key, fate);
     }
@@ -334,6 +360,10 @@ fn the_worlds_reach_every_corner() {
         "send stop #",
         "send stopped #",
         "severed",
+        "> shelve ",
+        "> write on ",
+        "> fetch #",
+        "found on disk",
     ] {
         let count = lines.iter().filter(|line| line.contains(corner)).count();
         assert!(count > 0, "no world had {corner:?}");

@@ -3,7 +3,8 @@
 //! Legend: `#1.0` flight 1, attempt 0; `b3g1` block 3 of generation 1; `[0+8]` position and length.
 
 use cleave_domain::{
-    BlockIndex, BlockRef, HandoffId, Order, Progress, Report, StepPlan, StepResult, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, HandoffId, Order, Progress, Report, StepPlan, StepResult,
+    WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{Condition, Export, Input, Note, Output};
@@ -134,9 +135,27 @@ pub fn input(input: &Input) -> String {
         Input::SwappedIn {
             handoff, outcome, ..
         } => format!("swapped in {} {outcome:?}", id(*handoff)),
+        Input::FoundOnDisk { contents } => format!("found on disk {}", contents.len()),
+        Input::Shelved {
+            content, outcome, ..
+        } => format!("shelved {} {outcome:?}", short(*content)),
+        Input::WrittenOn {
+            content, outcome, ..
+        } => format!("written on {} {outcome:?}", short(*content)),
+        Input::Fetched {
+            handoff,
+            came,
+            outcome,
+            ..
+        } => format!("fetched {} {came} {outcome:?}", id(*handoff)),
         Input::EngineLost { reason } => format!("engine lost: {reason}"),
         Input::Draining => "draining".into(),
     }
+}
+
+/// The beginning of a content's hash.
+fn short(content: BlockHash) -> String {
+    content.to_string().chars().take(6).collect()
 }
 
 fn stepped(result: &StepResult) -> String {
@@ -208,6 +227,15 @@ pub fn output(output: &Output) -> String {
             format!("swap in {} [{}]", id(*handoff), indices(blocks))
         }
         Output::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
+        Output::Shelve { content, block } => format!("shelve {} {block}", short(*content)),
+        Output::WriteOn { content } => format!("write on {}", short(*content)),
+        Output::Fetch { handoff, blocks } => {
+            let word = |(content, block): &(_, BlockIndex)| format!("{} {block}", short(*content));
+            let words: Vec<_> = blocks.iter().map(word).collect();
+            format!("fetch {} [{}]", id(*handoff), words.join(", "))
+        }
+        Output::FetchStop { handoff } => format!("fetch stop {}", id(*handoff)),
+        Output::TierDrop { content, place } => format!("drop {} {place:?}", short(*content)),
         Output::Forget { handoff } => format!("forget {}", id(*handoff)),
         Output::Drained => "drained".into(),
         Output::Note(of) => note(of),
@@ -291,7 +319,10 @@ fn note(note: &Note) -> String {
             drafting,
         } => format!("note guessed {drafted_tokens} true {accepted_tokens} {drafting:?}"),
         Note::Stuck { running } => format!("note stuck for {running:?}"),
-        Note::SwappedOut { .. }
+        Note::Fetched { .. }
+        | Note::Kept { .. }
+        | Note::Tiers { .. }
+        | Note::SwappedOut { .. }
         | Note::SwappedIn { .. }
         | Note::Stayed { .. }
         | Note::PrefixLooked { .. }

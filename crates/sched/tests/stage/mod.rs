@@ -14,19 +14,20 @@ pub mod engine;
 mod host;
 pub mod line;
 pub mod script;
+mod tier;
 
 use cleave_domain::{
-    BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role, RouterId,
-    StepPlan, Time, WorkerId, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role,
+    RouterId, StepPlan, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::handoff::Digest;
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{
-    Brain, Condition, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output,
-    SwapOutcome, Writer,
+    Brain, Condition, Export, ExportOutcome, FetchOutcome, ImportOutcome, Input, KeepOutcome,
+    Limits, Note, Output, Place, SwapOutcome, Writer,
 };
 use engine::Engine;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 pub const ROUTER: RouterId = RouterId(1);
@@ -45,6 +46,8 @@ pub struct Machine {
     steps: VecDeque<(StepPlan, Fate)>,
     /// What host memory keeps, each block's cells.
     host: BTreeMap<HandoffId, Vec<Vec<u64>>>,
+    /// What is kept below the pool, each block's cells.
+    pub kept: BTreeMap<(BlockHash, Place), Vec<u64>>,
 }
 
 /// Something that will happen. Of steps the oldest.
@@ -81,6 +84,23 @@ pub enum Pending {
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
         dropped: bool,
+    },
+    Shelve {
+        at: usize,
+        content: BlockHash,
+        block: BlockIndex,
+        /// What is to be read; nobody may write to it before it was.
+        cells: Vec<u64>,
+    },
+    WriteOn {
+        at: usize,
+        content: BlockHash,
+    },
+    Fetch {
+        at: usize,
+        handoff: HandoffId,
+        blocks: Vec<(BlockHash, BlockIndex)>,
+        since: Time,
     },
     Packet {
         from: WorkerRef,
@@ -120,6 +140,8 @@ pub struct World {
     pub log: Vec<String>,
     /// Every fact, for the machines that are asked to keep it.
     pub tape: Option<Vec<(usize, Time, Input)>>,
+    /// Fetches that were told to stop and have not.
+    stopped: BTreeSet<(usize, HandoffId)>,
     made: u64,
 }
 
@@ -154,6 +176,8 @@ pub fn limits(worker: u64, role: Role) -> Limits {
         step_max: STEP,
         prefix_cache: true,
         swap_blocks: 0,
+        host_blocks: 0,
+        disk_blocks: 0,
         writer: Writer::Receiver,
         prices: cleave_domain::Prices::default(),
         steps_in_flight: 1,
@@ -170,6 +194,7 @@ impl World {
             engine,
             steps: VecDeque::new(),
             host: BTreeMap::new(),
+            kept: BTreeMap::new(),
         });
         let machine = self.machines.len() - 1;
         self.feed(machine, Input::RouterJoined { router: ROUTER });
@@ -296,6 +321,13 @@ impl World {
                 );
             }
             Output::SwapDrop { handoff } => self.drop_swap(at, handoff),
+            Output::Shelve { content, block } => self.shelve(at, content, block),
+            Output::WriteOn { content } => {
+                self.later(Duration::from_millis(6), Pending::WriteOn { at, content });
+            }
+            Output::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
+            Output::FetchStop { handoff } => self.stop_fetch(at, handoff),
+            Output::TierDrop { content, place } => self.drop_kept(at, content, place),
             Output::Note(Note::Pool { blocks_leaked, .. }) => {
                 assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
             }
@@ -394,6 +426,9 @@ impl World {
             }
             Pending::SwapOut { at, .. } => self.perform_swap_out(at, what, fate),
             Pending::SwapIn { at, .. } => self.perform_swap_in(at, what, fate),
+            Pending::Shelve { at, .. } => self.perform_shelve(at, what, fate),
+            Pending::WriteOn { at, content } => self.perform_write_on(at, content, fate),
+            Pending::Fetch { at, .. } => self.perform_fetch(at, what, fate),
             Pending::Order { to, order } => {
                 let router = ROUTER;
                 self.feed(to, Input::Ordered { router, order });
@@ -523,7 +558,7 @@ impl World {
         self.feed(b, Input::LinkLost { peer: one });
     }
 
-    /// A machine dies and comes back empty; the others hear of it.
+    /// A machine dies and comes back with nothing but what is on its disk; the others hear of it.
     pub fn restart(&mut self, at: usize) {
         let old = self.me(at);
         let mut limits = self.machines[at].brain.limits().clone();
@@ -533,17 +568,27 @@ impl World {
             Pending::Export { at: machine, .. }
             | Pending::Import { at: machine, .. }
             | Pending::SwapOut { at: machine, .. }
-            | Pending::SwapIn { at: machine, .. } => *machine != at,
+            | Pending::SwapIn { at: machine, .. }
+            | Pending::Shelve { at: machine, .. }
+            | Pending::WriteOn { at: machine, .. }
+            | Pending::Fetch { at: machine, .. } => *machine != at,
             Pending::Packet { from, to, .. } => *from != old && *to != old,
             Pending::Order { to, .. } => *to != at,
         });
+        let kept = self.on_disk(at);
+        self.stopped.retain(|(machine, _)| *machine != at);
+        let contents: Vec<BlockHash> = kept.keys().map(|(content, _)| *content).collect();
         self.machines[at] = Machine {
             name: self.machines[at].name,
             engine: Engine::new(limits.capacity),
             brain: Brain::new(limits),
             steps: VecDeque::new(),
             host: BTreeMap::new(),
+            kept,
         };
+        if !contents.is_empty() {
+            self.feed(at, Input::FoundOnDisk { contents });
+        }
         self.feed(at, Input::RouterJoined { router: ROUTER });
         for other in (0..self.machines.len()).filter(|other| *other != at) {
             self.feed(other, Input::LinkLost { peer: old });

@@ -1,12 +1,13 @@
 //! Scripts: one command a line, each followed by what it made the workers say.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying= guess=]
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying= guess= host= disk=]
 //! [cache=off] [onesided]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= ahead= output= priority= family= stop= attempt= waited= scores logprobs]` ·
+//! [prompt= max= expect= ahead= output= priority= family= salt= stop= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
 //! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
 //! D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
 //! `step W [fail]` · `copies W [fail]` (all exports and imports under way) · `swaps W [fail]` ·
+//! `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
 //! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `keep P D`, `replay` (a copy of
 //! the first packet, later) · `cut P D` · `router lost|joined W` · `run MS` (all in its order) ·
 //! `wait MS` (only deadlines) · `restart W` · `empty` (asserts that nothing is held anywhere)
@@ -134,6 +135,7 @@ fn request(words: &Words, flight: u32) -> Request {
             min_tokens: 0,
             stop_tokens: stop.map(|stop| output[stop]).into_iter().collect(),
         },
+        cache_salt: u64::from(words.number("salt", 0)),
         priority: i32::try_from(words.keyed.get("priority").copied().unwrap_or(0)).expect("small"),
         ..plain(prompt)
     }
@@ -176,6 +178,18 @@ impl Play {
             ["step", ..] => {
                 let at = words.machine(&self.world, 1);
                 self.perform(|what| matches!(what, Pending::Step(of) if *of == at), words);
+            }
+            ["shelves" | "writes" | "fetches", ..] => {
+                let (word, of) = (words.plain[0], words.machine(&self.world, 1));
+                self.perform(
+                    move |what| match what {
+                        Pending::Shelve { at, .. } => word == "shelves" && *at == of,
+                        Pending::WriteOn { at, .. } => word == "writes" && *at == of,
+                        Pending::Fetch { at, .. } => word == "fetches" && *at == of,
+                        _ => false,
+                    },
+                    words,
+                );
             }
             [
                 "deliver" | "drop" | "damage" | "repeat" | "reverse" | "keep",
@@ -234,6 +248,8 @@ impl Play {
         limits.vocab_size = words.number("vocab", limits.vocab_size);
         limits.queue_max = words.number("queue", limits.queue_max);
         limits.swap_blocks = words.number("swap", 0);
+        limits.host_blocks = words.number("host", 0);
+        limits.disk_blocks = words.number("disk", 0);
         limits.steps_in_flight = words.number("flying", 1);
         limits.speculation = guessing(words.number("guess", 0));
         if let Some(millis) = words.keyed.get("late") {

@@ -6,14 +6,17 @@
 //! ahead of writes once enough was written since the last one, as the real worker's does.
 
 mod host;
+mod tier;
 mod witness;
+
+pub(crate) use tier::{Below, From};
 
 use crate::dice::Dice;
 use crate::engine::{Cell, Engine, Price};
 use crate::tape::{self, Line};
 use cleave_domain::{
-    BlockIndex, BlockRef, Generation, HandoffId, Order, StepId, StepPlan, Tape, TapeLine, Time,
-    WorkerDescription, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Generation, HandoffId, Order, StepId, StepPlan, Tape,
+    TapeLine, Time, WorkerDescription, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_sched::{Export, ExportOutcome, ImportOutcome, Input, Limits, Output, Writer};
@@ -43,6 +46,14 @@ pub(crate) enum Op {
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
     },
+    Shelve {
+        content: BlockHash,
+        block: BlockIndex,
+    },
+    Fetch {
+        handoff: HandoffId,
+        blocks: Vec<(BlockHash, BlockIndex)>,
+    },
 }
 
 impl Op {
@@ -68,6 +79,8 @@ impl Op {
             } => (handoff, part, block, payload).hash(print),
             Self::SwapOut { handoff, blocks } => ("out", handoff, blocks).hash(print),
             Self::SwapIn { handoff, blocks } => ("in", handoff, blocks).hash(print),
+            Self::Shelve { content, block } => ("shelve", content, block).hash(print),
+            Self::Fetch { handoff, blocks } => ("fetch", handoff, blocks).hash(print),
         }
     }
 }
@@ -131,6 +144,8 @@ pub(crate) struct Body {
     unwanted: BTreeSet<HandoffId>,
     /// Blocks in host memory.
     host: BTreeMap<HandoffId, Vec<Payload>>,
+    /// What is kept below the pool.
+    pub(crate) below: Below,
     pub(crate) wake: Option<Time>,
     tape: Option<Vec<String>>,
 }
@@ -160,6 +175,7 @@ impl Body {
             sealed: BTreeMap::new(),
             host: BTreeMap::new(),
             unwanted: BTreeSet::new(),
+            below: Below::default(),
             wake: None,
             tape: (taping == Taping::On).then(Vec::new),
         };
@@ -379,7 +395,10 @@ impl Body {
         let op = self.take(price.write_bytes)?;
         let takes = match &op {
             Op::Step(plan) => price.of(plan),
-            Op::Export(_) | Op::Import { .. } => Duration::from_nanos(price.copy),
+            Op::Export(_) | Op::Import { .. } | Op::Shelve { .. } => {
+                Duration::from_nanos(price.copy)
+            }
+            Op::Fetch { blocks, .. } => Duration::from_nanos(price.copy * blocks.len() as u64),
             Op::SwapOut { blocks, .. } | Op::SwapIn { blocks, .. } => {
                 Duration::from_nanos(price.copy * blocks.len() as u64)
             }
@@ -389,7 +408,8 @@ impl Body {
     }
 
     fn take(&mut self, write_bytes: u64) -> Option<Op> {
-        let is_write = |op: &&Op| matches!(op, Op::Import { .. });
+        let is_write =
+            |op: &&Op| matches!(op, Op::Import { .. } | Op::Shelve { .. } | Op::Fetch { .. });
         let writes_count = self.ops.iter().take_while(is_write).count();
         let step_next = matches!(self.ops.get(writes_count), Some(Op::Step(_)));
         let at = match step_next && self.written_bytes >= write_bytes {
@@ -400,6 +420,11 @@ impl Body {
         match &op {
             Op::Step(_) => self.written_bytes = 0,
             Op::Import { part, .. } => self.written_bytes += u64::from(part.len),
+            Op::Shelve { .. } => self.written_bytes += u64::from(self.limits.capacity.block_bytes),
+            Op::Fetch { blocks, .. } => {
+                let bytes = u64::from(self.limits.capacity.block_bytes);
+                self.written_bytes += bytes * blocks.len() as u64;
+            }
             Op::Export(_) | Op::SwapOut { .. } | Op::SwapIn { .. } => {}
         }
         Some(op)
@@ -413,6 +438,11 @@ impl Body {
         (dice, broken): (&mut Dice, u32),
     ) -> Result<Done, String> {
         let (op, since) = self.busy.take().ok_or("the engine had nothing to do")?;
+        // What is kept below the pool may be amiss besides.
+        let broken = match op {
+            Op::Fetch { .. } => 30 * broken,
+            _ => broken,
+        };
         let breaks = broken > 0 && dice.chance(broken);
         let luck = match breaks {
             true => Luck::Broken,
@@ -455,6 +485,18 @@ impl Body {
                     part,
                     outcome,
                 })
+            }
+            Op::Shelve { content, block } => {
+                let outcome = self.shelved((content, block), luck)?;
+                let took = now.since(since);
+                Done::Hear(Input::Shelved {
+                    content,
+                    outcome,
+                    took,
+                })
+            }
+            Op::Fetch { handoff, blocks } => {
+                Done::Hear(self.finish_fetch(now, (handoff, &blocks), luck)?)
             }
             Op::SwapOut { handoff, blocks } => {
                 let outcome = self.swap_out(handoff, &blocks, luck);
@@ -521,6 +563,6 @@ impl Body {
 
     /// Whether the engine has nothing before it and nothing waits behind it.
     pub(crate) fn is_done(&self) -> bool {
-        self.ops.is_empty() && self.busy.is_none()
+        self.ops.is_empty() && self.busy.is_none() && self.disk_is_idle()
     }
 }

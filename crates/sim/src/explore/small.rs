@@ -209,6 +209,8 @@ impl Small {
             step_max: Duration::from_secs(10),
             prefix_cache: false,
             swap_blocks: 0,
+            host_blocks: 0,
+            disk_blocks: 0,
             writer: self.writer,
             prices: self.prices(),
             steps_in_flight: self.steps_in_flight,

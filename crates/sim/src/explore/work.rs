@@ -107,6 +107,13 @@ impl State {
                 body.sealed.remove(&handoff);
                 return Ok(body.forget(handoff));
             }
+            Output::Shelve { .. }
+            | Output::WriteOn { .. }
+            | Output::Fetch { .. }
+            | Output::FetchStop { .. }
+            | Output::TierDrop { .. } => {
+                return Err("something is kept below a small world's pool".to_owned());
+            }
             Output::Drained => body.exiting = true,
             Output::Note(Note::Pool { blocks_leaked, .. }) if blocks_leaked > 0 => {
                 return Err(format!("{me} says that {blocks_leaked} blocks leaked"));

@@ -122,6 +122,8 @@ impl Profile {
             step_max: Duration::from_secs(60),
             prefix_cache: true,
             swap_blocks: 0,
+            host_blocks: 0,
+            disk_blocks: 0,
             writer: Writer::Receiver,
             prices: real.clone(),
             steps_in_flight: 1,

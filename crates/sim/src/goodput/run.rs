@@ -456,6 +456,11 @@ impl<'a> World<'a> {
             Output::SwapDrop { handoff } => {
                 self.workers[place].unwanted.insert(handoff);
             }
+            Output::Shelve { .. }
+            | Output::WriteOn { .. }
+            | Output::Fetch { .. }
+            | Output::FetchStop { .. }
+            | Output::TierDrop { .. } => unreachable!("nothing is kept below these pools"),
             // A frame without a payload leaves nothing to discard, and copies under way are answered
             // when they are over.
             Output::Discard { .. } | Output::Forget { .. } => {}

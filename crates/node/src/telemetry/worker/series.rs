@@ -37,6 +37,13 @@ pub(crate) struct Series {
     pub(super) cancel_seconds: Histograms<Worker>,
     pub(super) swap_blocks: Family<Sorted, Counter>,
     pub(super) swap_seconds: Histograms<Sorted>,
+    pub(super) tier_blocks: Family<Sorted, Gauge>,
+    pub(super) tier_bytes: Family<Sorted, Gauge>,
+    pub(super) tier_kept: Family<Sorted, Counter>,
+    pub(super) tier_keep_seconds: Histograms<Sorted>,
+    pub(super) tier_fetched: Family<Worker, Counter>,
+    pub(super) tier_fetch_seconds: Histograms<Worker>,
+    pub(super) tier_failures: Family<Sorted, Counter>,
     pub(super) move_seconds: Histograms<Worker>,
     pub(super) still_seconds: Histograms<Worker>,
     pub(super) stuck: Family<Worker, Gauge>,
@@ -79,6 +86,13 @@ impl Series {
             cancel_seconds: histograms(),
             swap_blocks: Family::default(),
             swap_seconds: histograms(),
+            tier_blocks: Family::default(),
+            tier_bytes: Family::default(),
+            tier_kept: Family::default(),
+            tier_keep_seconds: histograms(),
+            tier_fetched: Family::default(),
+            tier_fetch_seconds: histograms(),
+            tier_failures: Family::default(),
             move_seconds: histograms(),
             still_seconds: histograms(),
             stuck: Family::default(),
@@ -97,6 +111,7 @@ impl Series {
         series.register_prices(book);
         series.register_pool(book);
         series.register_pressure(book);
+        series.register_tier(book);
         series
     }
 
@@ -254,6 +269,48 @@ impl Series {
             "cleave_worker_stuck",
             "1 while the step under way takes too long",
             self.stuck.clone(),
+        );
+    }
+
+    fn register_tier(&self, book: &mut Book) {
+        book.register(
+            "cleave_kv_tier_blocks",
+            "KV blocks kept below the pool: in host memory (host), on disk (disk), those on their way there \
+             included; a block may be in both, and in the pool",
+            self.tier_blocks.clone(),
+        );
+        book.register(
+            "cleave_kv_tier_bytes",
+            "The same in bytes",
+            self.tier_bytes.clone(),
+        );
+        book.register(
+            "cleave_kv_tier_kept_blocks",
+            "KV blocks copied from the pool to host memory (host), and from there to disk (disk)",
+            self.tier_kept.clone(),
+        );
+        book.register(
+            "cleave_kv_tier_keep_seconds",
+            "Copying one block there",
+            self.tier_keep_seconds.clone(),
+        );
+        book.register(
+            "cleave_kv_tier_fetched_blocks",
+            "KV blocks brought back to the pool in place of computing them",
+            self.tier_fetched.clone(),
+        );
+        book.register(
+            "cleave_kv_tier_fetch_seconds",
+            "Bringing one sequence's blocks back, waits for steps included",
+            self.tier_fetch_seconds.clone(),
+        );
+        book.register(
+            "cleave_kv_tier_failures",
+            "What was not kept or not brought back, and was computed instead: no memory or a block that could \
+             not be read (host_full), a disk that took no more (disk_failed), too slow or cancelled (stopped), \
+             gone (missing), changed since (corrupt), a disk that could not read (unreadable), an engine that \
+             could not write (engine)",
+            self.tier_failures.clone(),
         );
     }
 

@@ -1,0 +1,68 @@
+//! The flags of what is kept below the KV cache.
+
+use crate::values::{parse_bytes, parse_swap_bytes};
+use clap::Args;
+use cleave_node::{DiskOptions, TierOptions};
+use std::path::PathBuf;
+
+/// Where what the prefix cache would lose is kept.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TierArgs {
+    /// Host memory of each worker for cached prefixes that its KV cache has no room for, such as `8GiB`; 0
+    /// for none. They come back in place of being computed again, where that is predicted to be faster.
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_swap_bytes)]
+    pub(crate) kv_offloading_size: u64,
+    /// Folder on disk for the same, found again after a restart; asks for `--kv-offloading-size` too. Each
+    /// worker has a file of its own there. It tells what prompts said, and is readable by this user only.
+    #[arg(long, value_name = "DIR", requires = "kv_offloading_size")]
+    pub(crate) kv_offloading_dir: Option<PathBuf>,
+    /// How large such a file may become.
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_bytes)]
+    pub(crate) kv_offloading_dir_size: u64,
+}
+
+impl TierArgs {
+    pub(crate) fn options(&self) -> TierOptions {
+        let disk = self.kv_offloading_dir.as_ref().map(|folder| DiskOptions {
+            folder: folder.clone(),
+            bytes: self.kv_offloading_dir_size,
+        });
+        TierOptions {
+            host_bytes: self.kv_offloading_size,
+            disk,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        tier: TierArgs,
+    }
+
+    fn options(words: &[&str]) -> Result<TierOptions, clap::Error> {
+        let words = std::iter::once(&"cleave").chain(words);
+        Line::try_parse_from(words).map(|line| line.tier.options())
+    }
+
+    #[test]
+    fn nothing_is_kept_unless_it_was_asked_for_and_a_disk_asks_for_memory() {
+        assert_eq!(options(&[]).unwrap(), TierOptions::default());
+        let both = options(&["--kv-offloading-size", "1GiB", "--kv-offloading-dir", "/kv"]);
+        let disk = DiskOptions {
+            folder: "/kv".into(),
+            bytes: 16 << 30,
+        };
+        let expected = TierOptions {
+            host_bytes: 1 << 30,
+            disk: Some(disk),
+        };
+        assert_eq!(both.unwrap(), expected);
+        assert!(options(&["--kv-offloading-dir", "/kv"]).is_err());
+    }
+}

@@ -1,0 +1,171 @@
+//! What is kept below a worker's pool, in numbers.
+//!
+//! Owns: the way from notes to these series. Never: counts a hit that was not brought back whole.
+
+use super::{WorkerMeters, add, elsewhere, observe};
+use cleave_sched::{FetchOutcome, KeepOutcome, Note, Place};
+
+/// Where blocks are kept; see the help of `cleave_kv_tier_blocks`.
+const PLACES: [&str; 2] = ["host", "disk"];
+
+/// What keeps a block from being kept or brought back; see the help of `cleave_kv_tier_failures`.
+const FAILURES: [&str; 7] = [
+    "host_full",
+    "disk_failed",
+    "stopped",
+    "missing",
+    "corrupt",
+    "unreadable",
+    "engine",
+];
+
+fn name(place: Place) -> &'static str {
+    match place {
+        Place::Host => PLACES[0],
+        Place::Disk => PLACES[1],
+    }
+}
+
+fn fetch_failure(outcome: FetchOutcome) -> Option<&'static str> {
+    match outcome {
+        FetchOutcome::Copied => None,
+        FetchOutcome::Stopped => Some(FAILURES[2]),
+        FetchOutcome::Missing => Some(FAILURES[3]),
+        FetchOutcome::Corrupt => Some(FAILURES[4]),
+        FetchOutcome::Unreadable => Some(FAILURES[5]),
+        FetchOutcome::Broken => Some(FAILURES[6]),
+    }
+}
+
+impl WorkerMeters {
+    /// Every series of the tier, at zero.
+    pub(super) fn begin_tier(&self) {
+        let series = &self.series;
+        for place in PLACES {
+            drop(series.tier_blocks.get_or_create(&self.sorted(place)));
+            drop(series.tier_bytes.get_or_create(&self.sorted(place)));
+            drop(series.tier_kept.get_or_create(&self.sorted(place)));
+        }
+        for failure in FAILURES {
+            drop(series.tier_failures.get_or_create(&self.sorted(failure)));
+        }
+        drop(series.tier_fetched.get_or_create(&self.worker));
+    }
+
+    /// The gauges are shown under another role from now on.
+    pub(super) fn end_tier(&self) {
+        for place in PLACES {
+            self.series.tier_blocks.remove(&self.sorted(place));
+            self.series.tier_bytes.remove(&self.sorted(place));
+        }
+    }
+
+    pub(super) fn count_tier(&mut self, note: &Note) {
+        let series = &self.series;
+        match note {
+            Note::Kept {
+                place,
+                outcome: KeepOutcome::Copied,
+                took,
+            } => {
+                let place = self.sorted(name(*place));
+                add(&series.tier_kept, &place, 1);
+                observe(&series.tier_keep_seconds, &place, *took);
+            }
+            Note::Kept {
+                place,
+                outcome: KeepOutcome::Broken,
+                took: _,
+            } => {
+                let failure = match place {
+                    Place::Host => FAILURES[0],
+                    Place::Disk => FAILURES[1],
+                };
+                add(&series.tier_failures, &self.sorted(failure), 1);
+            }
+            Note::Fetched {
+                handoff: _,
+                asked: _,
+                came,
+                outcome,
+                took,
+            } => {
+                add(&series.tier_fetched, &self.worker, u64::from(*came));
+                observe(&series.tier_fetch_seconds, &self.worker, *took);
+                if let Some(failure) = fetch_failure(*outcome) {
+                    add(&series.tier_failures, &self.sorted(failure), 1);
+                }
+            }
+            Note::Tiers {
+                host_blocks,
+                disk_blocks,
+            } => {
+                for (place, blocks) in PLACES.into_iter().zip([host_blocks, disk_blocks]) {
+                    let place = self.sorted(place);
+                    let bytes = i64::from(*blocks) * i64::from(self.block_bytes);
+                    let gauge = series.tier_blocks.get_or_create(&place);
+                    gauge.set(i64::from(*blocks));
+                    series.tier_bytes.get_or_create(&place).set(bytes);
+                }
+                self.tiers = Some(note.clone());
+            }
+            other => elsewhere(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Telemetry;
+    use cleave_domain::{Capacity, HandoffId, Role};
+    use std::time::Duration;
+
+    #[test]
+    fn what_is_kept_and_brought_back_is_counted_and_why_not() {
+        let telemetry = Telemetry::default();
+        let meters = WorkerMeters::new(&telemetry.workers, "p", Role::Prefill, "demo");
+        let mut meters = meters.with_capacity(Capacity {
+            block_tokens: 4,
+            block_bytes: 512,
+            blocks_count: 8,
+            slots_count: 1,
+            step_tokens_max: 4,
+            context_tokens_max: 32,
+        });
+        let took = Duration::from_millis(2);
+        meters.count(&Note::Tiers {
+            host_blocks: 3,
+            disk_blocks: 7,
+        });
+        for (outcome, came) in [(FetchOutcome::Copied, 4), (FetchOutcome::Corrupt, 1)] {
+            meters.count(&Note::Fetched {
+                handoff: HandoffId::default(),
+                asked: 4,
+                came,
+                outcome,
+                took,
+            });
+        }
+        for outcome in [KeepOutcome::Copied, KeepOutcome::Broken] {
+            let place = Place::Disk;
+            meters.count(&Note::Kept {
+                place,
+                outcome,
+                took,
+            });
+        }
+        let text = telemetry.text();
+        for line in [
+            "cleave_kv_tier_blocks{worker=\"p\",role=\"prefill\",kind=\"disk\"} 7",
+            "cleave_kv_tier_bytes{worker=\"p\",role=\"prefill\",kind=\"host\"} 1536",
+            "cleave_kv_tier_kept_blocks_total{worker=\"p\",role=\"prefill\",kind=\"disk\"} 1",
+            "cleave_kv_tier_fetched_blocks_total{worker=\"p\",role=\"prefill\"} 5",
+            "cleave_kv_tier_fetch_seconds_count{worker=\"p\",role=\"prefill\"} 2",
+            "cleave_kv_tier_failures_total{worker=\"p\",role=\"prefill\",kind=\"corrupt\"} 1",
+            "cleave_kv_tier_failures_total{worker=\"p\",role=\"prefill\",kind=\"disk_failed\"} 1",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

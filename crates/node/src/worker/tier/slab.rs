@@ -1,0 +1,383 @@
+//! Blocks in a file that outlives the process.
+//!
+//! Owns: the file's layout, its lock, and which of its slots hold which content. Never: believes a byte that it
+//! reads: what comes back is sealed, and whoever asked checks the seal. Never touches a file that is not its own.
+//! Invariant: a slot is one content's or free; what a crash left half-written has a seal that does not fit, and
+//! what was left by another model, version or size of blocks is not found.
+//!
+//! The file: a head of [`HEAD_BYTES`], then slots of a head of [`SLOT_HEAD_BYTES`] and a block each. All numbers are
+//! little-endian. The head has the magic number, the size of a block, the checksum of the fleet's fingerprint and its
+//! own checksum; a slot's head has the content's hash, the block's seal and its own checksum. Bytes are written before
+//! their slot's head.
+
+use cleave_domain::{BlockHash, Fingerprint};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Names what the file is, with the version of its layout.
+const MAGIC: &[u8; 16] = b"cleave kv tier 1";
+/// A page, so that slots of whole pages stay aligned.
+const HEAD_BYTES: usize = 4096;
+const SLOT_HEAD_BYTES: usize = 64;
+/// Workers that share one folder at most: each has a file of its own.
+const FILES_MAX: u32 = 256;
+
+/// What the worker cannot start without.
+#[derive(Debug, thiserror::Error)]
+pub enum SlabError {
+    /// The folder or the file cannot be used.
+    #[error("cannot use {path} for KV blocks: {error}")]
+    Unusable {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A file of that name is there and was not written by Cleave.
+    #[error("{path} is not a file of KV blocks: move it away, or name another folder")]
+    Foreign {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Not even one block is kept on the way to disk and back.
+    #[error(
+        "host memory for KV blocks ({host_bytes} bytes) has no room for one of {block_bytes} bytes"
+    )]
+    NoRoom {
+        /// What it was given.
+        host_bytes: u64,
+        /// What a block takes.
+        block_bytes: u32,
+    },
+    /// Every file is another process's.
+    #[error("all {FILES_MAX} files of KV blocks in {folder} are in use: name another folder")]
+    Crowded {
+        /// Where.
+        folder: PathBuf,
+    },
+}
+
+/// What a file's blocks mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Meaning {
+    /// Of the fleet's fingerprint.
+    fingerprint: u64,
+    pub(crate) block_bytes: u32,
+}
+
+impl Meaning {
+    pub(crate) fn new(fingerprint: &Fingerprint, block_bytes: u32) -> Self {
+        Self {
+            fingerprint: cleave_transfer::checksum(fingerprint.0.as_bytes()),
+            block_bytes,
+        }
+    }
+
+    /// The checksum of a block's bytes and of whose they are: which content, of which model.
+    pub(crate) fn seal(&self, content: BlockHash, bytes: &[u8]) -> u64 {
+        let mut sealed = [0; 32];
+        sealed[..16].copy_from_slice(&content.0);
+        sealed[16..24].copy_from_slice(&self.fingerprint.to_le_bytes());
+        sealed[24..].copy_from_slice(&cleave_transfer::checksum(bytes).to_le_bytes());
+        cleave_transfer::checksum(&sealed)
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let mut head = vec![0; HEAD_BYTES];
+        head[..16].copy_from_slice(MAGIC);
+        head[16..20].copy_from_slice(&self.block_bytes.to_le_bytes());
+        head[24..32].copy_from_slice(&self.fingerprint.to_le_bytes());
+        let sum = cleave_transfer::checksum(&head[..32]);
+        head[32..40].copy_from_slice(&sum.to_le_bytes());
+        head
+    }
+}
+
+/// An open file of blocks; nobody else has it.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    file: File,
+    path: PathBuf,
+    block_bytes: usize,
+    slots_count: u32,
+    /// A disk that stands still while a test holds it.
+    #[cfg(test)]
+    pub(crate) still: std::sync::Mutex<()>,
+}
+
+impl Slab {
+    /// Takes the first file of the folder that no other process has, or makes one, for so many bytes at most.
+    /// Gives also what it holds, by slot.
+    pub(crate) fn open(
+        folder: &Path,
+        meaning: Meaning,
+        bytes_max: u64,
+    ) -> Result<(Self, Vec<(u32, BlockHash)>), SlabError> {
+        let unusable = |path: &Path| {
+            let path = path.to_owned();
+            move |error| SlabError::Unusable { path, error }
+        };
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(unusable(folder))?;
+        for number in 0..FILES_MAX {
+            let path = folder.join(format!("kv-{number}.cleave"));
+            // Keys and values tell what prompts said.
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(&path);
+            let file = opened.map_err(unusable(&path))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => continue,
+                Err(TryLockError::Error(error)) => return Err(unusable(&path)(error)),
+            }
+            let block_bytes = meaning.block_bytes as usize;
+            let slot_bytes = (SLOT_HEAD_BYTES + block_bytes) as u64;
+            let slots_count = bytes_max.saturating_sub(HEAD_BYTES as u64) / slot_bytes;
+            let slab = Self {
+                file,
+                path: path.clone(),
+                block_bytes,
+                slots_count: u32::try_from(slots_count).unwrap_or(u32::MAX),
+                #[cfg(test)]
+                still: std::sync::Mutex::default(),
+            };
+            let found = slab.begin(&meaning)?.map_err(unusable(&path))?;
+            return Ok((slab, found));
+        }
+        let folder = folder.to_owned();
+        Err(SlabError::Crowded { folder })
+    }
+
+    /// Blocks that it can hold.
+    pub(crate) fn slots_count(&self) -> u32 {
+        self.slots_count
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads what is there, or begins anew where that means something else.
+    fn begin(&self, meaning: &Meaning) -> Result<io::Result<Vec<(u32, BlockHash)>>, SlabError> {
+        let mut head = Vec::new();
+        let mut from = &self.file;
+        if let Err(error) = from.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head) {
+            return Ok(Err(error));
+        }
+        let known = |head: &[u8]| head.starts_with(MAGIC);
+        // One that was made and never written to is empty, or all zeros after a crash.
+        let blank = head.iter().all(|byte| *byte == 0);
+        if !known(&head) && !blank {
+            let path = self.path.clone();
+            return Err(SlabError::Foreign { path });
+        }
+        Ok(match head == meaning.head() {
+            true => self.contents(),
+            false => self.clear(meaning).map(|()| Vec::new()),
+        })
+    }
+
+    fn clear(&self, meaning: &Meaning) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.write_all_at(&meaning.head(), 0)?;
+        self.file.sync_all()
+    }
+
+    /// Every content that a slot's head names; of two slots with one content the first.
+    fn contents(&self) -> io::Result<Vec<(u32, BlockHash)>> {
+        // It may have been larger, or cut off in a write.
+        self.file
+            .set_len(self.file.metadata()?.len().min(self.at(self.slots_count)))?;
+        let mut found = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        for slot in 0..self.slots_count {
+            let mut head = [0; SLOT_HEAD_BYTES];
+            match self.file.read_exact_at(&mut head, self.at(slot)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                Err(error) => return Err(error),
+            }
+            if let Some((content, _)) = parse(&head)
+                && seen.insert(content)
+            {
+                found.push((slot, content));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads what a slot holds of a content; gives its seal. `None` if it holds another.
+    pub(crate) fn read(
+        &self,
+        (slot, content): (u32, BlockHash),
+        bytes: &mut [u8],
+    ) -> io::Result<Option<u64>> {
+        #[cfg(test)]
+        drop(self.still.lock());
+        let mut head = [0; SLOT_HEAD_BYTES];
+        self.file.read_exact_at(&mut head, self.at(slot))?;
+        let Some((_, seal)) = parse(&head).filter(|(named, _)| *named == content) else {
+            return Ok(None);
+        };
+        let at = self.at(slot) + SLOT_HEAD_BYTES as u64;
+        self.file.read_exact_at(bytes, at)?;
+        Ok(Some(seal))
+    }
+
+    /// Fills a slot.
+    pub(crate) fn write(
+        &self,
+        (slot, content): (u32, BlockHash),
+        (bytes, seal): (&[u8], u64),
+    ) -> io::Result<()> {
+        let at = self.at(slot);
+        self.file.write_all_at(bytes, at + SLOT_HEAD_BYTES as u64)?;
+        let mut head = [0; SLOT_HEAD_BYTES];
+        head[..16].copy_from_slice(&content.0);
+        head[16..24].copy_from_slice(&seal.to_le_bytes());
+        let sum = cleave_transfer::checksum(&head[..24]);
+        head[24..32].copy_from_slice(&sum.to_le_bytes());
+        self.file.write_all_at(&head, at)
+    }
+
+    /// Where a slot begins.
+    fn at(&self, slot: u32) -> u64 {
+        let slot_bytes = (SLOT_HEAD_BYTES + self.block_bytes) as u64;
+        HEAD_BYTES as u64 + u64::from(slot) * slot_bytes
+    }
+}
+
+/// The content and the seal of a slot's head, if it is whole.
+fn parse(head: &[u8; SLOT_HEAD_BYTES]) -> Option<(BlockHash, u64)> {
+    let number = |at: usize| {
+        let bytes = head[at..at + 8].try_into().expect("eight bytes");
+        u64::from_le_bytes(bytes)
+    };
+    if number(24) != cleave_transfer::checksum(&head[..24]) {
+        return None;
+    }
+    let mut content = BlockHash::default();
+    content.0.copy_from_slice(&head[..16]);
+    Some((content, number(16)))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    const BLOCK: usize = 100;
+
+    /// A folder of its own that is gone with it.
+    pub(crate) struct Folder(pub(crate) PathBuf);
+
+    impl Folder {
+        pub(crate) fn new(name: &str) -> Self {
+            let name = format!("cleave-slab-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            let _ = std::fs::remove_dir_all(&path);
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn hash(of: u8) -> BlockHash {
+        BlockHash([of; 16])
+    }
+
+    fn meaning(fingerprint: &str) -> Meaning {
+        Meaning::new(&Fingerprint(fingerprint.into()), BLOCK as u32)
+    }
+
+    fn open(folder: &Folder, fingerprint: &str) -> (Slab, Vec<(u32, BlockHash)>) {
+        // Room for three.
+        let bytes = HEAD_BYTES + 3 * (SLOT_HEAD_BYTES + BLOCK) + 1;
+        Slab::open(&folder.0, meaning(fingerprint), bytes as u64).unwrap()
+    }
+
+    fn fill(slab: &Slab, slot: u32, of: u8) {
+        let bytes = [of; BLOCK];
+        let seal = meaning("m").seal(hash(of), &bytes);
+        slab.write((slot, hash(of)), (&bytes, seal)).unwrap();
+    }
+
+    #[test]
+    fn what_was_written_is_found_by_the_next_life_of_the_same_model_only() {
+        let folder = Folder::new("next");
+        let (slab, found) = open(&folder, "m");
+        assert_eq!((slab.slots_count(), found.len()), (3, 0));
+        fill(&slab, 0, 1);
+        fill(&slab, 2, 3);
+        // Two workers do not share a file.
+        let (other, found) = open(&folder, "m");
+        assert_ne!(slab.path(), other.path());
+        assert_eq!(found, []);
+        drop((slab, other));
+        let (slab, found) = open(&folder, "m");
+        assert_eq!(found, [(0, hash(1)), (2, hash(3))]);
+        let mut bytes = [0; BLOCK];
+        let seal = slab.read((2, hash(3)), &mut bytes).unwrap();
+        assert_eq!(seal, Some(meaning("m").seal(hash(3), &[3; BLOCK])));
+        assert_eq!(bytes, [3; BLOCK]);
+        assert_eq!(slab.read((2, hash(1)), &mut bytes).unwrap(), None);
+        drop(slab);
+        let (slab, found) = open(&folder, "another");
+        assert_eq!(found, []);
+        drop(slab);
+        assert_eq!(open(&folder, "m").1, [], "and that removed it");
+    }
+
+    #[test]
+    fn what_a_crash_left_half_written_is_recognised() {
+        let folder = Folder::new("crash");
+        let (slab, _) = open(&folder, "m");
+        fill(&slab, 0, 1);
+        fill(&slab, 1, 2);
+        // The bytes of another content came, its head did not.
+        let at = slab.at(0) + SLOT_HEAD_BYTES as u64;
+        slab.file.write_all_at(&[9; BLOCK / 2], at).unwrap();
+        // Half of a head came.
+        slab.file.write_all_at(&[7; 8], slab.at(1)).unwrap();
+        drop(slab);
+        let (slab, found) = open(&folder, "m");
+        assert_eq!(found, [(0, hash(1))]);
+        let mut bytes = [0; BLOCK];
+        let seal = slab.read((0, hash(1)), &mut bytes).unwrap();
+        assert_ne!(seal, Some(meaning("m").seal(hash(1), &bytes)));
+        // The file's own head is torn: nothing of it is used.
+        slab.file.write_all_at(&[1; 8], 24).unwrap();
+        drop(slab);
+        assert_eq!(open(&folder, "m").1, []);
+    }
+
+    #[test]
+    fn a_strangers_file_is_left_alone_and_named() {
+        let folder = Folder::new("stranger");
+        std::fs::create_dir_all(&folder.0).unwrap();
+        let path = folder.0.join("kv-0.cleave");
+        std::fs::write(&path, "my thesis").unwrap();
+        let error = Slab::open(&folder.0, meaning("m"), 1 << 20).unwrap_err();
+        assert!(matches!(&error, SlabError::Foreign { path: named } if *named == path));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "my thesis");
+    }
+
+    #[test]
+    fn lesson_07_a_seal_is_of_one_content_and_one_model() {
+        let bytes = [5; BLOCK];
+        let seal = meaning("m").seal(hash(1), &bytes);
+        assert_ne!(seal, meaning("m").seal(hash(2), &bytes), "another tenant's");
+        assert_ne!(seal, meaning("n").seal(hash(1), &bytes), "another model's");
+        assert_ne!(seal, meaning("m").seal(hash(1), &[6; BLOCK]));
+    }
+}

@@ -1,0 +1,191 @@
+//! What a pool loses is kept below it, and comes back as it was.
+
+use super::abacus::{Abacus, BLOCK_BYTES, BLOCK_TOKENS, Gate, expected};
+use super::{DONE, PATIENCE, collect, files, metric, prompt, request, until};
+use cleave_api::Frontend;
+use cleave_domain::{Role, TokenId};
+use cleave_node::{DiskOptions, RouterOptions, Running, Serve, TierOptions, WorkerOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::time::timeout;
+
+/// A folder that is gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("cleave-tier-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&path);
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn options(host_blocks: usize, disk: Option<(&Path, usize)>) -> TierOptions {
+    TierOptions {
+        host_bytes: (host_blocks * BLOCK_BYTES) as u64,
+        disk: disk.map(|(folder, blocks)| DiskOptions {
+            folder: folder.to_owned(),
+            bytes: (blocks * (BLOCK_BYTES + 64) + 4096) as u64,
+        }),
+    }
+}
+
+async fn serve(tier: TierOptions) -> Running {
+    let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+    let worker = WorkerOptions {
+        tier,
+        ..WorkerOptions::new("both-0", Role::Both)
+    };
+    let serve = Serve {
+        listen: "127.0.0.1:0".into(),
+        router: RouterOptions::default(),
+        workers: vec![(worker, engine)],
+        files: files(),
+    };
+    let running = serve.start().await.unwrap();
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    running
+}
+
+/// The right tokens, whatever was cached; gives how many prompt tokens were.
+async fn cached(frontend: &Arc<dyn Frontend>, prompt: &[TokenId], tenant: u64) -> u32 {
+    let mut request = request(prompt, 3);
+    request.cache_salt = tenant;
+    let (tokens, ending, usage) = collect(frontend.submit(request)).await;
+    assert_eq!(ending, DONE);
+    assert_eq!(tokens, expected(prompt, 3));
+    usage.cached_tokens
+}
+
+/// Waits until so many blocks are in a place.
+async fn kept(frontend: &Arc<dyn Frontend>, place: &str, blocks: usize) {
+    let place = format!("kind=\"{place}\"");
+    let kept = || {
+        metric(
+            &frontend.metrics(),
+            "cleave_kv_tier_kept_blocks_total",
+            &place,
+        )
+    };
+    until(|| kept() >= blocks as f64).await;
+}
+
+fn fetched(frontend: &Arc<dyn Frontend>) -> f64 {
+    metric(
+        &frontend.metrics(),
+        "cleave_kv_tier_fetched_blocks_total",
+        "",
+    )
+}
+
+fn failures(frontend: &Arc<dyn Frontend>, kind: &str) -> f64 {
+    let kind = format!("kind=\"{kind}\"");
+    metric(&frontend.metrics(), "cleave_kv_tier_failures_total", &kind)
+}
+
+/// Twenty of the pool's 32 blocks.
+const TOKENS: u32 = 20 * BLOCK_TOKENS as u32;
+
+/// Has the pool taken by others, each of which is kept too.
+async fn evict(frontend: &Arc<dyn Frontend>, before: usize) -> usize {
+    for other in 0..2_usize {
+        let salt = u32::try_from(50 + other).unwrap();
+        cached(frontend, &prompt(salt, TOKENS), 0).await;
+        kept(frontend, "host", before + 20 * (other + 1)).await;
+    }
+    before + 40
+}
+
+#[tokio::test]
+async fn an_evicted_prefix_comes_back_from_memory_and_no_token_changes() {
+    let running = serve(options(200, None)).await;
+    let frontend = running.frontend();
+    let prompt = prompt(1, TOKENS + 2);
+    assert_eq!(cached(&frontend, &prompt, 7).await, 0);
+    kept(&frontend, "host", 20).await;
+    evict(&frontend, 20).await;
+    assert_eq!(cached(&frontend, &prompt, 7).await, TOKENS);
+    let came = fetched(&frontend);
+    assert!(
+        came >= 8.0,
+        "{came} came, and the pool has no room for more than 12 others"
+    );
+    // Another tenant's equal prompt finds nothing of it, wherever that is.
+    evict(&frontend, 0).await;
+    assert_eq!(cached(&frontend, &prompt, 8).await, 0);
+    for kind in ["held", "leaked"] {
+        let kind = format!("kind=\"{kind}\"");
+        until(|| metric(&frontend.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
+    }
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_again_finds_its_disk() {
+    let folder = Folder::new("again");
+    let prompt = prompt(1, TOKENS + 2);
+    let running = serve(options(100, Some((&folder.0, 300)))).await;
+    let frontend = running.frontend();
+    cached(&frontend, &prompt, 0).await;
+    kept(&frontend, "disk", 20).await;
+    running.drain(PATIENCE).await;
+    drop(frontend);
+    // A worker of the same model in another process would find the file locked; here threads let go of it
+    // when they end.
+    let file = folder.0.join("kv-0.cleave");
+    let locked = || std::fs::File::open(&file).unwrap().try_lock().is_err();
+    until(|| !locked()).await;
+
+    let running = serve(options(100, Some((&folder.0, 300)))).await;
+    let frontend = running.frontend();
+    assert_eq!(cached(&frontend, &prompt, 0).await, TOKENS);
+    assert_eq!(fetched(&frontend), 20.0);
+    // Another tenant's is not.
+    assert_eq!(cached(&frontend, &prompt, 3).await, 0);
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn lesson_07_bytes_that_changed_on_disk_are_computed_and_never_used() {
+    let folder = Folder::new("changed");
+    let prompt = prompt(1, TOKENS + 2);
+    // So little host memory that what is on disk is there only.
+    let running = serve(options(8, Some((&folder.0, 300)))).await;
+    let frontend = running.frontend();
+    cached(&frontend, &prompt, 0).await;
+    kept(&frontend, "disk", 20).await;
+    for other in 0..2_u32 {
+        cached(&frontend, &super::prompt(50 + other, TOKENS), 0).await;
+        kept(&frontend, "disk", 40 + 20 * other as usize).await;
+    }
+    let file = folder.0.join("kv-0.cleave");
+    let mut bytes = std::fs::read(&file).unwrap();
+    for slot in bytes[4096..].chunks_mut(64 + BLOCK_BYTES) {
+        slot[64 + BLOCK_BYTES / 2] ^= 1;
+    }
+    std::fs::write(&file, bytes).unwrap();
+    let cached = cached(&frontend, &prompt, 0).await;
+    assert!(cached < TOKENS, "{cached} were taken from what had changed");
+    assert!(failures(&frontend, "corrupt") >= 1.0);
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_tier_that_is_full_keeps_the_latest_and_no_more() {
+    let running = serve(options(24, None)).await;
+    let frontend = running.frontend();
+    for salt in 0..12 {
+        cached(&frontend, &prompt(salt, TOKENS), 0).await;
+        let text = frontend.metrics();
+        let blocks = metric(&text, "cleave_kv_tier_blocks", "kind=\"host\"");
+        assert!(blocks <= 24.0, "{blocks}\n{text}");
+    }
+    running.drain(PATIENCE).await;
+}

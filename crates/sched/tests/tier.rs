@@ -1,0 +1,138 @@
+//! What is kept below the pool, played step by step; the goldens hold every fact and every output.
+//! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
+
+mod stage;
+
+use stage::script::play;
+
+/// One test for each script: the golden has the test's name.
+macro_rules! scenarios {
+    ($($name:ident: $script:literal)*) => {
+        $(#[test]
+        fn $name() {
+            insta::assert_snapshot!(stringify!($name), play($script));
+        })*
+    };
+}
+
+scenarios! {
+    what_is_evicted_was_copied_out_and_comes_back: "
+        worker p prefill blocks=20 context=80 host=16
+        worker d decode blocks=50 context=80
+        reserve 1 on d from p prompt=20 max=1 family=1
+        prefill 1 on p to d
+        run 100
+        reserve 2 on d from p prompt=76 max=1 family=2
+        prefill 2 on p to d
+        run 300
+        reserve 3 on d from p prompt=20 max=1 family=1 attempt=1
+        prefill 3 on p to d attempt=1
+        run 100
+        empty"
+    both_legs_on_one_worker_fetch_into_what_was_reserved: "
+        worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=2 family=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        reserve 3 on b from b prompt=20 max=2 family=1
+        prefill 3 on b to b
+        run 100
+        empty"
+    everybody_else_goes_on_while_contents_come_back: "
+        worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        reserve 3 on b from b prompt=4 max=6 family=3
+        prefill 3 on b to b
+        step b
+        reserve 4 on b from b prompt=20 max=1 family=1
+        prefill 4 on b to b
+        step b
+        step b
+        fetches b
+        run 100
+        empty"
+    what_cannot_be_brought_back_is_computed: "
+        worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        reserve 3 on b from b prompt=20 max=1 family=1
+        prefill 3 on b to b
+        fetches b fail
+        run 100
+        empty"
+    what_takes_too_long_is_computed: "
+        worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        reserve 3 on b from b prompt=20 max=1 family=1
+        prefill 3 on b to b
+        wait 300
+        run 100
+        empty"
+    lesson_13_cancelled_while_contents_come_back: "
+        worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        reserve 3 on b from b prompt=20 max=1 family=1
+        prefill 3 on b to b
+        cancel 3 on b
+        fetches b
+        run 20
+        empty"
+    lesson_07_another_tenants_equal_prompt_is_computed: "
+        worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=1 family=1 salt=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        reserve 3 on b from b prompt=20 max=1 family=1 salt=2
+        prefill 3 on b to b
+        run 100
+        empty"
+    what_is_on_disk_is_found_by_the_next_life: "
+        worker b both blocks=20 context=80 host=8 disk=16
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        restart b
+        reserve 3 on b from b prompt=20 max=1 family=1
+        prefill 3 on b to b
+        run 900
+        empty"
+    a_copy_that_fails_keeps_nothing_and_holds_nothing: "
+        worker b both blocks=20 context=80 host=16
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        step b
+        step b
+        step b
+        shelves b fail
+        run 100
+        drain b
+        empty"
+}

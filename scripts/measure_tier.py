@@ -1,0 +1,149 @@
+"""What a long prefix that the pool has lost costs: computed again, from host memory, from disk.
+
+usage: measure_tier.py --cleave BIN [--shape SHAPE] [--tokens N] [--rounds N] [--folder DIR]
+
+One worker on a synthetic checkpoint, whose pool has room for one prompt of N tokens (8192) and little more.
+Prompts take turns, so that each is lost before it comes again; the time to the first token is that of the
+whole answer of one token. Then the server starts again, which leaves the disk alone, and its file is put out
+of the system's page cache before each prompt. The floors are copies of as many bytes as the prefix has, in
+memory and from such a file. DIR is where the file is (a temporary folder).
+
+Prints Markdown. Standard library only.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from measure import complete, metric, process, wait_for
+from measure_survival import read_on
+
+VOCABULARY = 30_000
+
+
+def serve(stack: ExitStack, args: argparse.Namespace, model: str, folder: Path, pool: int) -> str:
+    server = stack.enter_context(
+        process(
+            args.cleave, "serve", "--port", "0", "--model", model, "--dtype", "bf16", "--kv-cache", str(pool),
+            "--kv-offloading-size", str(2 * (args.rounds + 1) * pool), "--kv-offloading-dir", str(folder),
+            "--kv-offloading-dir-size", str(2 * (args.rounds + 1) * pool),
+        )
+    )
+    address = wait_for(server, r"listening on http://(\S+)")
+    read_on(server)
+    return address
+
+
+def first_token(address: str, prompt: list[int]) -> float:
+    began = time.monotonic()
+    complete(address, prompt, 1)
+    return time.monotonic() - began
+
+
+def settle(address: str) -> None:
+    """Until everything that is cached is kept, also on disk."""
+    before = -1.0
+    while (kept := metric(address, "cleave_kv_tier_kept_blocks_total")) != before:
+        before = kept
+        time.sleep(1.0)
+
+
+def forget_pages(folder: Path) -> None:
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def floors(folder: Path, size: int) -> tuple[float, float]:
+    """Seconds to copy so many bytes in memory, and to read them from a file of the folder."""
+    source, target = bytearray(os.urandom(1 << 20) * (size >> 20)), bytearray(size >> 20 << 20)
+    copies = []
+    for _ in range(5):
+        began = time.monotonic()
+        memoryview(target)[:] = source
+        copies.append(time.monotonic() - began)
+    with tempfile.NamedTemporaryFile(dir=folder.parent) as file:
+        file.write(source)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        began = time.monotonic()
+        with open(file.name, "rb", buffering=0) as again:
+            view, read = memoryview(target), 0
+            while count := again.readinto(view[read : read + (1 << 20)]):
+                read += count
+        disk = time.monotonic() - began
+    return min(copies), disk
+
+
+def measure(args: argparse.Namespace, stack: ExitStack) -> None:
+    home = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.folder)))
+    model, folder = f"{home}/model", home / "kv"
+    subprocess.run([args.cleave, "synth", "--shape", args.shape, "--out", model], check=True, capture_output=True)
+    with open(f"{model}/config.json") as file:
+        config = json.load(file)
+    # Random weights have no context that they were trained for.
+    config["max_position_embeddings"] = args.tokens + 1024
+    with open(f"{model}/config.json", "w") as file:
+        json.dump(config, file)
+    heads = config["num_key_value_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    prefix = args.tokens * config["num_hidden_layers"] * 2 * heads * width * 2
+    pool = prefix * 5 // 4
+    dice = random.Random(1)
+    prompts = [[dice.randrange(3, VOCABULARY) for _ in range(args.tokens + 8)] for _ in range(args.rounds + 1)]
+    times: dict[str, list[float]] = {"computed": [], "host memory": [], "disk": []}
+    with ExitStack() as life:
+        address = serve(life, args, model, folder, pool)
+        for place, prompt in enumerate(prompts):
+            times["computed"].append(first_token(address, prompt))
+            settle(address)
+            if place:
+                times["host memory"].append(first_token(address, prompts[place - 1]))
+                settle(address)
+        fetched = metric(address, "cleave_kv_tier_fetched_blocks_total")
+        failures = metric(address, "cleave_kv_tier_failures_total")
+    with ExitStack() as life:
+        address = serve(life, args, model, folder, pool)
+        for prompt in prompts:
+            forget_pages(folder)
+            times["disk"].append(first_token(address, prompt))
+            settle(address)
+        fetched += metric(address, "cleave_kv_tier_fetched_blocks_total")
+        failures += metric(address, "cleave_kv_tier_failures_total")
+    memory, disk = floors(folder, prefix)
+    cold = statistics.median(times["computed"])
+    print(
+        f"A prompt of {args.tokens} tokens ({args.shape}), of which the pool has nothing; {prefix / 1e6:.0f} MB of KV. "
+        f"{fetched:.0f} blocks came back, {failures:.0f} times something did not.\n"
+    )
+    print("| its KV | TTFT, median | best | cold by this | copy alone |\n|---|---|---|---|---|")
+    for name, floor in [("computed", None), ("host memory", memory), ("disk", disk)]:
+        median, best = statistics.median(times[name]), min(times[name])
+        alone = f"{floor * 1e3:.0f} ms" if floor else ""
+        print(f"| {name} | {median * 1e3:.0f} ms | {best * 1e3:.0f} ms | {cold / median:.1f} | {alone} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cleave", required=True)
+    parser.add_argument("--shape", default="llama-160m")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--folder")
+    args = parser.parse_args()
+    print(f"{os.cpu_count()} cores\n")
+    with ExitStack() as stack:
+        measure(args, stack)
+
+
+if __name__ == "__main__":
+    main()
