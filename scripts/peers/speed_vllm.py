@@ -2,8 +2,8 @@
 
 usage: speed_vllm.py MODEL CONTEXT_TOKENS SEQUENCES     (with the environment that engines.py gives)
 
-A prompt's time is the whole
-call with one token drawn; a decode step's is what the engine says between its first and last tokens, prompts from the prefix cache.
+A prompt's time is the whole call with one token drawn; a decode step's is what the engine says between its first and last
+tokens, prompts from the prefix cache.
 """
 
 import random
