@@ -2,8 +2,7 @@
 
 usage: speed_openvino.py FILE.gguf SEQUENCES THREADS
 
-Its own batching pipeline, one
-step at a time; prompts run whole, no prefix cache.
+Its own batching pipeline, one step at a time; prompts run whole, no prefix cache.
 """
 
 import random
