@@ -1,4 +1,4 @@
-"""Engines on the same processor, model and shapes, without servers, by turns: the table of the README.
+"""Engines on the same processor, model and shapes, without servers, by turns.
 
 usage: engines.py --cleave BIN --model HF_FOLDER [--int8 HF_FOLDER] [--llama FOLDER --gguf FILE] [--vllm FOLDER]
                   [--openvino FOLDER] [--transformers] [--rounds 3] [--threads N] [--out FILE] [--table FILE]
@@ -114,7 +114,6 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
     cleave = [args.cleave, "bench", "engine", "--threads", threads, "--stdin", "--rounds", "1", "--dtype", "bf16"]
     cleave += ["--max-model-len", str(CONTEXT), "--kv-cache", "2GiB", "--model", args.model]
     found: list[Engine | Llama] = [Engine("Cleave bf16", cleave)]
-    found += [Engine(f"Cleave {form}", [*cleave, "--quantize", form]) for form in ("int8", "int4")]
     if args.llama:
         for form in ("bf16", "q8_0", "q4_0"):
             found.append(Llama(f"llama.cpp {form}", Path(args.llama), gguf(args, form), args.threads))

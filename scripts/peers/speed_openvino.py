@@ -2,14 +2,14 @@
 
 usage: speed_openvino.py FILE.gguf SEQUENCES THREADS
 
-Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, answers each with {"tokens_per_second": …}. Its own batching pipeline, one
-step at a time; prompts run whole, no prefix cache.
+Its own batching pipeline, one step at a time; prompts run whole, no prefix cache.
 """
 
-import json
 import random
 import sys
 import time
+
+from shapes import answer
 
 STEPS = 32
 
@@ -28,9 +28,9 @@ def main() -> None:
     pipe = genai.ContinuousBatchingPipeline(sys.argv[1], scheduler, "CPU", {"INFERENCE_NUM_THREADS": int(sys.argv[3])})
     dice, number = random.Random(7), iter(range(1 << 30))
 
-    def add(tokens: int, answer: int):
+    def add(tokens: int, drawn: int):
         config = genai.GenerationConfig()
-        config.max_new_tokens, config.min_new_tokens = answer, answer
+        config.max_new_tokens, config.min_new_tokens = drawn, drawn
         config.ignore_eos, config.do_sample, config.apply_chat_template = True, False, False
         prompt = np.array([[dice.randrange(16, 256) for _ in range(tokens)]], dtype=np.int64)
         return pipe.add_request(next(number), ov.Tensor(prompt), config)
@@ -60,13 +60,7 @@ def main() -> None:
         del handles
         return count * STEPS / took
 
-    prefill(64)
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        kind, rest = line.strip().split(":")
-        numbers = [int(each) for each in rest.split("x")]
-        speed = prefill(*numbers) if kind == "prefill" else decode(*numbers)
-        print(json.dumps({"tokens_per_second": speed}), flush=True)
+    answer(prefill, decode)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 usage: speed_transformers.py MODEL THREADS
 
-Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, answers each with {"tokens_per_second": …}. Plain forward passes with a
-growing cache, greedy, without generate(), whose own work would count too.
+Plain forward passes with a growing cache, greedy, without generate(), whose own work would count too.
 """
 
-import json
 import sys
 import time
+
+from shapes import answer
 
 STEPS = 16
 
@@ -40,13 +40,7 @@ def main() -> None:
         return count * STEPS / (time.perf_counter() - start)
 
     with torch.inference_mode():
-        prefill(64)
-        print(json.dumps({"ready": True}), flush=True)
-        for line in sys.stdin:
-            kind, rest = line.strip().split(":")
-            numbers = [int(number) for number in rest.split("x")]
-            speed = prefill(*numbers) if kind == "prefill" else decode(*numbers)
-            print(json.dumps({"tokens_per_second": speed}), flush=True)
+        answer(prefill, decode)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 usage: speed_vllm.py MODEL CONTEXT_TOKENS SEQUENCES     (with the environment that engines.py gives)
 
-Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, answers each with {"tokens_per_second": …}. A prompt's time is the whole
-call with one token drawn; a decode step's is what the engine says between its first and last tokens, prompts from the prefix cache.
+A prompt's time is the whole call with one token drawn; a decode step's is what the engine says between its first and last
+tokens, prompts from the prefix cache.
 """
 
-import json
 import random
 import sys
 import time
+
+from shapes import answer
 
 STEPS = 32
 
@@ -53,13 +54,7 @@ def main() -> None:
         took = max(each.last_token_ts for each in times) - max(each.first_token_ts for each in times)
         return count * STEPS / took
 
-    prefill(64)
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        kind, rest = line.strip().split(":")
-        numbers = [int(number) for number in rest.split("x")]
-        speed = prefill(*numbers) if kind == "prefill" else decode(*numbers)
-        print(json.dumps({"tokens_per_second": speed}), flush=True)
+    answer(prefill, decode)
 
 
 if __name__ == "__main__":

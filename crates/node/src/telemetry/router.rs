@@ -262,13 +262,14 @@ impl RouterMeters {
         pauses.observe(pause.as_secs_f64());
     }
 
-    /// A worker emitted a token beyond what its request may have.
+    /// So many passes are kept.
     pub(crate) fn passes(&self, count: usize) {
         self.series
             .passes
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
+    /// A worker emitted a token beyond what its request may have.
     pub(crate) fn exceeded(&self) {
         self.series.exceeded.inc();
     }
