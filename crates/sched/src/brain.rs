@@ -245,7 +245,8 @@ impl Brain {
                 came,
                 outcome,
                 took,
-            } => self.fetched(handoff, (came, outcome), took),
+                worked,
+            } => self.fetched(handoff, (came, outcome), (took, worked)),
         }
         self.expire();
         if self.stirred {

@@ -152,6 +152,8 @@ pub enum Input {
         outcome: FetchOutcome,
         /// From when it was asked for.
         took: Duration,
+        /// Of that, finding, checking and copying its blocks: no step in between, no other's fetch.
+        worked: Duration,
     },
     /// The link to another worker's life broke; what was under way on it will not arrive, and it is
     /// said before anything that arrives on a new one.

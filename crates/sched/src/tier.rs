@@ -135,16 +135,20 @@ impl Tiers {
         Some(of(self.from_host, blocks - on_disk)? + of(self.from_disk, on_disk)?)
     }
 
-    /// So many blocks came back, of those that were asked for.
-    fn measure(&mut self, (came, fetch): (u32, Fetch), took: Duration) {
+    /// So many blocks came back, of those that were asked for, and cost so much. What they waited for
+    /// steps and for other fetches is no price of theirs: a busy engine would keep nothing any more.
+    fn measure(&mut self, (came, fetch): (u32, Fetch), worked: Duration) {
+        if came == 0 && worked.is_zero() {
+            return;
+        }
         // What came to nothing took as long as one block at least.
         let (from_host, count) = (fetch.blocks - fetch.on_disk, came.max(1));
         if fetch.on_disk == 0 {
-            return mean(&mut self.from_host, took / count);
+            return mean(&mut self.from_host, worked / count);
         }
         let host = self.from_host.unwrap_or_default() * from_host.min(came);
         let count = came.saturating_sub(from_host).max(1);
-        mean(&mut self.from_disk, took.saturating_sub(host) / count);
+        mean(&mut self.from_disk, worked.saturating_sub(host) / count);
     }
 
     /// To bring blocks back was dearer than to compute them.
@@ -419,7 +423,7 @@ impl Brain {
         &mut self,
         handoff: HandoffId,
         (came, outcome): (u32, FetchOutcome),
-        took: Duration,
+        (took, worked): (Duration, Duration),
     ) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
@@ -449,7 +453,7 @@ impl Brain {
         if closing {
             return self.release_if_settled(handoff);
         }
-        self.tiers.measure((came, fetch), took);
+        self.tiers.measure((came, fetch), worked);
         self.publish(handoff);
     }
 

@@ -111,6 +111,46 @@ scenarios! {
         prefill 3 on b to b
         run 100
         empty"
+    a_busy_engine_does_not_make_what_is_kept_dear: "
+        worker b both blocks=20 context=80 host=40
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        run 100
+        reserve 2 on b from b prompt=76 max=1 family=2
+        prefill 2 on b to b
+        run 300
+        reserve 3 on b from b prompt=4 max=24 family=3
+        prefill 3 on b to b
+        step b
+        reserve 4 on b from b prompt=20 max=1 family=1
+        prefill 4 on b to b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        step b
+        fetches b
+        run 300
+        reserve 5 on b from b prompt=76 max=1 family=4
+        prefill 5 on b to b
+        run 300
+        reserve 6 on b from b prompt=20 max=1 family=1
+        prefill 6 on b to b
+        run 100
+        empty"
     what_is_on_disk_is_found_by_the_next_life: "
         worker b both blocks=20 context=80 host=8 disk=16
         reserve 1 on b from b prompt=20 max=1 family=1

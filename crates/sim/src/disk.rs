@@ -97,7 +97,7 @@ impl Run<'_> {
         let Some(body) = self.seats[index(who)].body.as_mut().filter(|b| b.me == who) else {
             return Ok(None);
         };
-        body.disk_read(handoff);
+        body.disk_read(self.now, handoff);
         self.next_op(who);
         Ok(Some(format!("{} disk read   {handoff}", who.worker)))
     }

@@ -101,6 +101,8 @@ pub enum Pending {
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
         since: Time,
+        /// How long it takes where nothing goes ahead of it.
+        work: Duration,
     },
     Packet {
         from: WorkerRef,

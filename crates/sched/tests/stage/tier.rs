@@ -47,14 +47,15 @@ impl World {
         let took = blocks
             .iter()
             .map(|(content, _)| takes(*content, place(content)));
-        let took: Duration = took.sum();
+        let work: Duration = took.sum();
         self.later(
-            took,
+            work,
             Pending::Fetch {
                 at,
                 handoff,
                 blocks,
                 since: self.now,
+                work,
             },
         );
     }
@@ -132,6 +133,7 @@ impl World {
             handoff,
             blocks,
             since,
+            work,
             ..
         } = what
         else {
@@ -158,6 +160,8 @@ impl World {
             machine.engine.write(*block, whole(0), &cells.clone());
         }
         let took = self.now.since(since);
+        // A fetch that was told to stop did nothing else until then; others may have waited for steps.
+        let worked = if stopped { took } else { took.min(work) };
         let came = u32::try_from(came).expect("few");
         self.feed(
             at,
@@ -166,6 +170,7 @@ impl World {
                 came,
                 outcome,
                 took,
+                worked,
             },
         );
     }

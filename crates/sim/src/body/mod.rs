@@ -496,7 +496,7 @@ impl Body {
                 })
             }
             Op::Fetch { handoff, blocks } => {
-                Done::Hear(self.finish_fetch(now, (handoff, &blocks), luck)?)
+                Done::Hear(self.finish_fetch((since, now), (handoff, &blocks), luck)?)
             }
             Op::SwapOut { handoff, blocks } => {
                 let outcome = self.swap_out(handoff, &blocks, luck);

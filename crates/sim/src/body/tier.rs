@@ -7,6 +7,7 @@ use super::{Body, Luck, Op, Payload};
 use cleave_domain::{BlockHash, BlockIndex, HandoffId, Time};
 use cleave_sched::{FetchOutcome, Input, KeepOutcome, Place};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// What is kept, and by what else a life remembers it.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +18,8 @@ pub(crate) struct Below {
     asleep: BTreeMap<HandoffId, Vec<(BlockHash, BlockIndex)>>,
     /// When each fetch was asked for.
     since: BTreeMap<HandoffId, Time>,
+    /// How long the disk was at it.
+    read: BTreeMap<HandoffId, Duration>,
     /// Told to stop while the engine was at it.
     stopped: BTreeSet<HandoffId>,
 }
@@ -54,8 +57,11 @@ impl Body {
     }
 
     /// The disk has what a fetch waits for.
-    pub(crate) fn disk_read(&mut self, handoff: HandoffId) {
+    pub(crate) fn disk_read(&mut self, now: Time, handoff: HandoffId) {
         if let Some(blocks) = self.below.asleep.remove(&handoff) {
+            let since = self.below.since.get(&handoff).copied();
+            let read = now.since(since.unwrap_or(now));
+            self.below.read.insert(handoff, read);
             self.ops.push_back(Op::Fetch { handoff, blocks });
         }
     }
@@ -69,22 +75,29 @@ impl Body {
         }
         let queued = self.ops.iter().any(is_it);
         self.ops.retain(|op| !is_it(op));
-        let asleep = self.below.asleep.remove(&handoff).is_some();
-        (queued || asleep).then(|| self.fetched(now, handoff, (0, FetchOutcome::Stopped)))
+        if self.below.asleep.contains_key(&handoff) {
+            self.disk_read(now, handoff);
+            self.ops.retain(|op| !is_it(op));
+        } else if !queued {
+            return None;
+        }
+        Some(self.fetched((now, now), handoff, (0, FetchOutcome::Stopped)))
     }
 
     fn fetched(
         &mut self,
-        now: Time,
+        (begun, now): (Time, Time),
         handoff: HandoffId,
         (came, outcome): (u32, FetchOutcome),
     ) -> Input {
         let since = self.below.since.remove(&handoff).unwrap_or(now);
+        let read = self.below.read.remove(&handoff).unwrap_or_default();
         Input::Fetched {
             handoff,
             came,
             outcome,
             took: now.since(since),
+            worked: read + now.since(begun),
         }
     }
 
@@ -126,9 +139,10 @@ impl Body {
         Ok(KeepOutcome::Copied)
     }
 
+    /// The engine was at it from one time to the other.
     pub(super) fn finish_fetch(
         &mut self,
-        now: Time,
+        when: (Time, Time),
         (handoff, blocks): (HandoffId, &[(BlockHash, BlockIndex)]),
         luck: Luck,
     ) -> Result<Input, String> {
@@ -155,7 +169,7 @@ impl Body {
             self.engine.write(*block, 0, &cells);
         }
         let came = u32::try_from(came).map_err(|error| error.to_string())?;
-        Ok(self.fetched(now, handoff, (came, outcome)))
+        Ok(self.fetched(when, handoff, (came, outcome)))
     }
 
     /// No more is kept than may be.

@@ -3,14 +3,14 @@
 //! Owns: how far each fetch has come. Never: looks for a block, or checks one. Lives on the engine's thread.
 //! Invariant: blocks of a fetch are written in the sequence's order, and none after it was answered.
 
-use super::{Copy, Seat, Shelves};
+use super::{Copy, Found, Shelves};
 use crate::worker::engine::{Bench, EngineHost, Work};
 use cleave_domain::{BlockHash, BlockIndex, HandoffId};
 use cleave_engine::BlockSpan;
 use cleave_sched::{FetchOutcome, Input, KeepOutcome, Place};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::error;
 
 /// A block to be copied to host memory.
@@ -28,7 +28,9 @@ pub(crate) struct Brought {
     /// Which of the fetch's blocks.
     pub(super) ordinal: u32,
     pub(super) block: BlockIndex,
-    pub(super) content: Result<(Arc<Copy>, Option<Seat>), FetchOutcome>,
+    pub(super) content: Found,
+    /// How long it was looked for and checked.
+    pub(super) took: Duration,
 }
 
 impl Brought {
@@ -50,12 +52,20 @@ pub(crate) struct Incoming {
     pub(crate) since: Instant,
 }
 
+/// How far a fetch is.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    incoming: Incoming,
+    came: u32,
+    /// What those that came cost, and the one that is amiss; no waiting is in it.
+    worked: Duration,
+}
+
 /// Fetches under way, and what is kept.
 #[derive(Debug)]
 pub(crate) struct Incomings {
     shelves: Arc<Shelves>,
-    /// With how many blocks have come.
-    fetches: BTreeMap<HandoffId, (Incoming, u32)>,
+    fetches: BTreeMap<HandoffId, Progress>,
 }
 
 impl Incomings {
@@ -67,20 +77,27 @@ impl Incomings {
     }
 
     pub(crate) fn begin(&mut self, incoming: Incoming) {
-        self.fetches.insert(incoming.handoff, (incoming, 0));
+        let progress = Progress {
+            incoming,
+            came: 0,
+            worked: Duration::ZERO,
+        };
+        self.fetches.insert(incoming.handoff, progress);
     }
 
     /// The one answer to a fetch, unless it was given.
     pub(crate) fn end(&mut self, handoff: HandoffId, outcome: FetchOutcome) -> Option<Input> {
-        let (incoming, came) = self.fetches.remove(&handoff)?;
+        let progress = self.fetches.remove(&handoff)?;
+        let mut worked = progress.worked;
         if outcome != FetchOutcome::Copied {
-            self.shelves.stop(handoff);
+            worked += self.shelves.stop(handoff);
         }
         Some(Input::Fetched {
             handoff,
-            came,
+            came: progress.came,
             outcome,
-            took: incoming.since.elapsed(),
+            took: progress.incoming.since.elapsed(),
+            worked,
         })
     }
 }
@@ -164,9 +181,11 @@ impl Bench {
             ordinal,
             block,
             content,
+            took,
         } = brought;
-        let (_, came) = self.incomings.as_ref()?.fetches.get(&handoff)?;
-        assert_eq!(*came, ordinal, "blocks come in order");
+        let progress = self.incomings.as_ref()?.fetches.get(&handoff)?;
+        assert_eq!(progress.came, ordinal, "blocks come in order");
+        let began = Instant::now();
         let outcome = match content {
             Ok((copy, _seat)) => match self.copy_back(block, &copy) {
                 Ok(()) => FetchOutcome::Copied,
@@ -178,10 +197,11 @@ impl Bench {
             Err(outcome) => outcome,
         };
         let incomings = self.incomings.as_mut()?;
-        let (incoming, came) = incomings.fetches.get_mut(&handoff)?;
+        let progress = incomings.fetches.get_mut(&handoff)?;
+        progress.worked += took + began.elapsed();
         if outcome == FetchOutcome::Copied {
-            *came += 1;
-            if *came < incoming.blocks {
+            progress.came += 1;
+            if progress.came < progress.incoming.blocks {
                 return None;
             }
         }

@@ -78,12 +78,23 @@ struct State {
     wanted: BTreeMap<HandoffId, Wanted>,
 }
 
+/// A fetch that a reader has, or will have.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    still: Still,
+    /// Since when a reader has been at the present block of it; buffers and the engine are not waited for then.
+    reading: Option<Instant>,
+}
+
 /// Whether somebody still waits for a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    Yes,
-    No,
+enum Still {
+    Wanted,
+    Stopped,
 }
+
+/// A block that was kept, and the buffer that it has if it comes from disk.
+type Found = Result<(Arc<Copy>, Option<Seat>), FetchOutcome>;
 
 /// Buffers for what was read from disk.
 #[derive(Debug)]
@@ -257,7 +268,8 @@ impl Keeper {
     /// Has a sequence's blocks brought back; the engine's thread answers.
     pub(super) fn fetch(&self, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
         let mut state = self.shelves.lock();
-        state.wanted.insert(handoff, Wanted::Yes);
+        let (still, reading) = (Still::Wanted, None);
+        state.wanted.insert(handoff, Wanted { still, reading });
         let in_host = |(content, _): &(BlockHash, _)| state.host.contains_key(content);
         let reader = match blocks.iter().all(in_host) {
             true => &self.from_host,
@@ -318,15 +330,25 @@ impl Shelves {
         self.lock().host.insert(content, copy);
     }
 
-    /// Nobody waits for what a reader has yet to bring.
-    pub(super) fn stop(&self, handoff: HandoffId) {
-        if let Some(wanted) = self.lock().wanted.get_mut(&handoff) {
-            *wanted = Wanted::No;
-        }
+    /// Nobody waits for what a reader has yet to bring. Gives how long it has been at the present block.
+    pub(super) fn stop(&self, handoff: HandoffId) -> Duration {
+        let mut state = self.lock();
+        let Some(wanted) = state.wanted.get_mut(&handoff) else {
+            return Duration::ZERO;
+        };
+        wanted.still = Still::Stopped;
+        wanted.reading.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
     fn is_wanted(&self, handoff: HandoffId) -> bool {
-        self.lock().wanted.get(&handoff) == Some(&Wanted::Yes)
+        let wanted = self.lock().wanted.get(&handoff).copied();
+        wanted.is_some_and(|wanted| wanted.still == Still::Wanted)
+    }
+
+    fn reading(&self, handoff: HandoffId, since: Option<Instant>) {
+        if let Some(wanted) = self.lock().wanted.get_mut(&handoff) {
+            wanted.reading = since;
+        }
     }
 
     // === to disk ===
@@ -379,13 +401,14 @@ impl Shelves {
 
     fn bring_all(self: &Arc<Self>, fetch: &Fetch, engine: &EngineDoor) {
         for (ordinal, (content, block)) in (0..).zip(&fetch.blocks) {
-            let brought = self.get(*content, (fetch.handoff, engine));
-            let amiss = brought.is_err();
+            let (content, took) = self.get(*content, (fetch.handoff, engine));
+            let amiss = content.is_err();
             let pushed = engine.push(Work::Bring(Brought {
                 handoff: fetch.handoff,
                 ordinal,
                 block: *block,
-                content: brought,
+                content,
+                took,
             }));
             if amiss || !pushed {
                 return;
@@ -393,32 +416,49 @@ impl Shelves {
         }
     }
 
-    /// One block, checked.
+    /// One block, checked, and how long that took once there was a buffer for it.
     fn get(
         self: &Arc<Self>,
         content: BlockHash,
         (handoff, engine): (HandoffId, &EngineDoor),
-    ) -> Result<(Arc<Copy>, Option<Seat>), FetchOutcome> {
+    ) -> (Found, Duration) {
         if !self.is_wanted(handoff) {
-            return Err(FetchOutcome::Stopped);
+            return (Err(FetchOutcome::Stopped), Duration::ZERO);
         }
         let state = self.lock();
         let (copy, slot) = (state.host.get(&content), state.on_disk.get(&content));
         let (copy, slot) = (copy.cloned(), slot.copied());
         drop(state);
-        let (copy, seat) = match (copy, slot) {
-            (Some(copy), _) => (copy, None),
-            (None, Some(slot)) => {
-                let seat = self.seat(handoff, engine).ok_or(FetchOutcome::Stopped)?;
-                (self.read(slot, content)?, Some(seat))
-            }
+        let seat = match (&copy, slot) {
+            (None, Some(_)) => match self.seat(handoff, engine) {
+                None => return (Err(FetchOutcome::Stopped), Duration::ZERO),
+                seat => seat,
+            },
+            _ => None,
+        };
+        let began = Instant::now();
+        self.reading(handoff, Some(began));
+        let checked = self.checked(content, (copy, slot));
+        self.reading(handoff, None);
+        (checked.map(|copy| (copy, seat)), began.elapsed())
+    }
+
+    /// A content from where it is, if it is still what was kept.
+    fn checked(
+        &self,
+        content: BlockHash,
+        (copy, slot): (Option<Arc<Copy>>, Option<u32>),
+    ) -> Result<Arc<Copy>, FetchOutcome> {
+        let copy = match (copy, slot) {
+            (Some(copy), _) => copy,
+            (None, Some(slot)) => self.read(slot, content)?,
             (None, None) => return Err(FetchOutcome::Missing),
         };
         if self.meaning.seal(content, &copy.bytes) != copy.seal {
             error!(%content, "a KV block that was kept has changed; it is computed again");
             return Err(FetchOutcome::Corrupt);
         }
-        Ok((copy, seat))
+        Ok(copy)
     }
 
     fn read(&self, slot: u32, content: BlockHash) -> Result<Arc<Copy>, FetchOutcome> {
