@@ -1,12 +1,13 @@
-"""What a long prefix that the pool has lost costs: computed again, from host memory, from disk.
+"""What a long prefix costs: computed, in the pool, from host memory, from disk.
 
-usage: measure_tier.py --cleave BIN [--shape SHAPE] [--tokens N] [--rounds N] [--folder DIR]
+usage: measure_tier.py --cleave BIN [--shape SHAPE] [--tokens N ...] [--rounds N] [--folder DIR]
 
-One worker on a synthetic checkpoint, whose pool has room for one prompt of N tokens (8192) and little more.
-Prompts take turns, so that each is lost before it comes again; the time to the first token is that of the
-whole answer of one token. Then the server starts again, which leaves the disk alone, and its file is put out
-of the system's page cache before each prompt. The floors are copies of as many bytes as the prefix has, in
-memory and from such a file. DIR is where the file is (a temporary folder).
+For each N (1024, 4096 and 8192), one worker on a synthetic checkpoint, whose pool has room for one prompt of
+N tokens and hardly more. Each prompt is computed, and asked for again at once. Prompts take turns, so that each
+is lost before it comes again; the time to the first token is that of the whole answer of one token. Then the
+server starts again, which leaves the disk alone, and its file is put out of the system's page cache before each
+prompt. The floors are copies of as many bytes as the prefix has, in memory and from such a file. DIR is where the
+file is (a temporary folder).
 
 Prints Markdown. Standard library only.
 """
@@ -26,6 +27,9 @@ from measure import complete, metric, process, wait_for
 from measure_survival import read_on
 
 VOCABULARY = 30_000
+BLOCK_TOKENS = 16
+# The pool has room for so many more than a prefix: its question, and a block or two.
+SPARE_TOKENS = 64
 
 
 def serve(stack: ExitStack, args: argparse.Namespace, model: str, folder: Path, pool: int) -> str:
@@ -52,7 +56,7 @@ def settle(address: str) -> None:
     before = -1.0
     while (kept := metric(address, "cleave_kv_tier_kept_blocks_total")) != before:
         before = kept
-        time.sleep(1.0)
+        time.sleep(0.5)
 
 
 def forget_pages(folder: Path) -> None:
@@ -84,65 +88,75 @@ def floors(folder: Path, size: int) -> tuple[float, float]:
     return min(copies), disk
 
 
-def measure(args: argparse.Namespace, stack: ExitStack) -> None:
-    home = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.folder)))
-    model, folder = f"{home}/model", home / "kv"
+def synthesize(args: argparse.Namespace, home: Path) -> tuple[str, int]:
+    """The checkpoint's folder, and bytes of KV of one token."""
+    model = f"{home}/model"
     subprocess.run([args.cleave, "synth", "--shape", args.shape, "--out", model], check=True, capture_output=True)
     with open(f"{model}/config.json") as file:
         config = json.load(file)
     # Random weights have no context that they were trained for.
-    config["max_position_embeddings"] = args.tokens + 1024
+    config["max_position_embeddings"] = max(args.tokens) + 1024
     with open(f"{model}/config.json", "w") as file:
         json.dump(config, file)
     heads = config["num_key_value_heads"]
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    prefix = args.tokens * config["num_hidden_layers"] * 2 * heads * width * 2
-    pool = prefix * 5 // 4
-    dice = random.Random(1)
-    prompts = [[dice.randrange(3, VOCABULARY) for _ in range(args.tokens + 8)] for _ in range(args.rounds + 1)]
-    times: dict[str, list[float]] = {"computed": [], "host memory": [], "disk": []}
+    return model, config["num_hidden_layers"] * 2 * heads * width * 2
+
+
+def measure(args: argparse.Namespace, model: str, folder: Path, tokens: int, token_bytes: int) -> str:
+    """A line of the table."""
+    prefix = tokens * token_bytes
+    pool = prefix + SPARE_TOKENS * token_bytes
+    dice = random.Random(tokens)
+    prompts = [[dice.randrange(3, VOCABULARY) for _ in range(tokens + 8)] for _ in range(args.rounds + 1)]
+    times: dict[str, list[float]] = {"computed": [], "pool": [], "host": [], "disk": []}
+    blocks, failures = 0.0, 0.0
     with ExitStack() as life:
         address = serve(life, args, model, folder, pool)
         for place, prompt in enumerate(prompts):
             times["computed"].append(first_token(address, prompt))
+            times["pool"].append(first_token(address, prompt))
             settle(address)
             if place:
-                times["host memory"].append(first_token(address, prompts[place - 1]))
+                times["host"].append(first_token(address, prompts[place - 1]))
                 settle(address)
-        fetched = metric(address, "cleave_kv_tier_fetched_blocks_total")
-        failures = metric(address, "cleave_kv_tier_failures_total")
+        blocks += metric(address, "cleave_kv_tier_fetched_blocks_total")
+        failures += metric(address, "cleave_kv_tier_failures_total")
     with ExitStack() as life:
         address = serve(life, args, model, folder, pool)
         for prompt in prompts:
             forget_pages(folder)
             times["disk"].append(first_token(address, prompt))
             settle(address)
-        fetched += metric(address, "cleave_kv_tier_fetched_blocks_total")
+        blocks += metric(address, "cleave_kv_tier_fetched_blocks_total")
         failures += metric(address, "cleave_kv_tier_failures_total")
+    asked = tokens // BLOCK_TOKENS * (len(times["host"]) + len(times["disk"]))
     memory, disk = floors(folder, prefix)
     cold = statistics.median(times["computed"])
-    print(
-        f"A prompt of {args.tokens} tokens ({args.shape}), of which the pool has nothing; {prefix / 1e6:.0f} MB of KV. "
-        f"{fetched:.0f} blocks came back, {failures:.0f} times something did not.\n"
-    )
-    print("| its KV | TTFT, median | best | cold by this | copy alone |\n|---|---|---|---|---|")
-    for name, floor in [("computed", None), ("host memory", memory), ("disk", disk)]:
-        median, best = statistics.median(times[name]), min(times[name])
-        alone = f"{floor * 1e3:.0f} ms" if floor else ""
-        print(f"| {name} | {median * 1e3:.0f} ms | {best * 1e3:.0f} ms | {cold / median:.1f} | {alone} |")
+    cells = [f"{tokens} tokens, {prefix / 1e6:.0f} MB", f"{cold * 1e3:.0f} ms"]
+    for place, floor in [("pool", None), ("host", memory), ("disk", disk)]:
+        median = statistics.median(times[place])
+        alone = f", copy alone {floor * 1e3:.0f}" if floor else ""
+        cells.append(f"{median * 1e3:.0f} ms ({cold / median:.0f}x{alone})")
+    cells.append(f"{blocks:.0f} of {asked}" + (f", {failures:.0f} failures" if failures else ""))
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cleave", required=True)
     parser.add_argument("--shape", default="llama-160m")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 8192])
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--folder")
     args = parser.parse_args()
-    print(f"{os.cpu_count()} cores\n")
-    with ExitStack() as stack:
-        measure(args, stack)
+    print(f"{args.shape} in bf16, {os.cpu_count()} cores; medians of {args.rounds} or {args.rounds + 1}\n")
+    print("| prefix | computed | in the pool | from host memory | from disk | blocks that came back |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(dir=args.folder) as home:
+        model, token_bytes = synthesize(args, Path(home))
+        for tokens in args.tokens:
+            print(measure(args, model, Path(home) / f"kv-{tokens}", tokens, token_bytes), flush=True)
 
 
 if __name__ == "__main__":

@@ -440,7 +440,7 @@ impl Body {
         let (op, since) = self.busy.take().ok_or("the engine had nothing to do")?;
         // What is kept below the pool may be amiss besides.
         let broken = match op {
-            Op::Fetch { .. } => 30 * broken,
+            Op::Fetch { .. } => 100 * broken,
             _ => broken,
         };
         let breaks = broken > 0 && dice.chance(broken);

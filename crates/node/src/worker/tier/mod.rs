@@ -665,12 +665,13 @@ mod tests {
         assert_eq!(host.content(0).await, [2; BLOCK]);
         // In the next life what is on disk still is.
         drop(host);
-        let mut options = TierOptions::default();
-        options.host_bytes = BLOCK as u64;
-        options.disk = Some(DiskOptions {
-            folder: folder.0.clone(),
-            bytes: 100_000,
-        });
+        let options = TierOptions {
+            host_bytes: BLOCK as u64,
+            disk: Some(DiskOptions {
+                folder: folder.0.clone(),
+                bytes: 100_000,
+            }),
+        };
         let fingerprint = Fingerprint("m".into());
         let found = loop {
             // The threads of the first life let go of the file when they end.
@@ -739,7 +740,7 @@ mod tests {
         host.keep(2).await;
         host.write_on(2).await;
         let shelves = Arc::clone(&host.shelves);
-        let still = shelves.slab.as_ref().unwrap().still.lock().unwrap();
+        let still = shelves.slab.as_ref().unwrap().still.lock().await;
         host.engine.fetch(handoff(), vec![(hash(2), BlockIndex(7))]);
         host.step().await;
         host.step().await;
@@ -759,6 +760,35 @@ mod tests {
             [7; BLOCK],
             "what came late was not written"
         );
+    }
+
+    #[tokio::test]
+    async fn waiting_behind_another_fetch_counted_as_work() {
+        let folder = Folder::new("behind");
+        let mut host = Host::new(Some(&folder));
+        host.keep(1).await;
+        host.write_on(1).await;
+        let shelves = Arc::clone(&host.shelves);
+        let still = shelves.slab.as_ref().unwrap().still.lock().await;
+        let behind = HandoffId {
+            attempt: 1,
+            ..handoff()
+        };
+        for of in [handoff(), behind] {
+            host.engine.fetch(of, vec![(hash(1), BlockIndex(7))]);
+        }
+        let reads = || shelves.lock().wanted[&handoff()].reading.is_some();
+        while !reads() {
+            tokio::task::yield_now().await;
+        }
+        for (of, at_work) in [(behind, false), (handoff(), true)] {
+            host.engine.stop_fetch(of);
+            let Input::Fetched { took, worked, .. } = host.answer().await else {
+                panic!("another answer")
+            };
+            assert_eq!(!worked.is_zero(), at_work, "{worked:?} of {took:?}");
+        }
+        drop(still);
     }
 
     #[tokio::test]

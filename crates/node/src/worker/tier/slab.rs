@@ -104,7 +104,7 @@ pub(crate) struct Slab {
     slots_count: u32,
     /// A disk that stands still while a test holds it.
     #[cfg(test)]
-    pub(crate) still: std::sync::Mutex<()>,
+    pub(crate) still: tokio::sync::Mutex<()>,
 }
 
 impl Slab {
@@ -146,7 +146,7 @@ impl Slab {
                 block_bytes,
                 slots_count: u32::try_from(slots_count).unwrap_or(u32::MAX),
                 #[cfg(test)]
-                still: std::sync::Mutex::default(),
+                still: tokio::sync::Mutex::default(),
             };
             let found = slab.begin(&meaning)?.map_err(unusable(&path))?;
             return Ok((slab, found));
@@ -220,7 +220,7 @@ impl Slab {
         bytes: &mut [u8],
     ) -> io::Result<Option<u64>> {
         #[cfg(test)]
-        drop(self.still.lock());
+        drop(self.still.blocking_lock());
         let mut head = [0; SLOT_HEAD_BYTES];
         self.file.read_exact_at(&mut head, self.at(slot))?;
         let Some((_, seal)) = parse(&head).filter(|(named, _)| *named == content) else {
