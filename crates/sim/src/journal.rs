@@ -3,7 +3,6 @@
 //! Owns: the lines, and a hash over all of them. Never: is read by anything in the world.
 //! Invariant: the same world writes the same bytes.
 
-use crate::world::millis;
 use cleave_domain::Time;
 use std::collections::VecDeque;
 
@@ -62,4 +61,10 @@ impl Journal {
     pub(crate) fn text(&self) -> String {
         self.lines.iter().map(String::as_str).collect()
     }
+}
+
+/// A time as milliseconds with six digits after the point, right-aligned.
+pub(crate) fn millis(at: Time) -> String {
+    let nanos = at.as_nanos();
+    format!("{:>6}.{:06}", nanos / 1_000_000, nanos % 1_000_000)
 }

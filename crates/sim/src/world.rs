@@ -7,6 +7,7 @@ use crate::dice::{Dice, mix};
 use crate::disk::Below;
 use crate::engine::Price;
 use crate::guesses::draw_speculation;
+use crate::journal::millis;
 use cleave_domain::{
     Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
     WorkerDescription,
@@ -595,10 +596,4 @@ fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &Arrival) -> fmt::Result {
         Some((at, span)) => writeln!(f, ", stalls {} for {span:?}", millis(at)),
         None => writeln!(f),
     }
-}
-
-/// A time as milliseconds with six digits after the point, right-aligned.
-pub(crate) fn millis(at: Time) -> String {
-    let nanos = at.as_nanos();
-    format!("{:>6}.{:06}", nanos / 1_000_000, nanos % 1_000_000)
 }
