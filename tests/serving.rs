@@ -35,11 +35,16 @@ struct Fleet {
 }
 
 fn fleet() -> Fleet {
+    fleet_of(&[])
+}
+
+/// Its workers are told `more`.
+fn fleet_of(more: &[&str]) -> Fleet {
     // Every request is handed over, whatever would serve it best.
     let mut router = Process::start(&["router", "--listen", "127.0.0.1:0", "--placement", "split"]);
     let address = router.address();
     let worker = |leg: &str| {
-        Process::start(&[
+        let plain = [
             "worker",
             "--leg",
             leg,
@@ -51,7 +56,8 @@ fn fleet() -> Fleet {
             "64MiB",
             "--metrics-listen",
             "127.0.0.1:0",
-        ])
+        ];
+        Process::start(&[&plain[..], more].concat())
     };
     let prefill = vec![worker("prefill"), worker("prefill")];
     let decode = vec![worker("decode"), worker("decode")];
@@ -150,7 +156,7 @@ fn choices(client: &Client, body: &Value) -> Value {
 
 #[test]
 fn answers_are_the_same_with_guesses_and_without() {
-    let (_plain, plain) = serve(&["--calibrate", "0"]);
+    let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
     let (_split, split) = serve(&GUESSES);
     let both = ["--prefill", "0", "--decode", "0", "--both", "1"];
     let (_whole, whole) = serve(&[&both[..], &GUESSES].concat());
@@ -176,6 +182,53 @@ fn answers_are_the_same_with_guesses_and_without() {
         );
     }
     assert_eq!(plain.metric("cleave_draft_tokens_total", &[]), 0.0);
+}
+
+/// Where a worker's metrics are.
+fn page(worker: &Process) -> Client {
+    Client::new(&wait_for("metrics' address", || {
+        let logs = worker.logs();
+        let rest = logs.split("metrics at http://").nth(1)?;
+        Some(rest.split('/').next()?.to_owned())
+    }))
+}
+
+/// Eight streams whose tokens are guessed, on two decode workers of which one dies or drains.
+#[test]
+fn streams_that_guess_are_resumed_and_moved_with_every_token() {
+    let list = "one two three four five six seven eight. ";
+    let body = |stream: u32| {
+        let prompt = format!("{stream} {}", list.repeat(5));
+        let (temperature, seed) = (f64::from(stream % 2) * 0.6, stream);
+        json!({"prompt": prompt, "max_tokens": 600, "temperature": temperature, "seed": seed, "ignore_eos": true})
+    };
+    let bodies: Vec<Value> = (0..8).map(body).collect();
+    let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
+    let expected: Vec<String> = bodies.iter().map(|body| plain.complete(body)).collect();
+    for (signal, counter) in [
+        ("KILL", "cleave_streams_resumed_total"),
+        ("TERM", "cleave_moves_done_total"),
+    ] {
+        let fleet = fleet_of(&GUESSES);
+        let stays = page(&fleet.decode[1]);
+        let texts: Vec<String> = std::thread::scope(|scope| {
+            let client = &fleet.client;
+            let ask = |body| scope.spawn(move || streamed(client, body));
+            let asked: Vec<_> = bodies.iter().map(ask).collect();
+            let leaves = page(&fleet.decode[0]);
+            wait_for("guesses that came true", || {
+                let accepted = leaves.metric("cleave_draft_tokens_total", &["\"accepted\""]);
+                (accepted > 0.0).then_some(())
+            });
+            fleet.decode[0].signal(signal);
+            let texts = asked.into_iter();
+            texts.map(|text| text.join().expect("a text")).collect()
+        });
+        assert_eq!(texts, expected, "SIG{signal}");
+        assert!(fleet.client.metric(counter, &[]) > 0.0, "SIG{signal}");
+        let accepted = stays.metric("cleave_draft_tokens_total", &["\"accepted\""]);
+        assert!(accepted > 0.0, "SIG{signal}");
+    }
 }
 
 #[test]
@@ -285,13 +338,7 @@ fn lesson_01_leaving_five_processes_frees_every_pool() {
         .prefill
         .iter()
         .chain(&fleet.decode)
-        .map(|worker| {
-            Client::new(&wait_for("metrics' address", || {
-                let logs = worker.logs();
-                let rest = logs.split("metrics at http://").nth(1)?;
-                Some(rest.split('/').next()?.to_owned())
-            }))
-        })
+        .map(page)
         .collect();
     for _ in 0..6 {
         let body = json!({"prompt": "A loop that never ends", "max_tokens": 900, "ignore_eos": true, "stream": true});

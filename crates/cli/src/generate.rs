@@ -49,7 +49,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     };
     let mut emissions: Vec<Emission> = Vec::new();
     let request = request(args, &prompt, &text, room);
-    let speculation = args.speculation.speculative_config;
+    let speculation = args.speculation.speculative_config.0;
     let reason = solo::run((engine.as_mut(), speculation), request, &mut |emission| {
         emissions.push(emission.clone());
         printer.print(emission.sampled.token)

@@ -221,7 +221,7 @@ fn worker_options(
         prefix_cache: !engine.no_prefix_cache,
         step_max: limits.step_max.0,
         swap_bytes: limits.swap_space,
-        speculation: limits.speculation.speculative_config,
+        speculation: limits.speculation.speculative_config.0,
         tier: limits.tier.options(),
         silence_max: process.worker_silence.0,
         admin_key: process.admin_key,

@@ -63,7 +63,8 @@ pub struct WorkerOptions {
     /// quarter of the pool: enough for the few sequences that a shortage hits, and taken only when
     /// one does.
     pub swap_bytes: Option<u64>,
-    /// How tokens are guessed of which a step verifies several, where the engine does. Default not at all.
+    /// How tokens are guessed of which a step verifies several, where the engine does. Default not at all;
+    /// the command line has it on.
     pub speculation: Option<Lookup>,
     /// Where what its prefix cache would lose is kept. Default nowhere.
     pub tier: TierOptions,

@@ -3,11 +3,12 @@
 //! Owns: every size, probability and limit. Never: draws anything once the world runs, except from
 //! the dice it hands over. Invariant: printed before it runs, and the same for the same seed.
 
+mod text;
+
 use crate::dice::{Dice, mix};
 use crate::disk::Below;
 use crate::engine::Price;
 use crate::guesses::draw_speculation;
-use crate::journal::millis;
 use cleave_domain::{
     Capacity, Fingerprint, Request, Role, Sampling, Slo, StopRules, Time, TokenId,
     WorkerDescription,
@@ -15,7 +16,6 @@ use cleave_domain::{
 use cleave_kv::Writer;
 use cleave_router::Command;
 use cleave_sched::Lookup;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -509,91 +509,5 @@ fn draw_router(dice: &mut Dice, lease: Duration, failures_min: u32) -> cleave_ro
         reader_wait_max: dice.micros(50_000, 2_000_000),
         stuck_max: dice.micros(100_000, 5_000_000),
         ..cleave_router::Limits::default()
-    }
-}
-
-impl fmt::Display for World {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "seed {}: {} routers, faults until {}",
-            self.seed,
-            self.routers_count,
-            millis(self.heal_at)
-        )?;
-        for (index, worker) in self.workers.iter().enumerate() {
-            let fingerprint = &worker.fingerprint.0;
-            let queue_max = worker.queue_max;
-            let capacity = &worker.capacity;
-            writeln!(
-                f,
-                "  w{:x} {} {fingerprint} queue {queue_max} {capacity:?}",
-                index + 1,
-                worker.role
-            )?;
-        }
-        writeln!(f, "  {:?}", self.router)?;
-        writeln!(f, "  {:?}", self.price)?;
-        writeln!(f, "  {:?}", self.wire)?;
-        writeln!(
-            f,
-            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}, {} in flight, {:?}",
-            self.lease,
-            self.stall_max,
-            self.step_max,
-            self.swap_blocks,
-            self.prefix_cache,
-            self.writer,
-            self.silence_max,
-            self.steps_in_flight,
-            self.below
-        )?;
-        if let Some(speculation) = &self.speculation {
-            writeln!(f, "  {speculation:?}")?;
-        }
-        for arrival in &self.requests {
-            write_arrival(f, arrival)?;
-        }
-        for wish in &self.wishes {
-            writeln!(f, "  {} {wish:?}", millis(wish.at))?;
-        }
-        for (at, fault) in &self.faults {
-            writeln!(f, "  {} {fault:?}", millis(*at))?;
-        }
-        Ok(())
-    }
-}
-
-fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &Arrival) -> fmt::Result {
-    let request = &arrival.request;
-    write!(
-        f,
-        "  {} request {} at r{:x}",
-        millis(arrival.at),
-        request.sampling.seed,
-        arrival.router + 1
-    )?;
-    write!(
-        f,
-        ": {} + {} tokens",
-        request.prompt.len(),
-        request.stop.max_tokens
-    )?;
-    write!(
-        f,
-        ", stop {:?} from {}",
-        request.stop.stop_tokens, request.stop.min_tokens
-    )?;
-    write!(
-        f,
-        ", priority {}, salt {}",
-        request.priority, request.cache_salt
-    )?;
-    if let Some(at) = arrival.leaves {
-        write!(f, ", leaves {}", millis(at))?;
-    }
-    match arrival.stalls {
-        Some((at, span)) => writeln!(f, ", stalls {} for {span:?}", millis(at)),
-        None => writeln!(f),
     }
 }

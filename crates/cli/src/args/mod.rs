@@ -205,8 +205,6 @@ mod tests {
         let limits = &worker.host.limits;
         assert_eq!(limits.step_max.0, options.step_max);
         assert_eq!(limits.swap_space, options.swap_bytes);
-        let speculation = limits.speculation.speculative_config;
-        assert_eq!(speculation, options.speculation);
         assert_eq!(limits.tier.options(), options.tier);
         assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);

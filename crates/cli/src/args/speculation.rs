@@ -15,17 +15,27 @@ const MATCHES: RangeInclusive<u32> = 1..=64;
 /// Where neither is said.
 const MATCH_MAX: u32 = 4;
 const MATCH_MIN: u32 = 2;
+/// What is said where nobody guesses.
+const OFF: &str = "off";
+/// On where the engine verifies guesses: text without any runs as fast as when it is off, because rows are only verified
+/// where they are predicted to pay (README, Several tokens in a step).
+const DEFAULT: &str = r#"{"method":"ngram","num_speculative_tokens":4}"#;
 
 /// Several tokens in one step.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SpeculationArgs {
     /// Guess the next tokens from those that a sequence has, and verify several in one step where that is predicted to
-    /// pay; the answers stay the same. JSON as of vLLM, such as
+    /// pay; the answers stay the same. `off`, or JSON as of vLLM, such as
     /// `{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4,"prompt_lookup_min":2}`: at most 4 tokens,
-    /// those that followed the last 4 to 2 tokens where they were before. Off if absent.
-    #[arg(long, value_name = "JSON", value_parser = parse)]
-    pub(crate) speculative_config: Option<Lookup>,
+    /// those that followed the last 4 to 2 tokens where they were before. A device that draws its tokens itself
+    /// verifies none, whatever is said.
+    #[arg(long, value_name = "JSON", default_value = DEFAULT, value_parser = parse)]
+    pub(crate) speculative_config: Speculation,
 }
+
+/// How tokens are guessed, if they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Speculation(pub(crate) Option<Lookup>);
 
 /// As it is written.
 #[derive(Deserialize)]
@@ -43,7 +53,14 @@ enum Method {
     Ngram,
 }
 
-fn parse(text: &str) -> Result<Lookup, String> {
+fn parse(text: &str) -> Result<Speculation, String> {
+    if text == OFF {
+        return Ok(Speculation(None));
+    }
+    read(text).map(|lookup| Speculation(Some(lookup)))
+}
+
+fn read(text: &str) -> Result<Lookup, String> {
     let written: Written = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let Written {
         method: Method::Ngram,
@@ -77,7 +94,7 @@ mod tests {
     #[test]
     fn a_speculative_config_is_read_as_vllm_writes_it() {
         let read = |text| {
-            parse(text).map(|lookup| {
+            read(text).map(|lookup| {
                 let Lookup {
                     drafts_max,
                     match_max,
@@ -119,9 +136,18 @@ mod tests {
                 r#"{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":2,"prompt_lookup_min":3}"#,
             ),
             ("expected", "ngram"),
+            ("expected", "Off"),
         ] {
             let refused = read(text).unwrap_err();
             assert!(refused.contains(says), "{refused}");
         }
+        assert_eq!(parse("off"), Ok(Speculation(None)));
+        let Ok(Speculation(Some(lookup))) = parse(DEFAULT) else {
+            panic!("it is on where nothing is said");
+        };
+        assert_eq!(
+            (lookup.drafts_max, lookup.match_max, lookup.match_min),
+            (4, 4, 2)
+        );
     }
 }

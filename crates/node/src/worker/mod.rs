@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tracing::warn;
+use tracing::info;
 
 /// Orders that wait for the driver; connections wait when it is full.
 const INBOX_MAX: usize = 4096;
@@ -283,7 +283,7 @@ pub fn speculation(engine: &dyn Engine, wanted: Option<Lookup>) -> Option<Lookup
     let drafts_max = wanted.drafts_max.min(engine.drafts_max());
     if drafts_max == 0 {
         let device = &engine.describe().device;
-        warn!(%device, "no tokens are guessed: the device draws its tokens itself, one in each step");
+        info!(%device, "no tokens are guessed: the device draws its tokens itself, one in each step");
         return None;
     }
     Some(Lookup {

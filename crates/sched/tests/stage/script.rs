@@ -2,7 +2,7 @@
 //!
 //! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying= guess= host= disk=]
 //! [cache=off] [onesided]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= ahead= output= priority= family= salt= stop= attempt= waited= scores logprobs]` ·
+//! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
 //! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
 //! D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
@@ -132,7 +132,7 @@ fn request(words: &Words, flight: u32) -> Request {
         sampling,
         stop: StopRules {
             max_tokens: words.number("max", 3),
-            min_tokens: 0,
+            min_tokens: words.number("min", 0),
             stop_tokens: stop.map(|stop| output[stop]).into_iter().collect(),
         },
         cache_salt: u64::from(words.number("salt", 0)),

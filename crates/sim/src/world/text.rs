@@ -1,0 +1,94 @@
+//! A world as it is printed before it runs.
+//!
+//! Owns: its lines, one for each worker, request, wish and fault. Never: draws anything.
+//! Invariant: whatever a run depends on is shown, so that two worlds that differ print differently.
+
+use super::{Arrival, World};
+use crate::journal::millis;
+use std::fmt;
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "seed {}: {} routers, faults until {}",
+            self.seed,
+            self.routers_count,
+            millis(self.heal_at)
+        )?;
+        for (index, worker) in self.workers.iter().enumerate() {
+            let fingerprint = &worker.fingerprint.0;
+            let queue_max = worker.queue_max;
+            let capacity = &worker.capacity;
+            writeln!(
+                f,
+                "  w{:x} {} {fingerprint} queue {queue_max} {capacity:?}",
+                index + 1,
+                worker.role
+            )?;
+        }
+        writeln!(f, "  {:?}", self.router)?;
+        writeln!(f, "  {:?}", self.price)?;
+        writeln!(f, "  {:?}", self.wire)?;
+        writeln!(
+            f,
+            "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}, {} in flight, {:?}",
+            self.lease,
+            self.stall_max,
+            self.step_max,
+            self.swap_blocks,
+            self.prefix_cache,
+            self.writer,
+            self.silence_max,
+            self.steps_in_flight,
+            self.below
+        )?;
+        if let Some(speculation) = &self.speculation {
+            writeln!(f, "  {speculation:?}")?;
+        }
+        for arrival in &self.requests {
+            write_arrival(f, arrival)?;
+        }
+        for wish in &self.wishes {
+            writeln!(f, "  {} {wish:?}", millis(wish.at))?;
+        }
+        for (at, fault) in &self.faults {
+            writeln!(f, "  {} {fault:?}", millis(*at))?;
+        }
+        Ok(())
+    }
+}
+
+fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &Arrival) -> fmt::Result {
+    let request = &arrival.request;
+    write!(
+        f,
+        "  {} request {} at r{:x}",
+        millis(arrival.at),
+        request.sampling.seed,
+        arrival.router + 1
+    )?;
+    write!(
+        f,
+        ": {} + {} tokens",
+        request.prompt.len(),
+        request.stop.max_tokens
+    )?;
+    write!(
+        f,
+        ", stop {:?} from {}",
+        request.stop.stop_tokens, request.stop.min_tokens
+    )?;
+    write!(
+        f,
+        ", priority {}, salt {}",
+        request.priority, request.cache_salt
+    )?;
+    if let Some(at) = arrival.leaves {
+        write!(f, ", leaves {}", millis(at))?;
+    }
+    match arrival.stalls {
+        Some((at, span)) => writeln!(f, ", stalls {} for {span:?}", millis(at)),
+        None => writeln!(f),
+    }
+}
