@@ -23,8 +23,8 @@ use crate::widened::Widened;
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm, Ops, Pass,
-    PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm, Ops,
+    Pass, PoolShape, Precision, Residual, Wanted,
 };
 
 /// One engine's share of the processor.
@@ -406,6 +406,7 @@ impl Ops for CpuOps {
         x: &CpuRows,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
+        assert!(!matrix.is_gated, "a matrix with a gate");
         self.logits(matrix, rows, x, out.head_mut(rows))
     }
 
@@ -463,30 +464,15 @@ impl Ops for CpuOps {
         }
     }
 
-    fn silu_gate(
+    fn gated(
         &mut self,
+        matrix: &CpuMatrix,
         rows: usize,
-        gate_up: &CpuRows,
-        out: &mut CpuRows,
+        x: &CpuRows,
+        to: Gated<'_, CpuRows>,
     ) -> Result<(), EngineError> {
-        let width = out.width;
-        assert_eq!(gate_up.width, 2 * width);
-        let kernels = self.kernels;
-        let (gate_up, out) = (gate_up.head(rows), Parts::new(out.head_mut(rows)));
-        // A row is some thousand exponentials, so even one is divided.
-        let each = width.clamp(1, PIECE_ELEMENTS / 4);
-        let pieces = width.div_ceil(each);
-        self.threads.run(rows * pieces, &|turn| {
-            let row = turn.task / pieces;
-            let columns = piece(turn.task % pieces, each, width);
-            let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
-            // SAFETY: each piece is written by one task; `Kernels::of` checked the instructions.
-            unsafe {
-                let out = out.part(row * width + columns.start..row * width + columns.end);
-                (kernels.silu_gate)(&gate[columns.clone()], &up[columns], out);
-            }
-        });
-        Ok(())
+        assert!(matrix.is_gated, "a matrix without a gate");
+        self.logits(matrix, rows, x, to.out.head_mut(rows))
     }
 
     fn gather(

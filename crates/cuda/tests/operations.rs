@@ -11,8 +11,8 @@ use cleave_engine::checkpoint::{ByteCodes, NarrowTensor, NarrowType, StoredMatri
 use cleave_engine::conformance;
 use cleave_engine::e4m3;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, HeadNorms, HeadShape, Holds,
-    KvType, LayerOf, LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
+    Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, Gated, HeadNorms, HeadShape,
+    Holds, KvType, LayerOf, LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
     Wanted,
 };
 use half::bf16;
@@ -205,13 +205,26 @@ impl<O: Reach> Side<O> {
     }
 
     fn gate_and_gather(&mut self, (rows, width): (usize, usize)) -> [Vec<f32>; 2] {
-        let gate_up: Vec<f32> = numbers(6, rows * 2 * width)
+        // Every row of the left side picks a column of the matrix, whose numbers then go through the gate as they are.
+        const PICKS: usize = 8;
+        let weights: Vec<f32> = numbers(6, 2 * width * PICKS)
             .iter()
             .map(|x| x * 8.0)
             .collect();
-        let gate_up = self.rows(&gate_up, 2 * width, Holds::Activations);
+        let stored = StoredTensor::from_f32("gate", (2 * width, PICKS), &weights);
+        let matrix = self.pack.gate_up(&[stored.into()], None).unwrap();
+        self.pack.finish().unwrap();
+        let picks: Vec<f32> = (0..rows * PICKS)
+            .map(|at| f32::from(u8::from(at % PICKS == at / PICKS % PICKS)))
+            .collect();
+        let x = self.rows(&picks, PICKS, Holds::Activations);
+        let mut gate_up = self.rows(&vec![0.0; rows * 2 * width], 2 * width, Holds::Activations);
         let mut out = self.rows(&vec![0.0; rows * width], width, Holds::Activations);
-        self.ops.silu_gate(rows, &gate_up, &mut out).unwrap();
+        let gated = Gated {
+            gate_up: &mut gate_up,
+            out: &mut out,
+        };
+        self.ops.gated(&matrix, rows, &x, gated).unwrap();
         let gated = self.ops.get(&out);
         let indices: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
         let mut picked = self.ops.rows(rows, width, Holds::Activations).unwrap();
