@@ -445,7 +445,14 @@ impl Sequences {
     /// Runs the steps: in each, `(sequence, from, to)` tokens. Returns every sequence's output.
     fn run(&self, options: &CpuOptions, steps: &[Vec<(usize, usize, usize)>]) -> Vec<Vec<f32>> {
         let mut ops = CpuOps::new(options).unwrap();
-        let mut pool = ops.pool(self.shape(options.kv)).unwrap();
+        let shape = self.shape(options.kv);
+        let mut pool = ops.pool(shape).unwrap();
+        // What others left in a block is no number, in every format.
+        let left = vec![0xff; shape.block_bytes()];
+        for block in 0..shape.blocks_count as u32 {
+            ops.write_block(&mut pool, BlockIndex(block), 0, &left)
+                .unwrap();
+        }
         let (cos, sin) = self.rotary();
         let half = self.heads.head_dim / 2;
         let (cos, sin) = (&cos, &sin);

@@ -21,6 +21,8 @@ use half::bf16;
 trait Reach: Ops {
     fn set(&self, rows: &mut Self::Rows, values: &[f32]);
     fn get(&self, rows: &Self::Rows) -> Vec<f32>;
+    /// A block's elements `[layer][K|V][kv_head][token][dim]`.
+    fn in_rows(shape: &PoolShape, block: Vec<f32>) -> Vec<f32>;
 }
 
 impl Reach for CpuOps {
@@ -30,6 +32,26 @@ impl Reach for CpuOps {
     fn get(&self, rows: &CpuRows) -> Vec<f32> {
         rows.values().to_vec()
     }
+    /// A processor in f32 keeps keys `[dim][token]` where both are whole vectors.
+    fn in_rows(shape: &PoolShape, block: Vec<f32>) -> Vec<f32> {
+        let (tokens, dim) = (shape.block_tokens, shape.heads.head_dim);
+        if !tokens.is_multiple_of(16) || !dim.is_multiple_of(16) {
+            return block;
+        }
+        let mut rows = block.clone();
+        for (head, (rows, block)) in rows
+            .chunks_exact_mut(tokens * dim)
+            .zip(block.chunks_exact(tokens * dim))
+            .enumerate()
+        {
+            if head / shape.heads.kv_heads % 2 == 0 {
+                for (at, element) in rows.iter_mut().enumerate() {
+                    *element = block[at % dim * tokens + at / dim];
+                }
+            }
+        }
+        rows
+    }
 }
 
 impl Reach for CudaOps {
@@ -38,6 +60,9 @@ impl Reach for CudaOps {
     }
     fn get(&self, rows: &CudaRows) -> Vec<f32> {
         self.values(rows).unwrap()
+    }
+    fn in_rows(_: &PoolShape, block: Vec<f32>) -> Vec<f32> {
+        block
     }
 }
 
@@ -342,7 +367,7 @@ impl<O: Reach> Side<O> {
             .read_block(&pool, spare, head.len(), &mut again)
             .unwrap();
         assert_eq!(again, changed, "a written block");
-        [last, self.elements(&bytes)]
+        [last, O::in_rows(&shape, self.elements(&bytes))]
     }
 
     /// A block's bytes as numbers.

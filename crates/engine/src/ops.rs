@@ -296,8 +296,8 @@ pub trait Ops: Send {
     /// How keys and values are stored in its pools.
     fn kv_type(&self) -> KvType;
 
-    /// Names how it rounds, for the fingerprint: two devices of one name give the same bits, and
-    /// only their blocks and streams may be mixed.
+    /// Names how it rounds and how blocks are laid out, for the fingerprint: two devices of one name give the same bits,
+    /// and only their blocks and streams may be mixed. What changes either changes the name.
     fn arithmetic(&self) -> &'static str;
 
     /// Allocates an activation buffer, zeroed.

@@ -9,7 +9,7 @@
 //! so the scale is exactly 1, and the weight is exactly 0.
 
 use super::keys::{GROUPS, Gathered, Sources, find, where_they_lie};
-use super::tile::{Format, Sides, Tiles, accumulate, pack_row, spread};
+use super::tile::{Format, Sides, Tiles, accumulate, pack_row};
 use crate::layout::{KEYS_ACROSS, Layout};
 use crate::memory::{Memory, Parts};
 use crate::simd::{LANES, Simd};
@@ -117,7 +117,7 @@ pub(crate) struct Scratch {
     gathered: Gathered,
     /// `(rows of a register tile, TILE)`.
     scores: Memory<f32>,
-    /// A register tile's `[step][phase][row]`.
+    /// `(rows of a register tile, TILE)`, as many of each row's words as there are steps and phases.
     weights: Memory<u32>,
     span: State,
     total: State,
@@ -168,7 +168,7 @@ impl Scratch {
             queries: Memory::zeroed(2 * (2 * rows + LANES) * width)?,
             gathered: Gathered::new(width)?,
             scores: Memory::zeroed(LANES * TILE)?,
-            weights: Memory::zeroed(2 * LANES * TILE)?,
+            weights: Memory::zeroed(LANES * TILE)?,
             span: State::new(rows, width)?,
             total: State::new(rows, width)?,
         })
@@ -451,6 +451,7 @@ fn attend_head<S: Simd, F: Format<S>>(
     scratch: &mut Scratch,
 ) {
     let position = task.queries.position;
+    let mut ahead = ahead;
     for tile in 0..task.cut.count() {
         let rows = task.cut.start(tile)..task.cut.start(tile + 1);
         let last = position + (rows.end - 1) / task.group;
@@ -466,6 +467,8 @@ fn attend_head<S: Simd, F: Format<S>>(
                 attend_tile::<S, F, R>(s, task, place, (sources, ahead), scratch);
             }
         });
+        // Once is enough.
+        ahead = sources;
     }
 }
 
@@ -533,7 +536,7 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
                 steps,
                 ahead: some_of::<C>(&ahead.keys, group),
             };
-            let acc = accumulate::<S, F, R, C>(s, sides, [[s.splat(0.0); C]; R]);
+            let acc = accumulate::<S, F, R, C, 1, R>(s, sides, [[s.splat(0.0); C]; R]);
             for r in 0..R {
                 let to = scratch.scores[r * TILE + column..][..LANES * C].as_chunks_mut().0;
                 for c in 0..C {
@@ -544,7 +547,7 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
     }
     let rows = R.min(of_tile.1 - of_tile.0);
     for r in 0..rows {
-        weigh::<S, F, R>(s, task, (row, of_tile.0 + r, r, keys.clone()), scratch);
+        weigh::<S, F>(s, task, (row, of_tile.0 + r, r, keys.clone()), scratch);
     }
     let mut column = 0;
     while column < task.width {
@@ -552,8 +555,10 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
         column += wide!(S, R, task.width - column, C => unsafe {
             let mut acc = [[s.splat(0.0); C]; R];
             let out = &mut scratch.span.out[row * task.width..];
-            for r in 0..rows {
-                let out = out[r * task.width + column..][..LANES * C].as_chunks().0;
+            // All R, so that sums stay in registers; those that only fill the tile up are not kept.
+            for r in 0..R {
+                let at = r.min(rows - 1) * task.width + column;
+                let out = out[at..at + LANES * C].as_chunks().0;
                 for c in 0..C {
                     acc[r][c] = s.load(&out[c]);
                 }
@@ -564,7 +569,7 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
             const { assert!(KEYS_ACROSS.is_multiple_of(2)) };
             for group in 0..keys.len().div_ceil(KEYS_ACROSS) {
                 let count = KEYS_ACROSS.min(keys.len() - group * KEYS_ACROSS);
-                let left = group * KEYS_ACROSS / F::PER_STEP * F::PHASES * R;
+                let left = group * KEYS_ACROSS / F::PER_STEP * F::PHASES;
                 let sides = Sides {
                     left: scratch.weights[left..].as_ptr(),
                     right: across(sources.values[group]),
@@ -572,10 +577,10 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
                     steps: count / F::PER_STEP,
                     ahead: across(ahead.values[group]),
                 };
-                acc = accumulate::<S, F, R, C>(s, sides, acc);
+                acc = accumulate::<S, F, R, C, TILE, 1>(s, sides, acc);
             }
             if let Some(last) = sources.values_last {
-                let left = keys.len() / F::PER_STEP * F::PHASES * R;
+                let left = keys.len() / F::PER_STEP * F::PHASES;
                 let sides = Sides {
                     left: scratch.weights[left..].as_ptr(),
                     right: across(last),
@@ -583,12 +588,15 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
                     steps: 1,
                     ahead: across(last),
                 };
-                acc = accumulate::<S, F, R, C>(s, sides, acc);
+                acc = accumulate::<S, F, R, C, TILE, 1>(s, sides, acc);
             }
-            for r in 0..rows {
-                let out = out[r * task.width + column..][..LANES * C].as_chunks_mut().0;
-                for c in 0..C {
-                    s.store(acc[r][c], &mut out[c]);
+            for r in 0..R {
+                if r < rows {
+                    let at = r * task.width + column;
+                    let out = out[at..at + LANES * C].as_chunks_mut().0;
+                    for c in 0..C {
+                        s.store(acc[r][c], &mut out[c]);
+                    }
                 }
             }
         });
@@ -605,7 +613,7 @@ fn some_of<const C: usize>(groups: &[*const u32; GROUPS], first: usize) -> [*con
 
 /// Turns the scores of row `r` of a register tile into weights, and rescales what the row has.
 #[inline(always)]
-fn weigh<S: Simd, F: Format<S>, const R: usize>(
+fn weigh<S: Simd, F: Format<S>>(
     s: S,
     task: &Task<'_, F::Stored>,
     (row, of_head, r, keys): (usize, usize, usize, Range<usize>),
@@ -647,13 +655,13 @@ fn weigh<S: Simd, F: Format<S>, const R: usize>(
         state.top[row + r] = top;
     }
     let top = s.splat(top);
-    let to = &mut scratch.weights[..columns / F::PER_STEP * F::PHASES * R];
+    let to = &mut scratch.weights[r * TILE..(r + 1) * TILE];
     for chunk in 0..scores.len() {
         let weight = s.exp2(s.sub(s.load(&scores[chunk]), top));
         total = s.add(total, weight);
-        let first = chunk * LANES / F::PER_STEP * F::PHASES * R + r;
-        // SAFETY: `to` has a word for each key, phase and row.
-        unsafe { spread::<S, F>(s, weight, to.as_mut_ptr().add(first), R) };
+        let mut words = [0; LANES];
+        let count = F::words(s, weight, &mut words);
+        to[chunk * count..(chunk + 1) * count].copy_from_slice(&words[..count]);
     }
     s.store(total, &mut sum[0]);
 }
