@@ -37,8 +37,6 @@ pub(crate) struct Kernels {
     pub add: unsafe fn(&mut [f32], &[f32]),
     /// See [`rows::rotate`].
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
-    /// See [`rows::silu_gate`].
-    pub silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     /// In 32-bit floats.
     pub single: FormatKernels<f32>,
     /// In bfloat16.
@@ -204,18 +202,12 @@ macro_rules! kernels {
             // SAFETY: as in `norm`.
             rows::rotate(unsafe { $token }, head, cos, sin);
         }
-        $(#[target_feature(enable = $features)])?
-        unsafe fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
-            // SAFETY: as in `norm`.
-            rows::silu_gate(unsafe { $token }, gate, up, out);
-        }
         static KERNELS: Kernels = Kernels {
             rows_max: <$simd as Simd>::ROWS,
             interleave,
             norm,
             add,
             rotate,
-            silu_gate,
             single: format_kernels!($token, $simd, Single, f32 $(, $features)?),
             brain: format_kernels!($token, $simd, Brain, u16 $(, $features)?),
         };

@@ -27,6 +27,7 @@ mod ceiling;
 mod grid;
 mod isa;
 mod kernel;
+mod layout;
 mod memory;
 mod ops;
 mod options;

@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut, Range};
 ///
 /// # Safety
 /// Implementors have no padding, no invalid bit pattern and an alignment of at most a page.
-pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
+pub(crate) unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
 
 // SAFETY: plain numbers.
 unsafe impl Plain for u8 {}

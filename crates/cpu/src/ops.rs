@@ -14,6 +14,7 @@ use crate::isa::Isa;
 use crate::kernel::attention::{Attend, Scratch, head_width};
 use crate::kernel::product::SCRATCH_WORDS;
 use crate::kernel::{BytesKernels, Kept, Kernels, Stored};
+use crate::layout::{Layout, Spot};
 use crate::memory::{Memory, Parts, Plain};
 use crate::options::{CpuError, CpuOptions};
 use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
@@ -23,8 +24,8 @@ use crate::widened::Widened;
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm, Ops, Pass,
-    PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm, Ops,
+    Pass, PoolShape, Precision, Residual, Wanted,
 };
 
 /// One engine's share of the processor.
@@ -50,6 +51,9 @@ pub struct CpuOps {
     partials: Memory<f32>,
     widened: Widened,
 }
+
+/// Elements of the widest head that a checkpoint may have.
+const HEAD_DIM_MAX: usize = 1024;
 
 /// Elements below which an operation on rows is not worth dividing.
 const PIECE_ELEMENTS: usize = 8192;
@@ -106,41 +110,47 @@ impl CpuOps {
         let (kernels, store) = (self.kernels, T::store(self.kernels));
         let group = query_heads / kv_heads;
         let width = qkv.width;
+        let layout = Layout::of(self.precision, shape.heads, shape.block_tokens);
         let rows = Parts::new(qkv.head_mut(batch.rows_count()));
         let stored = Parts::new(pool.elements_mut::<T>());
         let head_of = |kv_head: usize| {
+            let mut rounded = [T::default(); HEAD_DIM_MAX];
+            let rounded = &mut rounded[..head_dim];
             for segment in &batch.segments {
                 let table = batch.table(segment);
                 for row in segment.rows.clone() {
                     let position = segment.position + row - segment.rows.start;
                     let cos = &rotary.cos[position * rotary.half..][..rotary.half];
                     let sin = &rotary.sin[position * rotary.half..][..rotary.half];
+                    let block = table[position / shape.block_tokens].0 as usize;
+                    let spot = Spot {
+                        layout,
+                        block_tokens: shape.block_tokens,
+                        head_dim,
+                        token: position % shape.block_tokens,
+                    };
                     // SAFETY: a task has the heads of its own KV head in every row.
                     let head = |index: usize| unsafe {
                         let start = row * width + index * head_dim;
                         rows.part(start..start + head_dim)
                     };
-                    // SAFETY: as above; a token's place in a block belongs to its row alone.
-                    // SAFETY: and the same KV head in every block, whatever the tables say.
-                    let slot = |offset: usize| unsafe {
-                        let block = table[position / shape.block_tokens].0 as usize;
-                        let start = block * shape.block_elements()
-                            + offset
-                            + position % shape.block_tokens * head_dim;
-                        stored.part(start..start + head_dim)
+                    // SAFETY: as above: the same KV head in every block, whatever the tables say.
+                    let in_block = |offset: usize| unsafe {
+                        let start = block * shape.block_elements() + offset;
+                        stored.part(start..start + shape.head_elements())
                     };
                     for query in kv_head * group..(kv_head + 1) * group {
-                        // SAFETY: `Kernels::of` checked the instructions.
                         // SAFETY: `Kernels::of` checked the instructions.
                         unsafe { (kernels.rotate)(head(query), cos, sin) };
                     }
                     let (key, value) = (query_heads + kv_head, query_heads + kv_heads + kv_head);
                     // SAFETY: as above.
-                    // SAFETY: as above.
                     unsafe {
                         (kernels.rotate)(head(key), cos, sin);
-                        store(head(key), slot(shape.key_offset(layer, kv_head)));
-                        store(head(value), slot(shape.value_offset(layer, kv_head)));
+                        store(head(key), rounded);
+                        spot.put_key(rounded, in_block(shape.key_offset(layer, kv_head)));
+                        store(head(value), rounded);
+                        spot.put_value(rounded, in_block(shape.value_offset(layer, kv_head)));
                     }
                 }
             }
@@ -207,6 +217,7 @@ impl CpuOps {
         let attend = Attend {
             heads: shape.heads,
             block_tokens: shape.block_tokens,
+            layout: Layout::of(self.precision, shape.heads, shape.block_tokens),
             pool: elements,
             block_elements: shape.block_elements(),
             layer_offsets: (shape.key_offset(layer, 0), shape.value_offset(layer, 0)),
@@ -279,15 +290,16 @@ impl Ops for CpuOps {
     type Pool = CpuPool;
 
     fn arithmetic(&self) -> &'static str {
+        // The number is raised with any change of results or of a block's bytes.
         match self.isa {
-            Isa::Plain => "unfused",
+            Isa::Plain => "unfused-2",
             Isa::Avx512Bf16
             | Isa::Avx512Vnni
             | Isa::Avx512
             | Isa::Avx2Vnni
             | Isa::Avx2
             | Isa::NeonDot
-            | Isa::Neon => "fused",
+            | Isa::Neon => "fused-2",
         }
     }
 
@@ -406,6 +418,7 @@ impl Ops for CpuOps {
         x: &CpuRows,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
+        assert!(!matrix.is_gated, "a matrix with a gate");
         self.logits(matrix, rows, x, out.head_mut(rows))
     }
 
@@ -463,30 +476,15 @@ impl Ops for CpuOps {
         }
     }
 
-    fn silu_gate(
+    fn gated(
         &mut self,
+        matrix: &CpuMatrix,
         rows: usize,
-        gate_up: &CpuRows,
-        out: &mut CpuRows,
+        x: &CpuRows,
+        to: Gated<'_, CpuRows>,
     ) -> Result<(), EngineError> {
-        let width = out.width;
-        assert_eq!(gate_up.width, 2 * width);
-        let kernels = self.kernels;
-        let (gate_up, out) = (gate_up.head(rows), Parts::new(out.head_mut(rows)));
-        // A row is some thousand exponentials, so even one is divided.
-        let each = width.clamp(1, PIECE_ELEMENTS / 4);
-        let pieces = width.div_ceil(each);
-        self.threads.run(rows * pieces, &|turn| {
-            let row = turn.task / pieces;
-            let columns = piece(turn.task % pieces, each, width);
-            let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
-            // SAFETY: each piece is written by one task; `Kernels::of` checked the instructions.
-            unsafe {
-                let out = out.part(row * width + columns.start..row * width + columns.end);
-                (kernels.silu_gate)(&gate[columns.clone()], &up[columns], out);
-            }
-        });
-        Ok(())
+        assert!(matrix.is_gated, "a matrix without a gate");
+        self.logits(matrix, rows, x, to.out.head_mut(rows))
     }
 
     fn gather(

@@ -30,8 +30,10 @@ pub struct CpuPack {
 #[derive(Debug)]
 pub struct CpuMatrix {
     pub(crate) form: Form,
-    /// Columns of the result: rows of the stored tensors.
+    /// Columns of the result: rows of the stored tensors, or half of them.
     pub(crate) columns: usize,
+    /// See [`Product::is_gated`](crate::kernel::product::Product::is_gated).
+    pub(crate) is_gated: bool,
     /// Elements summed per result.
     pub(crate) width: usize,
     /// Steps of the inner dimension.
@@ -40,6 +42,15 @@ pub struct CpuMatrix {
     pub(crate) words: Memory<u32>,
     /// `(panels × PANEL)`.
     pub(crate) bias: Option<Vec<f32>>,
+}
+
+impl CpuMatrix {
+    pub(crate) fn panels(&self) -> usize {
+        match self.is_gated {
+            true => self.columns.div_ceil(PANEL / 2),
+            false => self.columns.div_ceil(PANEL),
+        }
+    }
 }
 
 /// How a weight is kept.
@@ -112,19 +123,23 @@ impl CpuPack {
     fn pack(
         &self,
         kept: Kept,
-        stack: &[StoredMatrix],
+        (stack, order): (&[StoredMatrix], Order),
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
-        let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
-        let panels = columns.div_ceil(PANEL);
+        let rows: Vec<(&StoredMatrix, usize)> = stack
+            .iter()
+            .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
+            .collect();
+        let panels = order.panels(rows.len());
         let (steps, size) = (kept.steps(width), kept.panel_words(width));
         let mut words = Memory::zeroed(panels * size)?;
         let mut of_columns = Columns::new(panels * PANEL);
-        let sources: Vec<(&StoredMatrix, usize)> = stack
+        let places: Vec<Option<usize>> = order.places(rows.len()).collect();
+        let sources: Vec<Source<'_>> = places
             .iter()
-            .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
+            .map(|place| place.map(|place| rows[place]))
             .collect();
         let (parts, of_parts) = (Parts::new(&mut words), of_columns.parts());
         let next = AtomicUsize::new(0);
@@ -138,7 +153,7 @@ impl CpuPack {
                             break;
                         }
                         let first = panel * PANEL;
-                        let sources = &sources[first..columns.min(first + PANEL)];
+                        let sources = &sources[first..first + PANEL];
                         // SAFETY: every panel is taken by one thread.
                         let (to, of_panel) = unsafe {
                             let range = panel * size..(panel + 1) * size;
@@ -155,10 +170,10 @@ impl CpuPack {
             }
         });
         let bias = bias.map(|bias| {
-            assert_eq!(bias.len(), columns, "bias of a stack of {columns} rows");
-            let mut padded = bias.to_vec();
-            padded.resize(panels * PANEL, 0.0);
-            padded
+            let count = rows.len();
+            assert_eq!(bias.len(), count, "bias of a stack of {count} rows");
+            let of = |place: &Option<usize>| place.map_or(0.0, |place| bias[place]);
+            places.iter().map(of).collect()
         });
         Ok(CpuMatrix {
             form: match kept {
@@ -167,11 +182,55 @@ impl CpuPack {
                 Kept::Int8 => Form::Int8(of_columns),
                 Kept::Int4(units) => Form::Int4(units),
             },
-            columns,
+            columns: order.columns(rows.len()),
+            is_gated: order == Order::Gated,
             width,
             steps,
             words,
             bias,
+        })
+    }
+}
+
+/// Which row of a stack is which column of the panels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// As they come.
+    Stacked,
+    /// Sixteen of the first half, then the same sixteen of the second.
+    Gated,
+}
+
+/// A row of a stored tensor; none where a panel has a column that nobody looks at.
+type Source<'a> = Option<(&'a StoredMatrix, usize)>;
+
+impl Order {
+    /// Columns of the result.
+    fn columns(self, rows: usize) -> usize {
+        match self {
+            Self::Stacked => rows,
+            Self::Gated => rows / 2,
+        }
+    }
+
+    fn panels(self, rows: usize) -> usize {
+        match self {
+            Self::Stacked => rows.div_ceil(PANEL),
+            Self::Gated => (rows / 2).div_ceil(PANEL / 2),
+        }
+    }
+
+    /// The row of each column of all panels.
+    fn places(self, rows: usize) -> impl Iterator<Item = Option<usize>> {
+        const HALF: usize = PANEL / 2;
+        let columns = self.columns(rows);
+        (0..self.panels(rows) * PANEL).map(move |at| match self {
+            Self::Stacked => (at < rows).then_some(at),
+            Self::Gated => {
+                let column = at / PANEL * HALF + at % HALF;
+                let first = at % PANEL / HALF * columns;
+                (column < columns).then_some(first + column)
+            }
         })
     }
 }
@@ -251,19 +310,17 @@ impl Bench {
         }
     }
 
-    /// `columns[i]` is where column `i` of the panel comes from; the columns after those are zero.
-    fn pack_dense(
-        &mut self,
-        precision: Precision,
-        columns: &[(&StoredMatrix, usize)],
-        to: &mut [u32],
-    ) {
+    /// `columns[i]` is where column `i` of the panel comes from; what comes from nowhere is zero.
+    fn pack_dense(&mut self, precision: Precision, columns: &[Source<'_>], to: &mut [u32]) {
         let steps = to.len() / PANEL;
-        let used = columns.len() * self.stride;
-        for (&column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
-            column_words(precision, column, &mut self.row, &mut words[..steps]);
+        for (column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
+            match column {
+                Some(column) => {
+                    column_words(precision, *column, &mut self.row, &mut words[..steps])
+                }
+                None => words.fill(0),
+            }
         }
-        self.words[used..].fill(0);
         self.interleave(to);
     }
 
@@ -302,12 +359,20 @@ impl Pack for CpuPack {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.pack(self.kept(stack), stack, bias)
+        self.pack(self.kept(stack), (stack, Order::Stacked), bias)
+    }
+
+    fn gate_up(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<CpuMatrix, EngineError> {
+        self.pack(self.kept(stack), (stack, Order::Gated), bias)
     }
 
     fn head(&self, head: &StoredTensor) -> Result<CpuMatrix, EngineError> {
         let stack = [head.clone().into()];
-        self.pack(self.kept_head(&stack), &stack, None)
+        self.pack(self.kept_head(&stack), (&stack, Order::Stacked), None)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CpuTable, EngineError> {

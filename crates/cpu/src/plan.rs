@@ -3,17 +3,19 @@
 //! Owns: the list of tasks, made once per pass and used by every layer.
 //! Invariant: which division is chosen changes no bit of the result, only who computes it.
 
-use crate::kernel::attention::{Queries, SPAN, Share, state_len, tokens_max};
+use crate::grid::piece;
+use crate::kernel::attention::{Queries, SPAN, Share, heads_max, state_len, tokens_max};
 use cleave_engine::ops::{Batch, HeadShape};
+use std::ops::Range;
 
-/// Consecutive tokens of a segment, with one KV head.
-#[derive(Clone, Copy, Debug)]
+/// Consecutive tokens of a segment, with some KV heads.
+#[derive(Clone, Debug)]
 struct Place {
     segment: usize,
     /// Offset of the first token in the segment.
     first: usize,
     tokens: usize,
-    kv_head: usize,
+    kv_heads: Range<usize>,
 }
 
 /// The division of a pass.
@@ -46,22 +48,31 @@ impl AttentionPlan {
         self.merges.clear();
         self.partials_len = 0;
         let tokens = tokens_max(heads);
-        let tiles = batch.segments.iter().map(|s| s.rows.len().div_ceil(tokens));
-        let few = tiles.sum::<usize>() * heads.kv_heads < TASKS_PER_THREAD * threads;
+        let wanted = TASKS_PER_THREAD * threads;
+        let runs = batch.segments.iter();
+        let tiles = runs.clone().map(|run| run.rows.len().div_ceil(tokens));
+        let tiles: usize = tiles.sum();
+        let is_divided = threads > 1 && tiles < wanted;
+        let all_spans = runs.map(|run| (run.position + run.rows.len()).div_ceil(SPAN));
+        let parts = match is_divided {
+            true => tiles.max(all_spans.sum()),
+            false => tiles,
+        };
         for (segment, run) in batch.segments.iter().enumerate() {
             for first in (0..run.rows.len()).step_by(tokens) {
-                let place = Place {
-                    segment,
-                    first,
-                    tokens: tokens.min(run.rows.len() - first),
-                    kv_head: 0,
-                };
-                let spans = (run.position + first + place.tokens).div_ceil(SPAN);
-                let divided = few && threads > 1 && spans > 1;
-                for kv_head in 0..heads.kv_heads {
-                    let place = Place { kv_head, ..place };
-                    if divided {
-                        self.divide(place, spans, heads);
+                let tokens = tokens.min(run.rows.len() - first);
+                let spans = (run.position + first + tokens).div_ceil(SPAN);
+                let most = heads_max(heads, tokens);
+                let heads_each = (parts * heads.kv_heads / wanted).clamp(1, most);
+                for index in 0..heads.kv_heads.div_ceil(heads_each) {
+                    let place = Place {
+                        segment,
+                        first,
+                        tokens,
+                        kv_heads: piece(index, heads_each, heads.kv_heads),
+                    };
+                    if is_divided && spans > 1 {
+                        self.divide(&place, spans, heads);
                     } else {
                         self.tasks.push((place, Share::Whole));
                     }
@@ -75,16 +86,17 @@ impl AttentionPlan {
                 Share::Whole => run.position + place.first + place.tokens,
                 Share::Span { .. } => SPAN,
             };
-            std::cmp::Reverse(keys * place.tokens)
+            std::cmp::Reverse(keys * place.tokens * place.kv_heads.len())
         });
     }
 
-    fn divide(&mut self, place: Place, spans: usize, heads: HeadShape) {
-        let len = state_len(heads, place.tokens);
-        self.merges.push((place, self.partials_len));
+    fn divide(&mut self, place: &Place, spans: usize, heads: HeadShape) {
+        let len = state_len(heads, place.tokens, place.kv_heads.len());
+        self.merges.push((place.clone(), self.partials_len));
         for span in 0..spans {
             let partial = self.partials_len + span * len;
-            self.tasks.push((place, Share::Span { span, partial }));
+            let share = Share::Span { span, partial };
+            self.tasks.push((place.clone(), share));
         }
         self.partials_len += spans * len;
     }
@@ -106,22 +118,22 @@ impl AttentionPlan {
 
     pub(crate) fn task<'a>(&'a self, batch: &'a Batch, task: usize) -> (Queries<'a>, &'a Share) {
         let (place, share) = &self.tasks[task];
-        (queries(batch, *place), share)
+        (queries(batch, place), share)
     }
 
     pub(crate) fn merge<'a>(&self, batch: &'a Batch, task: usize) -> (Queries<'a>, usize) {
-        let (place, partial) = self.merges[task];
-        (queries(batch, place), partial)
+        let (place, partial) = &self.merges[task];
+        (queries(batch, place), *partial)
     }
 }
 
-fn queries(batch: &Batch, place: Place) -> Queries<'_> {
+fn queries<'a>(batch: &'a Batch, place: &Place) -> Queries<'a> {
     let run = &batch.segments[place.segment];
     Queries {
         table: batch.table(run),
         row: run.rows.start + place.first,
         position: run.position + place.first,
         tokens: place.tokens,
-        kv_head: place.kv_head,
+        kv_heads: place.kv_heads.clone(),
     }
 }

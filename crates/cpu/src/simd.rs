@@ -88,10 +88,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn prefetch(self, _address: *const u32) {}
 
-    /// The same for memory that will be read a little later: into the second cache.
-    #[inline(always)]
-    fn prefetch_far(self, _address: *const u32) {}
-
     /// `to[c][r] = from[r][c]` for 16 × 16 words; `to`'s rows are `stride` words apart.
     ///
     /// # Safety

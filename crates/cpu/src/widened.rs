@@ -33,7 +33,7 @@ impl Widened {
         }
     }
 
-    /// The batch, and one layer of its blocks, `[block][K|V][kv_head][token][dim]`.
+    /// The batch, and one layer of its blocks, `[block][K|V][kv_head]`.
     ///
     /// # Errors
     /// `Device` if memory is short.

@@ -7,8 +7,8 @@ use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::e4m3;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, HeadShape, Holds, KvType, LayerOf, Norm, Ops,
-    Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, BatchSegment, Gated, HeadShape, Holds, KvType, LayerOf, Norm,
+    Ops, Pack, PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
@@ -338,9 +338,7 @@ fn norms_and_gates_follow_their_formulas() {
             assert!(same_bits(again.values(), out.values()));
 
             let gate_up: Vec<f32> = numbers(6, 6 * width).iter().map(|v| v * 30.0).collect();
-            let mut out = ops.rows(3, width, Holds::Activations).unwrap();
-            ops.silu_gate(3, &filled(&ops, 3, &gate_up), &mut out)
-                .unwrap();
+            let out = gated(&mut ops, &gate_up, 3);
             let expected: Vec<f64> = gate_up
                 .chunks_exact(2 * width)
                 .flat_map(|row| {
@@ -356,15 +354,36 @@ fn norms_and_gates_follow_their_formulas() {
     }
 }
 
+/// Rows of `gate | up` through the gate: each row of the left side picks one of them out of the matrix.
+fn gated(ops: &mut CpuOps, gate_up: &[f32], rows: usize) -> CpuRows {
+    let both = gate_up.len() / rows;
+    let weights: Vec<f32> = (0..both)
+        .flat_map(|column| (0..rows).map(move |row| gate_up[row * both + column]))
+        .collect();
+    let stored = StoredTensor::from_f32("gate", (both, rows), &weights);
+    let pack = CpuPack::new(&options(Precision::F32, Isa::Plain, 1));
+    let matrix = pack.gate_up(&[stored.into()], None).unwrap();
+    let picks: Vec<f32> = (0..rows * rows)
+        .map(|at| f32::from(u8::from(at / rows == at % rows)))
+        .collect();
+    let x = filled(ops, rows, &picks);
+    let mut unused = ops.rows(rows, both, Holds::Activations).unwrap();
+    let mut out = ops.rows(rows, both / 2, Holds::Activations).unwrap();
+    let to = Gated {
+        gate_up: &mut unused,
+        out: &mut out,
+    };
+    ops.gated(&matrix, rows, &x, to).unwrap();
+    out
+}
+
 #[test]
 fn the_gate_is_finite_at_the_ends_of_its_range() {
     for isa in available() {
         let mut ops = CpuOps::new(&options(Precision::F32, isa, 1)).unwrap();
         let gate = [-1e30, -100.0, -88.0, -0.0, 0.0, 88.0, 100.0, 1e30];
         let gate_up: Vec<f32> = gate.iter().copied().chain([1.0; 8]).collect();
-        let mut out = ops.rows(1, 8, Holds::Activations).unwrap();
-        ops.silu_gate(1, &filled(&ops, 1, &gate_up), &mut out)
-            .unwrap();
+        let out = gated(&mut ops, &gate_up, 1);
         let out = out.values();
         assert!(out.iter().all(|v| v.is_finite()), "{isa}: {out:?}");
         assert!(out[..5].iter().all(|v| v.abs() < 1e-30), "{isa}: {out:?}");
@@ -426,7 +445,14 @@ impl Sequences {
     /// Runs the steps: in each, `(sequence, from, to)` tokens. Returns every sequence's output.
     fn run(&self, options: &CpuOptions, steps: &[Vec<(usize, usize, usize)>]) -> Vec<Vec<f32>> {
         let mut ops = CpuOps::new(options).unwrap();
-        let mut pool = ops.pool(self.shape(options.kv)).unwrap();
+        let shape = self.shape(options.kv);
+        let mut pool = ops.pool(shape).unwrap();
+        // What others left in a block is no number, in every format.
+        let left = vec![0xff; shape.block_bytes()];
+        for block in 0..shape.blocks_count as u32 {
+            ops.write_block(&mut pool, BlockIndex(block), 0, &left)
+                .unwrap();
+        }
         let (cos, sin) = self.rotary();
         let half = self.heads.head_dim / 2;
         let (cos, sin) = (&cos, &sin);

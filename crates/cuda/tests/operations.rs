@@ -11,8 +11,8 @@ use cleave_engine::checkpoint::{ByteCodes, NarrowTensor, NarrowType, StoredMatri
 use cleave_engine::conformance;
 use cleave_engine::e4m3;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, HeadNorms, HeadShape, Holds,
-    KvType, LayerOf, LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
+    Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, Gated, HeadNorms, HeadShape,
+    Holds, KvType, LayerOf, LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
     Wanted,
 };
 use half::bf16;
@@ -21,6 +21,8 @@ use half::bf16;
 trait Reach: Ops {
     fn set(&self, rows: &mut Self::Rows, values: &[f32]);
     fn get(&self, rows: &Self::Rows) -> Vec<f32>;
+    /// A block's elements `[layer][K|V][kv_head][token][dim]`.
+    fn in_rows(shape: &PoolShape, block: Vec<f32>) -> Vec<f32>;
 }
 
 impl Reach for CpuOps {
@@ -30,6 +32,26 @@ impl Reach for CpuOps {
     fn get(&self, rows: &CpuRows) -> Vec<f32> {
         rows.values().to_vec()
     }
+    /// A processor in f32 keeps keys `[dim][token]` where both are whole vectors.
+    fn in_rows(shape: &PoolShape, block: Vec<f32>) -> Vec<f32> {
+        let (tokens, dim) = (shape.block_tokens, shape.heads.head_dim);
+        if !tokens.is_multiple_of(16) || !dim.is_multiple_of(16) {
+            return block;
+        }
+        let mut rows = block.clone();
+        for (head, (rows, block)) in rows
+            .chunks_exact_mut(tokens * dim)
+            .zip(block.chunks_exact(tokens * dim))
+            .enumerate()
+        {
+            if head / shape.heads.kv_heads % 2 == 0 {
+                for (at, element) in rows.iter_mut().enumerate() {
+                    *element = block[at % dim * tokens + at / dim];
+                }
+            }
+        }
+        rows
+    }
 }
 
 impl Reach for CudaOps {
@@ -38,6 +60,9 @@ impl Reach for CudaOps {
     }
     fn get(&self, rows: &CudaRows) -> Vec<f32> {
         self.values(rows).unwrap()
+    }
+    fn in_rows(_: &PoolShape, block: Vec<f32>) -> Vec<f32> {
+        block
     }
 }
 
@@ -205,13 +230,26 @@ impl<O: Reach> Side<O> {
     }
 
     fn gate_and_gather(&mut self, (rows, width): (usize, usize)) -> [Vec<f32>; 2] {
-        let gate_up: Vec<f32> = numbers(6, rows * 2 * width)
+        // Every row of the left side picks a column of the matrix, whose numbers then go through the gate as they are.
+        const PICKS: usize = 8;
+        let weights: Vec<f32> = numbers(6, 2 * width * PICKS)
             .iter()
             .map(|x| x * 8.0)
             .collect();
-        let gate_up = self.rows(&gate_up, 2 * width, Holds::Activations);
+        let stored = StoredTensor::from_f32("gate", (2 * width, PICKS), &weights);
+        let matrix = self.pack.gate_up(&[stored.into()], None).unwrap();
+        self.pack.finish().unwrap();
+        let picks: Vec<f32> = (0..rows * PICKS)
+            .map(|at| f32::from(u8::from(at % PICKS == at / PICKS % PICKS)))
+            .collect();
+        let x = self.rows(&picks, PICKS, Holds::Activations);
+        let mut gate_up = self.rows(&vec![0.0; rows * 2 * width], 2 * width, Holds::Activations);
         let mut out = self.rows(&vec![0.0; rows * width], width, Holds::Activations);
-        self.ops.silu_gate(rows, &gate_up, &mut out).unwrap();
+        let gated = Gated {
+            gate_up: &mut gate_up,
+            out: &mut out,
+        };
+        self.ops.gated(&matrix, rows, &x, gated).unwrap();
         let gated = self.ops.get(&out);
         let indices: Vec<u32> = (0..rows as u32).rev().step_by(2).collect();
         let mut picked = self.ops.rows(rows, width, Holds::Activations).unwrap();
@@ -329,7 +367,7 @@ impl<O: Reach> Side<O> {
             .read_block(&pool, spare, head.len(), &mut again)
             .unwrap();
         assert_eq!(again, changed, "a written block");
-        [last, self.elements(&bytes)]
+        [last, O::in_rows(&shape, self.elements(&bytes))]
     }
 
     /// A block's bytes as numbers.

@@ -8,8 +8,8 @@
 use crate::EngineError;
 use crate::ops;
 use crate::ops::{
-    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, LayerOf, Norm, Ops,
-    Residual,
+    Attention, AttentionIo, Batch, DrawRule, Gated, HeadNorms, HeadShape, Holds, LayerOf, Norm,
+    Ops, Residual,
 };
 use crate::weights::{Layer, Weights};
 
@@ -249,8 +249,11 @@ impl<O: Ops> Pass<'_, O> {
             delta: &buffers.delta,
         };
         ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)?;
-        ops.matmul(&layer.gate_up, rows, &buffers.normed, &mut buffers.gate_up)?;
-        ops.silu_gate(rows, &buffers.gate_up, &mut buffers.gated)?;
+        let gated = Gated {
+            gate_up: &mut buffers.gate_up,
+            out: &mut buffers.gated,
+        };
+        ops.gated(&layer.gate_up, rows, &buffers.normed, gated)?;
         ops.matmul(&layer.down, rows, &buffers.gated, &mut buffers.delta)
     }
 }

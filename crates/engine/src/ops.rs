@@ -19,7 +19,7 @@ mod io;
 mod shapes;
 
 pub use draw::{Change, DrawRule, Edit};
-pub use io::{AttentionIo, LayerOf, Residual};
+pub use io::{AttentionIo, Gated, LayerOf, Residual};
 pub use shapes::{HeadShape, KvType, PoolShape, Precision};
 
 use crate::EngineError;
@@ -233,6 +233,18 @@ pub trait Pack: Send + Sync {
         bias: Option<&[f32]>,
     ) -> Result<Self::Matrix, EngineError>;
 
+    /// As [`Pack::matrix`], for [`Ops::gated`] alone: the first half of the stack's rows are the gate's.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn gate_up(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<Self::Matrix, EngineError> {
+        self.matrix(stack, bias)
+    }
+
     /// Embedding rows. May keep the tensor and read its rows where they lie.
     ///
     /// # Errors
@@ -284,8 +296,8 @@ pub trait Ops: Send {
     /// How keys and values are stored in its pools.
     fn kv_type(&self) -> KvType;
 
-    /// Names how it rounds, for the fingerprint: two devices of one name give the same bits, and
-    /// only their blocks and streams may be mixed.
+    /// Names how it rounds and how blocks are laid out, for the fingerprint: two devices of one name give the same bits,
+    /// and only their blocks and streams may be mixed. What changes either changes the name.
     fn arithmetic(&self) -> &'static str;
 
     /// Allocates an activation buffer, zeroed.
@@ -370,13 +382,15 @@ pub trait Ops: Send {
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError>;
 
-    /// `out[r][i] = silu(gate[r][i]) · up[r][i]`, `gate_up` `(rows, gate | up)`, `out` half as wide;
-    /// `silu(x) = x / (1 + exp(−x))`.
-    fn silu_gate(
+    /// `gate | up = matrix · x[r] + bias` with a matrix of [`Pack::gate_up`], then
+    /// `out[r][i] = silu(gate[i]) · up[i]`, where `silu(x) = x / (1 + exp(−x))`. `x` `(rows, in)`, `out`
+    /// `(rows, width)`; `gate_up` `(rows, 2 × width)` is for a device that makes two operations of it.
+    fn gated(
         &mut self,
+        matrix: &MatrixOf<Self>,
         rows: usize,
-        gate_up: &Self::Rows,
-        out: &mut Self::Rows,
+        x: &Self::Rows,
+        to: Gated<'_, Self::Rows>,
     ) -> Result<(), EngineError>;
 
     /// `to[i] = from[indices[i]]`, same width.

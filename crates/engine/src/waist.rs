@@ -24,7 +24,7 @@ pub struct EngineDescription {
 
 /// A model with a KV pool. Synchronous, driven by one thread.
 ///
-/// The KV pool is one span per block, `[block][layer][K|V][kv_head][token][dim]`.
+/// The KV pool is one span per block, `[block][layer][K|V][kv_head]`.
 pub trait Engine: Send {
     /// What this is.
     fn describe(&self) -> &EngineDescription;

@@ -206,6 +206,10 @@ fn rounded(count: u64) -> String {
     }
 }
 
+/// What makes a matrix of a stack and its bias.
+type PackStack<P> =
+    fn(&P, &[StoredMatrix], Option<&[f32]>) -> Result<<P as Pack>::Matrix, EngineError>;
+
 /// The walk through a checkpoint, counting bytes.
 struct Loader<'a, P> {
     pack: &'a P,
@@ -224,7 +228,7 @@ impl<P: Pack> Loader<'_, P> {
         let has_head_norms = config.head_norms;
         let [qkv, output, gate_up, down] = STACKS;
         let matrix = |loader: &mut Self, parts: &[&str], has_bias: bool| {
-            loader.matrix(layer, parts, has_bias)
+            loader.matrix(layer, parts, (has_bias, P::matrix))
         };
         let head_norm = |loader: &mut Self, part: &str| {
             has_head_norms
@@ -238,7 +242,7 @@ impl<P: Pack> Loader<'_, P> {
             key_norm: head_norm(self, "self_attn.k_norm.weight")?,
             output: matrix(self, output, biases.output)?,
             post_norm: self.vector(&in_layer(layer, "post_attention_layernorm.weight"))?,
-            gate_up: matrix(self, gate_up, biases.mlp)?,
+            gate_up: self.matrix(layer, gate_up, (biases.mlp, P::gate_up))?,
             down: matrix(self, down, biases.mlp)?,
         })
     }
@@ -254,7 +258,7 @@ impl<P: Pack> Loader<'_, P> {
         &mut self,
         layer: usize,
         parts: &[&str],
-        has_bias: bool,
+        (has_bias, pack): (bool, PackStack<P>),
     ) -> Result<P::Matrix, EngineError> {
         let bias_of = |part: &str| {
             self.checkpoint
@@ -272,19 +276,10 @@ impl<P: Pack> Loader<'_, P> {
             true => parts.iter().map(|part| bias_of(part).bytes().len()).sum(),
             false => 0,
         };
-        let matrix = self.stack(&stack, bias.as_deref())?;
-        self.advance(bias_bytes);
-        Ok(matrix)
-    }
-
-    fn stack(
-        &mut self,
-        stack: &[StoredMatrix],
-        bias: Option<&[f32]>,
-    ) -> Result<P::Matrix, EngineError> {
-        let matrix = self.pack.matrix(stack, bias)?;
-        self.matrix_bytes += self.pack.matrix_bytes(stack);
-        self.advance(stack.iter().map(StoredMatrix::stored_bytes).sum());
+        let matrix = pack(self.pack, &stack, bias.as_deref())?;
+        self.matrix_bytes += self.pack.matrix_bytes(&stack);
+        let stored: usize = stack.iter().map(StoredMatrix::stored_bytes).sum();
+        self.advance(stored + bias_bytes);
         Ok(matrix)
     }
 

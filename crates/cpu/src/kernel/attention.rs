@@ -1,14 +1,16 @@
-//! Attention of a few query rows of one KV head over the pool.
+//! Attention of a few query rows over the pool.
 //!
-//! Owns: the walk over keys, the softmax that goes with it, and the scratch space of both.
+//! Owns: the walk over keys, the softmax that goes with it, and the scratch space of both. Where rows are few, a task
+//! has several KV heads: they lie one after the other in a block, and memory is read in long runs.
 //! Invariant: a query row's result is the same whatever rows, segments and chunks are computed
 //! beside it, and however its keys are divided among tasks. Keys go in tiles of [`TILE`] positions,
 //! tiles in spans of [`SPAN`]; every span starts from an empty state, and spans are merged in order.
 //! A key that a row may not see changes nothing of its state, to the bit: the largest score stays,
 //! so the scale is exactly 1, and the weight is exactly 0.
 
-use super::keys::{expect_keys, find_keys, load_keys, load_values};
-use super::tile::{Format, Sides, Tiles, accumulate, pack_row, spread};
+use super::keys::{GROUPS, Gathered, Sources, find, where_they_lie};
+use super::tile::{Format, Sides, Tiles, accumulate, pack_row};
+use crate::layout::{KEYS_ACROSS, Layout};
 use crate::memory::{Memory, Parts};
 use crate::simd::{LANES, Simd};
 use cleave_domain::BlockIndex;
@@ -29,6 +31,7 @@ const NOTHING: f32 = -1e30;
 pub(crate) struct Attend<'a, T> {
     pub heads: HeadShape,
     pub block_tokens: usize,
+    pub layout: Layout,
     /// The whole pool.
     pub pool: &'a [T],
     /// Elements of a block.
@@ -47,8 +50,8 @@ pub(crate) struct Attend<'a, T> {
     pub partials: Parts<'a, f32>,
 }
 
-/// Consecutive tokens of one segment, with one KV head.
-#[derive(Clone, Copy)]
+/// Consecutive tokens of one segment, with some KV heads.
+#[derive(Clone)]
 pub(crate) struct Queries<'a> {
     /// The sequence's blocks.
     pub table: &'a [BlockIndex],
@@ -58,7 +61,7 @@ pub(crate) struct Queries<'a> {
     pub position: usize,
     /// How many tokens.
     pub tokens: usize,
-    pub kv_head: usize,
+    pub kv_heads: Range<usize>,
 }
 
 /// Which spans a task sees, and where its result goes.
@@ -109,20 +112,13 @@ impl State {
 
 /// What one worker needs to attend.
 pub(crate) struct Scratch {
-    /// Each register tile's `[step][phase][row]`.
+    /// Of each head and register tile `[step][phase][row]`.
     queries: Memory<u32>,
-    /// Where each key of a tile lies in a layer, in elements from the pool's start.
-    pub(super) places: [usize; TILE],
-    /// `[step][TILE]` words: keys across, the head's elements down.
-    pub(super) keys: Memory<f32>,
-    /// `[step][width]` words: the head's elements across, keys down.
-    pub(super) values: Memory<f32>,
+    gathered: Gathered,
     /// `(rows of a register tile, TILE)`.
     scores: Memory<f32>,
-    /// A register tile's `[step][phase][row]`.
+    /// `(rows of a register tile, TILE)`, as many of each row's words as there are steps and phases.
     weights: Memory<u32>,
-    /// Stands in for keys and values that are not there.
-    pub(super) nothing: Memory<u32>,
     span: State,
     total: State,
 }
@@ -143,14 +139,19 @@ pub(crate) const fn tokens_max(heads: HeadShape) -> usize {
     if tokens == 0 { 1 } else { tokens }
 }
 
+/// KV heads of a task with so many tokens.
+pub(crate) fn heads_max(heads: HeadShape, tokens: usize) -> usize {
+    (ROWS / (tokens * group(heads))).clamp(1, heads.kv_heads)
+}
+
 /// Elements that one row's state takes among the partials.
 const fn row_state_len(heads: HeadShape) -> usize {
     2 * LANES + head_width(heads)
 }
 
-/// Elements that the states of `tokens` tokens and one KV head take among the partials.
-pub(crate) const fn state_len(heads: HeadShape, tokens: usize) -> usize {
-    tokens * group(heads) * row_state_len(heads)
+/// Elements that the states of `tokens` tokens and `kv_heads` KV heads take among the partials.
+pub(crate) const fn state_len(heads: HeadShape, tokens: usize, kv_heads: usize) -> usize {
+    kv_heads * tokens * group(heads) * row_state_len(heads)
 }
 
 impl Scratch {
@@ -159,17 +160,15 @@ impl Scratch {
     /// # Errors
     /// `Device` if memory is short.
     pub(crate) fn new(heads: HeadShape) -> Result<Self, EngineError> {
-        let rows = group(heads) * tokens_max(heads);
+        let rows = ROWS.max(group(heads));
         let width = head_width(heads);
-        // Sized for the format with the most words, one step per element and two phases.
+        // Sized for the format with the most words, one step per element and two phases; tiles that are filled up
+        // have less than twice as many rows.
         Ok(Self {
-            queries: Memory::zeroed(2 * (rows + LANES) * width)?,
-            places: [0; TILE],
-            keys: Memory::zeroed(width * TILE)?,
-            values: Memory::zeroed(TILE * width)?,
+            queries: Memory::zeroed(2 * (2 * rows + LANES) * width)?,
+            gathered: Gathered::new(width)?,
             scores: Memory::zeroed(LANES * TILE)?,
-            weights: Memory::zeroed(2 * LANES * TILE)?,
-            nothing: Memory::zeroed(width)?,
+            weights: Memory::zeroed(LANES * TILE)?,
             span: State::new(rows, width)?,
             total: State::new(rows, width)?,
         })
@@ -226,11 +225,44 @@ macro_rules! wide {
 /// What every step of a task needs.
 pub(super) struct Task<'a, T> {
     pub(super) attend: &'a Attend<'a, T>,
-    queries: Queries<'a>,
+    pub(super) queries: Queries<'a>,
     group: usize,
+    /// Of each head; those of the first head come first.
     rows: usize,
     pub(super) width: usize,
+    /// Of a head's rows.
     cut: Tiles,
+    /// Rows that the queries of a head are packed as.
+    packed_rows: usize,
+}
+
+impl<'a, T> Task<'a, T> {
+    fn new(attend: &'a Attend<'a, T>, queries: Queries<'a>, tile_rows: usize) -> Self {
+        let group = group(attend.heads);
+        let rows = queries.tokens * group;
+        let cut = Tiles::new(rows, tile_rows);
+        Self {
+            attend,
+            queries,
+            group,
+            rows,
+            width: head_width(attend.heads),
+            cut,
+            packed_rows: match cut.count() {
+                1 => filled(rows, tile_rows),
+                count => count * tile_rows,
+            },
+        }
+    }
+
+    fn heads_count(&self) -> usize {
+        self.queries.kv_heads.len()
+    }
+
+    /// Of all heads.
+    fn rows_count(&self) -> usize {
+        self.heads_count() * self.rows
+    }
 }
 
 /// Attends: every row of the task over the keys of its share.
@@ -241,21 +273,13 @@ pub(crate) fn attend<S: Simd, F: Format<S>>(
     (queries, share): (Queries<'_>, &Share),
     scratch: &mut Scratch,
 ) {
-    let group = group(attend.heads);
-    let rows = queries.tokens * group;
-    let task = Task {
-        attend,
-        queries,
-        group,
-        rows,
-        width: head_width(attend.heads),
-        cut: Tiles::new(rows, S::ROWS),
-    };
+    let task = Task::new(attend, queries, S::ROWS);
+    let rows = task.rows_count();
     pack_queries::<S, F>(s, &task, &mut scratch.queries);
     match *share {
         Share::Whole => {
             scratch.total.clear(rows, task.width);
-            for span in 0..queries.spans_count() {
+            for span in 0..task.queries.spans_count() {
                 attend_span::<S, F>(s, &task, span, scratch);
                 for row in 0..rows {
                     let (top, sum, out) = row_state(&scratch.span, row, task.width);
@@ -289,19 +313,11 @@ pub(crate) fn combine<S: Simd, T>(
     (queries, partial): (Queries<'_>, usize),
     scratch: &mut Scratch,
 ) {
-    let group = group(attend.heads);
-    let rows = queries.tokens * group;
-    let task = Task {
-        attend,
-        queries,
-        group,
-        rows,
-        width: head_width(attend.heads),
-        cut: Tiles::new(rows, S::ROWS),
-    };
+    let task = Task::new(attend, queries, S::ROWS);
+    let rows = task.rows_count();
     let len = row_state_len(attend.heads);
     scratch.total.clear(rows, task.width);
-    let spans = queries.spans_count();
+    let spans = task.queries.spans_count();
     // SAFETY: this task alone reads these states, and those who wrote them are done.
     let states = unsafe { attend.partials.part(partial..partial + spans * rows * len) };
     for state in states.chunks_exact(rows * len) {
@@ -355,8 +371,8 @@ fn finish<S: Simd, T>(s: S, task: &Task<'_, T>, total: &State, row: usize) {
     let mut lanes = [0.0; LANES];
     lanes.copy_from_slice(sum);
     let weight = s.splat(s.sum(s.load(&lanes)));
-    let head = task.queries.kv_head * task.group + row % task.group;
-    let start = (task.queries.row + row / task.group) * heads.query_width() + head * heads.head_dim;
+    let (token, head) = task.query(row);
+    let start = token * heads.query_width() + head * heads.head_dim;
     // SAFETY: each row and head of the output belongs to one task.
     let to = unsafe { task.attend.out.part(start..start + heads.head_dim) };
     let (chunks, tail) = to.as_chunks_mut::<LANES>();
@@ -377,17 +393,18 @@ fn finish<S: Simd, T>(s: S, task: &Task<'_, T>, total: &State, row: usize) {
 fn pack_queries<S: Simd, F: Format<S>>(s: S, task: &Task<'_, F::Stored>, to: &mut [u32]) {
     let heads = task.attend.heads;
     let row_words = heads.head_dim.div_ceil(F::PER_STEP) * F::PHASES;
-    for tile in 0..task.cut.count() {
-        let (start, end) = (task.cut.start(tile), task.cut.start(tile + 1));
-        let filled = filled(end - start, S::ROWS);
-        let first = tile * S::ROWS * row_words;
-        let words = &mut to[first..first + filled * row_words];
-        for row in start..end {
-            let token = task.queries.row + row / task.group;
-            let head = task.queries.kv_head * task.group + row % task.group;
-            let from = token * heads.qkv_width() + head * heads.head_dim;
-            let x = &task.attend.qkv[from..from + heads.head_dim];
-            pack_row::<S, F>(s, x, (row - start, filled), words);
+    for head in 0..task.heads_count() {
+        for tile in 0..task.cut.count() {
+            let (start, end) = (task.cut.start(tile), task.cut.start(tile + 1));
+            let filled = filled(end - start, S::ROWS);
+            let first = (head * task.packed_rows + tile * S::ROWS) * row_words;
+            let words = &mut to[first..first + filled * row_words];
+            for row in start..end {
+                let (token, head) = task.query(head * task.rows + row);
+                let from = token * heads.qkv_width() + head * heads.head_dim;
+                let x = &task.attend.qkv[from..from + heads.head_dim];
+                pack_row::<S, F>(s, x, (row - start, filled), words);
+            }
         }
     }
 }
@@ -400,44 +417,58 @@ fn attend_span<S: Simd, F: Format<S>>(
     span: usize,
     scratch: &mut Scratch,
 ) {
-    scratch.span.clear(task.rows, task.width);
+    scratch.span.clear(task.rows_count(), task.width);
     let Queries {
         position, tokens, ..
     } = task.queries;
     let end = ((span + 1) * SPAN).min(position + tokens);
+    let tile = |first: usize| first..(first + TILE).min(end);
     for first in (span * SPAN..end).step_by(TILE) {
-        let keys = first..(first + TILE).min(end);
+        let keys = tile(first);
         if keys.end <= task.first_seen(position) {
             continue;
         }
-        find_keys(task, keys.clone(), &mut scratch.places);
-        // The next tile's keys and values are asked for in pieces between the work on this one: a
-        // processor has room for some dozens of requests, not for a whole tile's.
-        let next = |quarter: usize| {
-            let first = keys.end + quarter * TILE / 4;
-            first..(first + TILE / 4).min(end)
-        };
-        expect_keys::<S, F>(s, task, next(0));
-        load_keys::<S, F>(s, task, keys.len(), scratch);
-        expect_keys::<S, F>(s, task, next(1));
-        load_values::<S, F>(s, task, keys.len(), scratch);
-        expect_keys::<S, F>(s, task, next(2));
-        for tile in 0..task.cut.count() {
-            let rows = task.cut.start(tile)..task.cut.start(tile + 1);
-            let last = position + (rows.end - 1) / task.group;
-            let earliest = task.first_seen(position + rows.start / task.group);
-            if keys.start > last || keys.end <= earliest {
-                continue;
-            }
-            // SAFETY: the scratch space was made for these heads.
-            with_filled!(filled(rows.len(), S::ROWS), R => unsafe {
-                // Decided when compiled: no set carries another's tiles.
-                if const { R <= S::ROWS } {
-                    attend_tile::<S, F, R>(s, task, (tile, keys.clone()), scratch);
-                }
-            });
+        for head in 0..task.heads_count() {
+            // What comes next is asked for while this is computed: blocks lie anywhere, so the processor cannot guess.
+            let next = match head + 1 == task.heads_count() {
+                false => (head + 1, keys.clone()),
+                true => (0, tile(if keys.end < end { keys.end } else { first })),
+            };
+            let ahead = where_they_lie::<S, F>(task, next.0, &next.1);
+            let sources = find::<S, F>(s, task, (head, keys.clone()), &mut scratch.gathered);
+            attend_head::<S, F>(s, task, (head, keys.clone()), (sources, ahead), scratch);
         }
-        expect_keys::<S, F>(s, task, next(3));
+    }
+}
+
+/// One head over one tile of keys.
+#[inline(always)]
+fn attend_head<S: Simd, F: Format<S>>(
+    s: S,
+    task: &Task<'_, F::Stored>,
+    (head, keys): (usize, Range<usize>),
+    (sources, ahead): (Sources, Sources),
+    scratch: &mut Scratch,
+) {
+    let position = task.queries.position;
+    let mut ahead = ahead;
+    for tile in 0..task.cut.count() {
+        let rows = task.cut.start(tile)..task.cut.start(tile + 1);
+        let last = position + (rows.end - 1) / task.group;
+        let earliest = task.first_seen(position + rows.start / task.group);
+        if keys.start > last || keys.end <= earliest {
+            continue;
+        }
+        // SAFETY: the scratch space was made for these heads, and these are the tile's keys and values.
+        with_filled!(filled(rows.len(), S::ROWS), R => unsafe {
+            // Decided when compiled: no set carries another's tiles.
+            if const { R <= S::ROWS } {
+                let place = (head, tile, keys.clone());
+                attend_tile::<S, F, R>(s, task, place, (sources, ahead), scratch);
+            }
+        });
+        // Once is enough.
+        ahead = sources;
     }
 }
 
@@ -447,57 +478,65 @@ impl<T> Task<'_, T> {
         (position + 1).saturating_sub(self.attend.window)
     }
 
-    /// Where a key lies in a layer, and how many keys its block still has from there.
-    pub(super) fn place(&self, position: usize) -> (usize, usize) {
-        let Attend {
-            heads,
-            block_tokens,
-            block_elements,
-            ..
-        } = *self.attend;
-        let block = self.queries.table[position / block_tokens].0 as usize;
-        let token = position % block_tokens;
-        let within = self.queries.kv_head * block_tokens + token;
+    /// A row's token in the batch, and its query head.
+    fn query(&self, row: usize) -> (usize, usize) {
+        let (head, row) = (row / self.rows, row % self.rows);
+        let kv_head = self.queries.kv_heads.start + head;
         (
-            block * block_elements + within * heads.head_dim,
-            block_tokens - token,
+            self.queries.row + row / self.group,
+            kv_head * self.group + row % self.group,
         )
     }
 
-    /// A key's or value's elements in the pool.
+    /// The first element of a key's block, and its token there.
+    pub(super) fn place(&self, position: usize) -> (usize, usize) {
+        let block_tokens = self.attend.block_tokens;
+        let block = self.queries.table[position / block_tokens].0 as usize;
+        (block * self.attend.block_elements, position % block_tokens)
+    }
+
+    /// A key's or value's elements, where they lie in rows.
     #[inline(always)]
-    pub(super) fn stored(&self, layer_offset: usize, place: usize) -> &[T] {
-        let start = place + layer_offset;
-        &self.attend.pool[start..start + self.attend.heads.head_dim]
+    pub(super) fn row(&self, layer_offset: usize, (head, position): (usize, usize)) -> &[T] {
+        let (block, token) = self.place(position);
+        let head_dim = self.attend.heads.head_dim;
+        let row = (self.queries.kv_heads.start + head) * self.attend.block_tokens + token;
+        let start = block + layer_offset + row * head_dim;
+        &self.attend.pool[start..start + head_dim]
     }
 }
 
 /// One register tile over one tile of keys: scores, weights, sums. R is the tile's rows, filled.
 ///
 /// # Safety
-/// The scratch space was made for these heads and holds the queries and these keys and values.
+/// The scratch space was made for these heads and holds the queries, and the sources are these keys and values.
 #[inline(always)]
 unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
     s: S,
     task: &Task<'_, F::Stored>,
-    (tile, keys): (usize, Range<usize>),
+    (head, tile, keys): (usize, usize, Range<usize>),
+    (sources, ahead): (Sources, Sources),
     scratch: &mut Scratch,
 ) {
     let steps = task.attend.heads.head_dim.div_ceil(F::PER_STEP);
     let columns = keys.len().next_multiple_of(LANES);
-    let (row, end) = (task.cut.start(tile), task.cut.start(tile + 1));
-    let queries = &scratch.queries[tile * S::ROWS * steps * F::PHASES..];
+    let of_tile = (task.cut.start(tile), task.cut.start(tile + 1));
+    let row = head * task.rows + of_tile.0;
+    let first = (head * task.packed_rows + tile * S::ROWS) * steps * F::PHASES;
+    let queries = &scratch.queries[first..];
     let mut column = 0;
     while column < columns {
         // SAFETY: R rows of queries and the columns of the tile are packed there.
         column += wide!(S, R, columns - column, C => unsafe {
+            let group = column / KEYS_ACROSS;
             let sides = Sides {
                 left: queries.as_ptr(),
-                right: scratch.keys[column..].as_ptr().cast(),
-                right_stride: TILE,
+                right: some_of::<C>(&sources.keys, group),
+                right_stride: sources.keys_stride,
                 steps,
+                ahead: some_of::<C>(&ahead.keys, group),
             };
-            let acc = accumulate::<S, F, R, C>(s, sides, [[s.splat(0.0); C]; R]);
+            let acc = accumulate::<S, F, R, C, 1, R>(s, sides, [[s.splat(0.0); C]; R]);
             for r in 0..R {
                 let to = scratch.scores[r * TILE + column..][..LANES * C].as_chunks_mut().0;
                 for c in 0..C {
@@ -506,48 +545,81 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
             }
         });
     }
-    let rows = R.min(end - row);
+    let rows = R.min(of_tile.1 - of_tile.0);
     for r in 0..rows {
-        weigh::<S, F, R>(s, task, (row, r, keys.clone()), scratch);
+        weigh::<S, F>(s, task, (row, of_tile.0 + r, r, keys.clone()), scratch);
     }
     let mut column = 0;
     while column < task.width {
         // SAFETY: R rows of weights and the columns of the values are packed there.
         column += wide!(S, R, task.width - column, C => unsafe {
-            let sides = Sides {
-                left: scratch.weights.as_ptr(),
-                right: scratch.values[column..].as_ptr().cast(),
-                right_stride: task.width,
-                steps: columns / F::PER_STEP,
-            };
             let mut acc = [[s.splat(0.0); C]; R];
             let out = &mut scratch.span.out[row * task.width..];
-            for r in 0..rows {
-                let out = out[r * task.width + column..][..LANES * C].as_chunks().0;
+            // All R, so that sums stay in registers; those that only fill the tile up are not kept.
+            for r in 0..R {
+                let at = r.min(rows - 1) * task.width + column;
+                let out = out[at..at + LANES * C].as_chunks().0;
                 for c in 0..C {
                     acc[r][c] = s.load(&out[c]);
                 }
             }
-            let acc = accumulate::<S, F, R, C>(s, sides, acc);
-            for r in 0..rows {
-                let out = out[r * task.width + column..][..LANES * C].as_chunks_mut().0;
-                for c in 0..C {
-                    s.store(acc[r][c], &mut out[c]);
+            let across = |start: *const u32| {
+                std::array::from_fn::<_, C, _>(|c| start.wrapping_add(column + c * LANES))
+            };
+            const { assert!(KEYS_ACROSS.is_multiple_of(2)) };
+            for group in 0..keys.len().div_ceil(KEYS_ACROSS) {
+                let count = KEYS_ACROSS.min(keys.len() - group * KEYS_ACROSS);
+                let left = group * KEYS_ACROSS / F::PER_STEP * F::PHASES;
+                let sides = Sides {
+                    left: scratch.weights[left..].as_ptr(),
+                    right: across(sources.values[group]),
+                    right_stride: sources.values_stride,
+                    steps: count / F::PER_STEP,
+                    ahead: across(ahead.values[group]),
+                };
+                acc = accumulate::<S, F, R, C, TILE, 1>(s, sides, acc);
+            }
+            if let Some(last) = sources.values_last {
+                let left = keys.len() / F::PER_STEP * F::PHASES;
+                let sides = Sides {
+                    left: scratch.weights[left..].as_ptr(),
+                    right: across(last),
+                    right_stride: 0,
+                    steps: 1,
+                    ahead: across(last),
+                };
+                acc = accumulate::<S, F, R, C, TILE, 1>(s, sides, acc);
+            }
+            for r in 0..R {
+                if r < rows {
+                    let at = r * task.width + column;
+                    let out = out[at..at + LANES * C].as_chunks_mut().0;
+                    for c in 0..C {
+                        s.store(acc[r][c], &mut out[c]);
+                    }
                 }
             }
         });
     }
 }
 
+/// C of the groups, from one on.
+#[inline(always)]
+fn some_of<const C: usize>(groups: &[*const u32; GROUPS], first: usize) -> [*const u32; C] {
+    let mut some = [std::ptr::null(); C];
+    some.copy_from_slice(&groups[first..first + C]);
+    some
+}
+
 /// Turns the scores of row `r` of a register tile into weights, and rescales what the row has.
 #[inline(always)]
-fn weigh<S: Simd, F: Format<S>, const R: usize>(
+fn weigh<S: Simd, F: Format<S>>(
     s: S,
     task: &Task<'_, F::Stored>,
-    (row, r, keys): (usize, usize, Range<usize>),
+    (row, of_head, r, keys): (usize, usize, usize, Range<usize>),
     scratch: &mut Scratch,
 ) {
-    let position = task.queries.position + (row + r) / task.group;
+    let position = task.queries.position + of_head / task.group;
     let seen_end = (position + 1).min(keys.end).saturating_sub(keys.start);
     let seen_start = task.first_seen(position).saturating_sub(keys.start);
     let columns = keys.len().next_multiple_of(LANES);
@@ -583,13 +655,13 @@ fn weigh<S: Simd, F: Format<S>, const R: usize>(
         state.top[row + r] = top;
     }
     let top = s.splat(top);
-    let to = &mut scratch.weights[..columns / F::PER_STEP * F::PHASES * R];
+    let to = &mut scratch.weights[r * TILE..(r + 1) * TILE];
     for chunk in 0..scores.len() {
         let weight = s.exp2(s.sub(s.load(&scores[chunk]), top));
         total = s.add(total, weight);
-        let first = chunk * LANES / F::PER_STEP * F::PHASES * R + r;
-        // SAFETY: `to` has a word for each key, phase and row.
-        unsafe { spread::<S, F>(s, weight, to.as_mut_ptr().add(first), R) };
+        let mut words = [0; LANES];
+        let count = F::words(s, weight, &mut words);
+        to[chunk * count..(chunk + 1) * count].copy_from_slice(&words[..count]);
     }
     s.store(total, &mut sum[0]);
 }

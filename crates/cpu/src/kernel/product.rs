@@ -15,6 +15,7 @@ pub(crate) mod dense;
 pub(crate) mod left;
 pub(crate) mod nibbles;
 
+use super::rows::silu;
 use super::tile::{Tiles, with_rows};
 use crate::memory::Parts;
 use crate::simd::{LANES, Simd};
@@ -135,6 +136,8 @@ pub(crate) struct Product<'a> {
     pub steps: usize,
     /// Columns of the result.
     pub columns: usize,
+    /// Whether a panel's first vector is the gate of its second, and [`LANES`] columns are what comes of both.
+    pub is_gated: bool,
     /// `(panels × PANEL)`.
     pub bias: Option<&'a [f32]>,
     /// What weights that are whole numbers have beside them.
@@ -159,6 +162,17 @@ pub(crate) struct Whole<'a> {
     pub starts: &'a [u32],
     /// How groups lie: four bits.
     pub units: Units,
+}
+
+impl Product<'_> {
+    /// Columns of the result that a panel makes; the last may make fewer.
+    #[inline(always)]
+    fn panel_columns(&self) -> usize {
+        match self.is_gated {
+            true => LANES,
+            false => PANEL,
+        }
+    }
 }
 
 /// A task: these panels of these tiles.
@@ -347,9 +361,11 @@ fn begin<S: Simd, F: Form<S>>(s: S, product: &Product<'_>, panel: usize, sums: &
 #[inline(always)]
 fn expect_out<S: Simd>(s: S, product: &Product<'_>, rows: &Range<usize>, panel: usize) {
     for row in rows.clone() {
-        let at = row * product.columns + panel * PANEL;
+        let at = row * product.columns + panel * product.panel_columns();
         s.prefetch(product.out.address(at).cast());
-        s.prefetch(product.out.address(at + LANES).cast());
+        if !product.is_gated {
+            s.prefetch(product.out.address(at + LANES).cast());
+        }
     }
 }
 
@@ -369,23 +385,49 @@ unsafe fn put<S: Simd, F: Form<S>>(
         .clone()
         .zip(sums.as_chunks::<LANES>().0.chunks_exact(2))
     {
-        for (sum, column) in sums.iter().zip([panel * PANEL, panel * PANEL + LANES]) {
-            if column >= product.columns {
-                break;
-            }
-            let mut sum = F::finish(s, product, s.load(sum), (row, column));
+        let mut values = [s.splat(0.0); 2];
+        for (vector, sum) in sums.iter().enumerate() {
+            let column = panel * PANEL + vector * LANES;
+            values[vector] = F::finish(s, product, s.load(sum), (row, column));
             if let Some(bias) = product.bias {
-                sum = s.add(sum, s.load_part(&bias[column..column + LANES]));
-            }
-            let start = row * product.columns + column;
-            let end = start + LANES.min(product.columns - column);
-            // SAFETY: as the caller promises.
-            let out = unsafe { product.out.part(start..end) };
-            match out.first_chunk_mut::<LANES>() {
-                Some(out) => s.store(sum, out),
-                None => s.store_part(sum, out),
+                let bias = s.load_part(&bias[column..column + LANES]);
+                values[vector] = s.add(values[vector], bias);
             }
         }
+        // SAFETY: as the caller promises.
+        unsafe {
+            if product.is_gated {
+                let [gate, up] = values;
+                put_vector(s, product, (row, panel * LANES), silu(s, gate, up));
+            } else {
+                put_vector(s, product, (row, panel * PANEL), values[0]);
+                put_vector(s, product, (row, panel * PANEL + LANES), values[1]);
+            }
+        }
+    }
+}
+
+/// Writes sixteen columns of a row, or as many as there are.
+///
+/// # Safety
+/// As [`put`].
+#[inline(always)]
+unsafe fn put_vector<S: Simd>(
+    s: S,
+    product: &Product<'_>,
+    (row, column): (usize, usize),
+    value: S::V,
+) {
+    let left = product.columns.saturating_sub(column).min(LANES);
+    if left == 0 {
+        return;
+    }
+    let start = row * product.columns + column;
+    // SAFETY: as the caller promises.
+    let out = unsafe { product.out.part(start..start + left) };
+    match out.first_chunk_mut::<LANES>() {
+        Some(out) => s.store(value, out),
+        None => s.store_part(value, out),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is done to one row at a time: normalisation, rotation, the gate, storing.
+//! What is done to one row at a time: normalisation, rotation, storing; and the gate, wherever it is.
 //!
 //! Invariant: sums over a row go sixteen elements at a time, in order, then as a tree.
 
@@ -70,23 +70,9 @@ fn turn<S: Simd>(s: S, (x, y): (S::V, S::V), (cos, sin): (S::V, S::V)) -> (S::V,
     )
 }
 
-/// `out[i] = gate[i] / (1 + exp(−gate[i])) · up[i]`.
+/// `gate / (1 + exp(−gate)) · up`.
 #[inline(always)]
-pub(crate) fn silu_gate<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    let (gates, gate_tail) = gate.as_chunks::<LANES>();
-    let (ups, up_tail) = up.as_chunks::<LANES>();
-    let (outs, out_tail) = out.as_chunks_mut::<LANES>();
-    for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
-        s.store(silu(s, s.load(gate), s.load(up)), out);
-    }
-    if !gate_tail.is_empty() {
-        let value = silu(s, s.load_part(gate_tail), s.load_part(up_tail));
-        s.store_part(value, out_tail);
-    }
-}
-
-#[inline(always)]
-fn silu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
+pub(super) fn silu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
     let exp = s.exp2(s.mul(gate, s.splat(-std::f32::consts::LOG2_E)));
     s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
 }

@@ -109,49 +109,52 @@ impl<S: Simd> Format<S> for Brain {
 
 /// The two sides of a tile's product.
 #[derive(Clone, Copy)]
-pub(crate) struct Sides {
-    /// `[step][phase][R]`.
+pub(crate) struct Sides<const C: usize> {
+    /// `[step][phase][R]`, or `[R][step][phase]`: see [`accumulate`].
     pub left: *const u32,
-    /// `[step][…]`, from the first column of the tile.
-    pub right: *const u32,
+    /// The first step's words of each vector of columns.
+    pub right: [*const u32; C],
     /// Words from one step of the right side to the next.
     pub right_stride: usize,
     /// Steps of the inner dimension.
     pub steps: usize,
+    /// A right side that comes soon, which memory is asked for, step by step.
+    pub ahead: [*const u32; C],
 }
 
-/// Steps ahead that a tile of few rows, which waits for memory, asks for its right side.
-const PREFETCH_STEPS: usize = 24;
-
-/// `acc + left · right` for R rows and 16·C columns.
+/// `acc + left · right` for R rows and 16·C columns. Rows of the left side are `ROW` words apart, phases `PHASE` words.
 ///
 /// # Safety
-/// `left` holds `steps × PHASES × R` words, and `16·C` words may be read at each step of `right`.
+/// `left` holds the words of `steps × PHASES` phases of R rows, and sixteen words may be read at each step of each of `right`.
 #[inline(always)]
-pub(crate) unsafe fn accumulate<S: Simd, F: Format<S>, const R: usize, const C: usize>(
+pub(crate) unsafe fn accumulate<
+    S: Simd,
+    F: Format<S>,
+    const R: usize,
+    const C: usize,
+    const ROW: usize,
+    const PHASE: usize,
+>(
     s: S,
-    sides: Sides,
+    sides: Sides<C>,
     mut acc: [[S::V; C]; R],
 ) -> [[S::V; C]; R] {
     for step in 0..sides.steps {
         // SAFETY: within the sides, as the caller promises; a prefetch may point anywhere.
         unsafe {
-            let right = sides.right.add(step * sides.right_stride);
-            if R <= 4 {
-                let ahead = right.wrapping_add(PREFETCH_STEPS * sides.right_stride);
-                for c in 0..C {
-                    s.prefetch(ahead.wrapping_add(LANES * c));
-                }
+            let at = step * sides.right_stride;
+            for c in 0..C {
+                s.prefetch(sides.ahead[c].wrapping_add(at));
             }
             for phase in 0..F::PHASES {
-                let left = sides.left.add((step * F::PHASES + phase) * R);
+                let left = sides.left.add((step * F::PHASES + phase) * PHASE);
                 let mut columns = [s.splat(0.0); C];
                 for c in 0..C {
-                    let words = &*right.add(LANES * c).cast::<[f32; LANES]>();
+                    let words = &*sides.right[c].add(at).cast::<[f32; LANES]>();
                     columns[c] = F::phase(s, s.load(words), phase);
                 }
                 for r in 0..R {
-                    let row = s.splat_word(*left.add(r));
+                    let row = s.splat_word(*left.add(r * ROW));
                     for c in 0..C {
                         acc[r][c] = F::dot(s, acc[r][c], row, columns[c]);
                     }
@@ -241,7 +244,7 @@ pub(crate) fn pack_row<S: Simd, F: Format<S>>(
 /// # Safety
 /// `to + i × stride` may be written for as many words as sixteen elements have.
 #[inline(always)]
-pub(crate) unsafe fn spread<S: Simd, F: Format<S>>(s: S, x: S::V, to: *mut u32, stride: usize) {
+unsafe fn spread<S: Simd, F: Format<S>>(s: S, x: S::V, to: *mut u32, stride: usize) {
     let mut words = [0; LANES];
     let count = F::words(s, x, &mut words);
     for i in 0..count {

@@ -8,7 +8,7 @@ use super::{CpuOps, PIECE_ELEMENTS, grow};
 use crate::grid::{Grid, piece};
 use crate::kernel::ProductKernels;
 use crate::kernel::product::left::Left;
-use crate::kernel::product::{PANEL, Product, SCRATCH_WORDS, Whole};
+use crate::kernel::product::{Product, SCRATCH_WORDS, Whole};
 use crate::kernel::tile::Tiles;
 use crate::memory::Parts;
 use crate::pack::{Columns, CpuMatrix, Form};
@@ -70,6 +70,7 @@ impl CpuOps {
             right: &matrix.words,
             steps: matrix.steps,
             columns: matrix.columns,
+            is_gated: matrix.is_gated,
             bias: matrix.bias.as_deref(),
             whole: match &matrix.form {
                 Form::F32 | Form::Bf16 => Whole::default(),
@@ -89,7 +90,7 @@ impl CpuOps {
             rows,
             out: Parts::new(out),
         };
-        let panels = matrix.columns.div_ceil(PANEL);
+        let panels = matrix.panels();
         let panel_words = matrix.words.len() / panels.max(1);
         let grid = Grid::new((panels, panel_words), cut, self.threads.count());
         let scratch = Parts::new(&mut self.products_scratch);

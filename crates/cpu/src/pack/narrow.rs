@@ -5,7 +5,7 @@
 //! stack is kept in floats.
 //! Invariant: every instruction set makes the same codes, since weights of equal names must be equal.
 
-use super::{Bench, PANEL, brain};
+use super::{Bench, PANEL, Source, brain};
 use crate::kernel::BytesKernels;
 use crate::kernel::product::nibbles::{Scales, Units, ZERO};
 use crate::memory::Parts;
@@ -157,13 +157,18 @@ impl Bench {
     /// A panel of eight bits.
     pub(super) fn pack_bytes(
         &mut self,
-        columns: &[(&StoredMatrix, usize)],
+        columns: &[Source<'_>],
         to: &mut [u32],
         (scales, starts): (&mut [f32], &mut [u32]),
     ) {
         let mut codes = vec![0; self.row.len()];
         let stride = self.stride;
-        for (i, &(matrix, row)) in columns.iter().enumerate() {
+        for (i, column) in columns.iter().enumerate() {
+            let words = &mut self.words[i * stride..(i + 1) * stride];
+            let Some((matrix, row)) = *column else {
+                words.fill(0);
+                continue;
+            };
             scales[i] = match matrix {
                 StoredMatrix::Narrow(tensor) if tensor.element() == NarrowType::Int8 => {
                     tensor.read_codes(row, 0, &mut codes);
@@ -177,23 +182,22 @@ impl Bench {
             };
             let sum: i32 = codes.iter().map(|code| i32::from(code.cast_signed())).sum();
             starts[i] = sum.wrapping_mul(-128).cast_unsigned();
-            put_codes(&codes, &mut self.words[i * stride..(i + 1) * stride]);
+            put_codes(&codes, words);
         }
-        self.words[columns.len() * stride..].fill(0);
         self.interleave(to);
     }
 
     /// A panel of four bits.
-    pub(super) fn pack_nibbles(
-        &mut self,
-        columns: &[(&StoredMatrix, usize)],
-        units: Units,
-        to: &mut [u32],
-    ) {
+    pub(super) fn pack_nibbles(&mut self, columns: &[Source<'_>], units: Units, to: &mut [u32]) {
         let (width, stride) = (self.row.len(), self.stride);
         let group = units.steps * PER_STEP;
         let mut codes = vec![0; width];
-        for (i, &(matrix, row)) in columns.iter().enumerate() {
+        for (i, column) in columns.iter().enumerate() {
+            let words = &mut self.words[i * stride..(i + 1) * stride];
+            let Some((matrix, row)) = *column else {
+                words.fill(0);
+                continue;
+            };
             match matrix {
                 StoredMatrix::Narrow(tensor) if tensor.element() == NarrowType::Int4 => {
                     tensor.read_codes(row, 0, &mut codes);
@@ -216,9 +220,8 @@ impl Bench {
                     }
                 }
             }
-            put_codes(&codes, &mut self.words[i * stride..(i + 1) * stride]);
+            put_codes(&codes, words);
         }
-        self.words[columns.len() * stride..].fill(0);
         let mut spread = vec![0; width / PER_STEP * PANEL];
         self.interleave(&mut spread);
         let steps = to

@@ -26,8 +26,8 @@ use crate::recording::{Recordings, Way};
 use crate::sample::Sampling;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, DrawRule, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm,
-    Ops, Pass, PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, DrawRule, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf,
+    Norm, Ops, Pass, PoolShape, Precision, Residual, Wanted,
 };
 use cleave_engine::{DeviceBlocks, EngineError};
 use host::PIECE_BYTES;
@@ -393,12 +393,14 @@ impl Ops for CudaOps {
         Ok(attending.run((batch, rows), attention, &io, queue)?)
     }
 
-    fn silu_gate(
+    fn gated(
         &mut self,
+        matrix: &CudaMatrix,
         rows: usize,
-        gate_up: &CudaRows,
-        out: &mut CudaRows,
+        x: &CudaRows,
+        Gated { gate_up, out }: Gated<'_, CudaRows>,
     ) -> Result<(), EngineError> {
+        self.matmul(matrix, rows, x, gate_up)?;
         let width = out.width;
         assert_eq!(
             (gate_up.width, gate_up.stored),

@@ -13,6 +13,15 @@ pub struct Residual<'a, R> {
     pub delta: &'a R,
 }
 
+/// What a gated product writes.
+#[derive(Debug)]
+pub struct Gated<'a, R> {
+    /// `(rows, gate | up)`: left with anything.
+    pub gate_up: &'a mut R,
+    /// `(rows, width)`.
+    pub out: &'a mut R,
+}
+
 /// One layer of a pool, to be written.
 #[derive(Debug)]
 pub struct LayerOf<'a, P> {

@@ -101,8 +101,9 @@ impl HeadShape {
     }
 }
 
-/// The shape of a KV pool: `[block][layer][K|V][kv_head][token][dim]`, each block one contiguous
-/// span of little-endian elements.
+/// The shape of a KV pool: `[block][layer][K|V][kv_head]`, each block one contiguous span of
+/// little-endian elements. A head's `block_tokens × head_dim` elements stay together, `[token][dim]` unless the device
+/// likes another order better; devices whose orders differ differ in [`Ops::arithmetic`](super::Ops::arithmetic) too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolShape {
     /// Blocks.
@@ -138,8 +139,8 @@ impl PoolShape {
         self.block_elements() * self.kv.element_bytes()
     }
 
-    /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens follow
-    /// one another, `(block_tokens, head_dim)`.
+    /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens are
+    /// together, `block_tokens × head_dim` elements.
     pub const fn key_offset(&self, layer: usize, kv_head: usize) -> usize {
         layer * self.layer_elements() + kv_head * self.head_elements()
     }

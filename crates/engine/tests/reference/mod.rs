@@ -4,8 +4,8 @@
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, DrawRule, Edit, HeadNorms, HeadShape, Holds, KvType, LayerOf,
-    Norm, Ops, Pack, Pass, PoolShape, Precision, Residual, RotaryTable, Wanted,
+    Attention, AttentionIo, Batch, DrawRule, Edit, Gated, HeadNorms, HeadShape, Holds, KvType,
+    LayerOf, Norm, Ops, Pack, Pass, PoolShape, Precision, Residual, RotaryTable, Wanted,
 };
 use cleave_engine::{EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights};
 use std::collections::VecDeque;
@@ -407,12 +407,14 @@ impl Ops for Plain {
         Ok(())
     }
 
-    fn silu_gate(
+    fn gated(
         &mut self,
+        matrix: &Matrix,
         rows: usize,
-        gate_up: &Rows,
-        out: &mut Rows,
+        x: &Rows,
+        Gated { gate_up, out }: Gated<'_, Rows>,
     ) -> Result<(), EngineError> {
+        self.matmul(matrix, rows, x, gate_up)?;
         for row in 0..rows {
             let (gate, up) = gate_up.row(row).split_at(out.width);
             for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {

@@ -135,14 +135,21 @@ fn pack_run<S: Bytes>(
     let words = &mut words[(run.start - first) * stride + row - tile.start..];
     let x = &left.row(row)[left.elements(&run, PER_STEP)];
     let (inverse, shift) = (s.splat(rounding.inverse), s.splat(SHIFT));
-    let (whole, rest) = x.as_chunks::<LANES>();
     let mut to = words.chunks_mut(stride);
-    let mut put = |x: S::V| {
+    for x in x.chunks(LANES) {
+        let x = match x.as_array() {
+            Some(x) => s.load(x),
+            None => s.load_part(x),
+        };
+        // No closures around these: what is compiled apart has not the instructions.
         let shifted = s.add(s.mul(x, inverse), shift);
-        for four in s.low_bytes(shifted).as_chunks::<PER_STEP>().0 {
-            let Some(to) = to.next() else {
-                break;
-            };
+        for (four, to) in s
+            .low_bytes(shifted)
+            .as_chunks::<PER_STEP>()
+            .0
+            .iter()
+            .zip(&mut to)
+        {
             match form {
                 LeftBytes::Offset => to[0] = u32::from_le_bytes(*four) ^ 0x8080_8080,
                 LeftBytes::Signed => to[0] = u32::from_le_bytes(*four),
@@ -152,17 +159,12 @@ fn pack_run<S: Bytes>(
                 }
             }
         }
-        s.sub(shifted, shift)
-    };
-    for x in whole {
-        sums = s.add(sums, put(s.load(x)));
-    }
-    if !rest.is_empty() {
-        sums = s.add(sums, put(s.load_part(rest)));
+        sums = s.add(sums, s.sub(shifted, shift));
     }
     sums
 }
 
+#[inline(always)]
 fn halves(low: u8, high: u8) -> u32 {
     let of = |byte: u8| u32::from(i16::from(byte.cast_signed()).cast_unsigned());
     of(low) | of(high) << 16

@@ -1,0 +1,91 @@
+//! How keys and values lie in a block.
+//!
+//! Owns: the order of elements within one head of a block, as the kernels like to read it.
+//! Invariant: it depends on the pool's shape and the precision of the model alone, never on the instruction set, so
+//! all processors' blocks are alike. A head's elements stay together, whatever their order.
+
+use crate::memory::Plain;
+use cleave_engine::ops::{HeadShape, Precision};
+
+/// Keys that lie side by side, a vector of them.
+pub(crate) const KEYS_ACROSS: usize = crate::simd::LANES;
+
+/// The order within a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Steps of a product down and its columns across, so that a product reads them as they are: keys
+    /// `[dim / per_step][token][per_step]`, values `[token / per_step][dim][per_step]`.
+    Across {
+        /// Elements of a step of the inner dimension: 2 where products are of bf16.
+        per_step: usize,
+    },
+    /// Keys and values `[token][dim]`: where blocks or heads are no whole vectors.
+    Rows,
+}
+
+/// One token's place in a head of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spot {
+    pub layout: Layout,
+    pub block_tokens: usize,
+    pub head_dim: usize,
+    /// Within the block.
+    pub token: usize,
+}
+
+impl Layout {
+    pub(crate) fn of(precision: Precision, heads: HeadShape, block_tokens: usize) -> Self {
+        let whole = |count: usize| count.is_multiple_of(KEYS_ACROSS);
+        match whole(heads.head_dim) && whole(block_tokens) {
+            true => Self::Across {
+                per_step: match precision {
+                    Precision::F32 => 1,
+                    Precision::Bf16 => 2,
+                },
+            },
+            false => Self::Rows,
+        }
+    }
+}
+
+impl Spot {
+    /// Puts a key into its head, `(block_tokens × head_dim)`.
+    pub(crate) fn put_key<T: Plain>(self, key: &[T], head: &mut [T]) {
+        match self.layout {
+            Layout::Rows => self.row(head).copy_from_slice(key),
+            Layout::Across { per_step: 2 } => {
+                let (pairs, _) = head.as_chunks_mut::<2>();
+                let to = pairs[self.token..].iter_mut().step_by(self.block_tokens);
+                for (to, pair) in to.zip(key.as_chunks::<2>().0) {
+                    *to = *pair;
+                }
+            }
+            Layout::Across { .. } => {
+                let to = head[self.token..].iter_mut().step_by(self.block_tokens);
+                for (to, element) in to.zip(key) {
+                    *to = *element;
+                }
+            }
+        }
+    }
+
+    /// Puts a value into its head.
+    pub(crate) fn put_value<T: Plain>(self, value: &[T], head: &mut [T]) {
+        match self.layout {
+            Layout::Rows | Layout::Across { per_step: 1 } => {
+                self.row(head).copy_from_slice(value);
+            }
+            Layout::Across { per_step } => {
+                let start = self.token / per_step * per_step * self.head_dim;
+                let to = head[start..start + per_step * self.head_dim].chunks_exact_mut(per_step);
+                for (to, element) in to.zip(value) {
+                    to[self.token % per_step] = *element;
+                }
+            }
+        }
+    }
+
+    fn row<T>(self, head: &mut [T]) -> &mut [T] {
+        &mut head[self.token * self.head_dim..(self.token + 1) * self.head_dim]
+    }
+}
