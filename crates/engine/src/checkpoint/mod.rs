@@ -26,7 +26,7 @@ pub use config::{Architecture, Biases, ModelConfig};
 pub use error::CheckpointError;
 pub use generation::GenerationConfig;
 pub use narrow::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix};
-pub use revision::Revision;
+pub use revision::{Revision, Stamp};
 pub use rope::{Rope, RopeScaling, RotaryValues};
 pub use tensor::{StoredTensor, StoredType};
 
@@ -34,6 +34,7 @@ use cleave_domain::TokenId;
 use folder::Folder;
 use layout::{EMBEDDING, HEAD};
 use quantization::{Module, Quantization};
+use revision::SourceFile;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub struct Checkpoint {
     narrow: BTreeMap<String, Arc<NarrowTensor>>,
     tied: bool,
     kv_scales: Option<KvScales>,
+    files: Vec<SourceFile>,
 }
 
 /// Scales that its makers measured for keys and values in an fp8 cache, one for each layer: what is stored there times
@@ -118,6 +120,7 @@ impl Checkpoint {
             narrow,
             tied,
             kv_scales: kv_scales(&folder)?,
+            files: folder.shards().iter().map(SourceFile::of).collect(),
         };
         match folder.names().find(|name| !opened.is_known(&folder, name)) {
             Some(extra) => Err(CheckpointError::unsupported(
@@ -235,6 +238,11 @@ impl Checkpoint {
     /// What tells these weights from others.
     pub fn revision(&self) -> Revision {
         revision::of(&self.config, &self.tensors, &self.narrow)
+    }
+
+    /// What changes with the weights, and with whatever is done to their files.
+    pub fn stamp(&self) -> Stamp {
+        revision::stamp(self.revision(), &self.files)
     }
 
     /// The embedding, `(vocab, hidden)`.

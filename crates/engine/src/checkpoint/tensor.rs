@@ -132,6 +132,11 @@ impl StoredTensor {
         self.span.bytes()
     }
 
+    /// See [`StoredMatrix::release`](super::StoredMatrix::release).
+    pub(super) fn release(&self) {
+        self.span.release();
+    }
+
     /// One row, `columns × element_bytes`.
     pub fn row_bytes(&self, row: usize) -> &[u8] {
         let width = self.columns * self.stored.element_bytes();
