@@ -169,15 +169,12 @@ impl Cache {
 /// Bytes that one checksum is made of, so that several threads make those of one matrix.
 const SUMMED_BYTES: usize = 1 << 20;
 
-/// XXH3 of the XXH3 of each mebibyte. `before` is called with each piece.
-fn sum(bytes: &[u8], threads: usize, before: &(dyn Fn(&[u8]) + Sync)) -> u64 {
+/// XXH3 of the XXH3 of each mebibyte.
+fn sum(bytes: &[u8], threads: usize) -> u64 {
     let pieces: Vec<&[u8]> = bytes.chunks(SUMMED_BYTES).collect();
     let each = pieces.len().div_ceil(threads.max(1)).max(1);
     let of = |pieces: &[&[u8]]| -> Vec<u8> {
-        let sums = pieces.iter().map(|piece| {
-            before(piece);
-            XxHash3_64::oneshot(piece)
-        });
+        let sums = pieces.iter().map(|piece| XxHash3_64::oneshot(piece));
         sums.flat_map(u64::to_le_bytes).collect()
     };
     let mut parts = pieces.chunks(each);

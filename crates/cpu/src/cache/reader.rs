@@ -67,9 +67,7 @@ impl Reader {
         let places = entry.places(at).ok_or("too large")?;
         let (words, sides, end) = places;
         let is_zero = |range: Range<usize>| self.map[range].iter().all(|byte| *byte == 0);
-        if sum(&self.map[words.clone()], threads, &|piece| {
-            self.bring(piece)
-        }) != entry.words_sum
+        if sum(&self.map[words.clone()], threads) != entry.words_sum
             || XxHash3_64::oneshot(&self.map[sides.clone()]) != entry.sides_sum
             || !is_zero(words.end..sides.start)
             || !is_zero(sides.end..end)
@@ -102,17 +100,6 @@ impl Reader {
             kept: entry.kept,
             words: Words::Mapped(MappedWords::new(&self.map, words)),
             of_columns,
-        }
-    }
-
-    /// Has the system map a piece at once, rather than a few pages for each that is missed.
-    fn bring(&self, piece: &[u8]) {
-        #[cfg(target_os = "linux")]
-        {
-            let at = piece.as_ptr().addr() - self.map.as_ptr().addr();
-            // An old kernel refuses, and pages come as they are read.
-            let advice = memmap2::Advice::PopulateRead;
-            let _ = self.map.advise_range(advice, at, piece.len());
         }
     }
 }

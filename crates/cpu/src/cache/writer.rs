@@ -59,10 +59,7 @@ impl Writer {
             None => Vec::new(),
             Some(columns) => [bytes_of(&columns.scales), bytes_of(&columns.starts)].concat(),
         };
-        let sums = (
-            sum(words, self.threads, &|_| {}),
-            XxHash3_64::oneshot(&sides),
-        );
+        let sums = (sum(words, self.threads), XxHash3_64::oneshot(&sides));
         let entry = Entry::new(*wanted, packed, sums);
         self.write(words)?;
         self.write(&sides)?;
