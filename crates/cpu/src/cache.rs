@@ -13,7 +13,7 @@ mod tests;
 mod writer;
 
 use crate::memory::Words;
-use crate::pack::{Columns, Kept, Order};
+use crate::pack::{Columns, Kept, RowOrder};
 use cleave_engine::checkpoint::StoredMatrix;
 pub(crate) use place::Place;
 use reader::Reader;
@@ -37,13 +37,13 @@ pub(crate) struct Packed {
 pub(crate) struct Wanted {
     /// Of its tensors' names, so that no matrix passes for another of its shape.
     names: u64,
-    order: Order,
+    order: RowOrder,
     rows: usize,
     width: usize,
 }
 
 impl Wanted {
-    pub(crate) fn of(stack: &[StoredMatrix], order: Order) -> Self {
+    pub(crate) fn of(stack: &[StoredMatrix], order: RowOrder) -> Self {
         let names: Vec<&str> = stack.iter().map(StoredMatrix::name).collect();
         Self {
             names: XxHash3_64::oneshot(names.join("\n").as_bytes()),

@@ -158,7 +158,7 @@ impl CpuPack {
     fn make(
         &self,
         kept: impl FnOnce() -> Kept,
-        (stack, order): (&[StoredMatrix], Order),
+        (stack, order): (&[StoredMatrix], RowOrder),
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
         let wanted = Wanted::of(stack, order);
@@ -193,7 +193,7 @@ impl CpuPack {
                 Kept::Int4(units) => Form::Int4(units),
             },
             columns: order.columns(rows),
-            is_gated: order == Order::Gated,
+            is_gated: order == RowOrder::Gated,
             width,
             steps: kept.steps(width),
             words,
@@ -205,7 +205,7 @@ impl CpuPack {
         &self,
         kept: Kept,
         stack: &[StoredMatrix],
-        order: Order,
+        order: RowOrder,
     ) -> Result<Packed, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
@@ -262,7 +262,7 @@ impl CpuPack {
 
 /// Which row of a stack is which column of the panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum RowOrder {
     /// As they come.
     Stacked,
     /// Sixteen of the first half, then the same sixteen of the second.
@@ -272,7 +272,7 @@ pub(crate) enum Order {
 /// A row of a stored tensor; none where a panel has a column that nobody looks at.
 type Source<'a> = Option<(&'a StoredMatrix, usize)>;
 
-impl Order {
+impl RowOrder {
     /// Columns of the result.
     fn columns(self, rows: usize) -> usize {
         match self {
@@ -435,7 +435,7 @@ impl Pack for CpuPack {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.make(|| self.kept(stack), (stack, Order::Stacked), bias)
+        self.make(|| self.kept(stack), (stack, RowOrder::Stacked), bias)
     }
 
     fn gate_up(
@@ -443,12 +443,12 @@ impl Pack for CpuPack {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.make(|| self.kept(stack), (stack, Order::Gated), bias)
+        self.make(|| self.kept(stack), (stack, RowOrder::Gated), bias)
     }
 
     fn head(&self, head: &StoredTensor) -> Result<CpuMatrix, EngineError> {
         let stack = [head.clone().into()];
-        self.make(|| self.kept_head(&stack), (&stack, Order::Stacked), None)
+        self.make(|| self.kept_head(&stack), (&stack, RowOrder::Stacked), None)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CpuTable, EngineError> {

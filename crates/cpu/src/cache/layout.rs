@@ -8,7 +8,7 @@
 use super::{Packed, Wanted};
 use crate::kernel::product::PANEL;
 use crate::kernel::product::nibbles::{Scales, Units};
-use crate::pack::{GROUPS, Kept, Order, PER_STEP};
+use crate::pack::{GROUPS, Kept, PER_STEP, RowOrder};
 use std::ops::Range;
 use twox_hash::XxHash3_64;
 
@@ -154,7 +154,7 @@ impl Entry {
         };
         let numbers = [
             names,
-            u64::from(order == Order::Gated),
+            u64::from(order == RowOrder::Gated),
             rows as u64,
             width as u64,
             tag,
@@ -204,8 +204,8 @@ impl Entry {
         let wanted = Wanted {
             names,
             order: match flag(gated)? {
-                true => Order::Gated,
-                false => Order::Stacked,
+                true => RowOrder::Gated,
+                false => RowOrder::Stacked,
             },
             rows: usize::try_from(rows).ok()?,
             width,
