@@ -37,7 +37,7 @@ use quantization::{Module, Quantization};
 use revision::SourceFile;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A checkpoint, mapped and checked.
 #[derive(Debug)]
@@ -51,6 +51,7 @@ pub struct Checkpoint {
     tied: bool,
     kv_scales: Option<KvScales>,
     files: Vec<SourceFile>,
+    revision: OnceLock<Revision>,
 }
 
 /// Scales that its makers measured for keys and values in an fp8 cache, one for each layer: what is stored there times
@@ -121,6 +122,7 @@ impl Checkpoint {
             tied,
             kv_scales: kv_scales(&folder)?,
             files: folder.shards().iter().map(SourceFile::of).collect(),
+            revision: OnceLock::new(),
         };
         match folder.names().find(|name| !opened.is_known(&folder, name)) {
             Some(extra) => Err(CheckpointError::unsupported(
@@ -237,7 +239,13 @@ impl Checkpoint {
 
     /// What tells these weights from others.
     pub fn revision(&self) -> Revision {
-        revision::of(&self.config, &self.tensors, &self.narrow)
+        *self.revision.get_or_init(|| {
+            let revision = revision::of(&self.config, &self.tensors, &self.narrow);
+            // A system may map half a megabyte for each sample, of thousands.
+            self.tensors.values().for_each(StoredTensor::release);
+            self.narrow.values().for_each(|tensor| tensor.release());
+            revision
+        })
     }
 
     /// What changes with the weights, and with whatever is done to their files.

@@ -262,6 +262,11 @@ impl NarrowTensor {
         self.spans().map(Span::bytes)
     }
 
+    /// See [`StoredMatrix::release`].
+    pub(super) fn release(&self) {
+        self.spans().for_each(Span::release);
+    }
+
     fn spans(&self) -> impl Iterator<Item = &Span> {
         let codes = match &self.codes {
             Codes::Bytes(span) => span,
@@ -355,7 +360,7 @@ impl StoredMatrix {
     pub fn release(&self) {
         match self {
             Self::Dense(tensor) => tensor.release(),
-            Self::Narrow(tensor) => tensor.spans().for_each(Span::release),
+            Self::Narrow(tensor) => tensor.release(),
         }
     }
 
