@@ -123,10 +123,18 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
                 quantize,
                 ..CpuOptions::new(precision)
             };
-            let weights = weights(&CpuPack::new(&options), &checkpoint, limit)?;
+            let pack = match &model.packed_cache {
+                Some(folder) => CpuPack::cached(&options, folder, &checkpoint),
+                None => CpuPack::new(&options),
+            };
+            let weights = weights(&pack, &checkpoint, limit)?;
             Backend::Cpu { weights, isa }
         }
         Place::Cuda(device) => {
+            if let Some(folder) = &model.packed_cache {
+                let folder = folder.display();
+                tracing::warn!(%folder, "--packed-cache is for --device cpu; nothing is kept");
+            }
             let weights = weights(&CudaPack::new(&device, precision)?, &checkpoint, limit)?;
             Backend::Cuda {
                 weights,

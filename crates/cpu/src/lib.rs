@@ -1,6 +1,6 @@
 //! `Ops` on the processor: AVX-512, AVX2, NEON and plain Rust, chosen at run time.
 //!
-//! Owns: vector kernels, packed weights, the threads that share an operation, and the KV pool in
+//! Owns: vector kernels, packed weights and the files that keep them, the threads that share an operation, and the KV pool in
 //! host memory. With the shared-memory transport and the GPU, the only place of `unsafe` code.
 //! Never: knows an architecture, a request, or which tokens belong to whom.
 //! Invariant: **path independence** (see `cleave_engine::ops`). Products and attention sum each
@@ -23,6 +23,7 @@
 
 mod affinity;
 mod buffers;
+mod cache;
 mod ceiling;
 mod grid;
 mod isa;

@@ -1,13 +1,15 @@
-//! Large zeroed memory, and handing disjoint parts of a slice to several threads.
+//! Large zeroed memory, words of mapped files, and handing disjoint parts of a slice to several threads.
 //!
 //! Owns: the only places where bytes are seen as numbers and where a `&mut` slice is shared.
 //! Never: grows; what is allocated keeps its size.
-//! Invariant: memory starts zeroed and page-aligned, so any element type and any vector fits.
+//! Invariant: memory starts zeroed and page-aligned, so any element type and any vector fits; words of a file are as
+//! well aligned.
 
 use cleave_engine::EngineError;
-use memmap2::MmapMut;
+use memmap2::{Mmap, MmapMut};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
 
 /// Element types for which every bit pattern, zeroes among them, is a value.
 ///
@@ -91,6 +93,68 @@ impl<T: Plain> DerefMut for Memory<T> {
         // SAFETY: as in `deref`, and the mapping is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.len) }
     }
+}
+
+/// Words that are only read.
+#[derive(Debug)]
+pub(crate) enum Words {
+    /// Made here.
+    Own(Memory<u32>),
+    /// Where a file is mapped.
+    Mapped(MappedWords),
+}
+
+impl Deref for Words {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        match self {
+            Self::Own(memory) => memory,
+            Self::Mapped(mapped) => mapped,
+        }
+    }
+}
+
+/// Words of a file, in this machine's byte order.
+#[derive(Debug)]
+pub(crate) struct MappedWords {
+    file: Arc<Mmap>,
+    /// In bytes.
+    at: usize,
+    len: usize,
+}
+
+impl MappedWords {
+    /// Alignment of the first word, in bytes: that of the widest vector.
+    const ALIGNMENT: usize = 64;
+
+    /// # Panics
+    /// If the file has no such bytes, or they begin where no vector may.
+    pub(crate) fn new(file: &Arc<Mmap>, bytes: Range<usize>) -> Self {
+        assert!(bytes.start <= bytes.end && bytes.end <= file.len());
+        assert!(bytes.start.is_multiple_of(Self::ALIGNMENT), "{bytes:?}");
+        assert!(bytes.len().is_multiple_of(size_of::<u32>()), "{bytes:?}");
+        Self {
+            file: Arc::clone(file),
+            at: bytes.start,
+            len: bytes.len() / size_of::<u32>(),
+        }
+    }
+}
+
+impl Deref for MappedWords {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        // SAFETY: `new` looked at range and alignment, a mapping begins with a page, and every bit pattern is a `u32`.
+        unsafe { std::slice::from_raw_parts(self.file.as_ptr().add(self.at).cast(), self.len) }
+    }
+}
+
+/// Numbers as they lie in memory.
+pub(crate) fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
+    // SAFETY: plain numbers have no padding, and any byte is one.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
 /// A mutable slice that several threads write, each its own parts.

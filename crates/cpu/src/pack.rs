@@ -1,29 +1,36 @@
 //! Weights in the layout that the kernels read.
 //!
-//! Owns: [`CpuPack`] and what it makes.
+//! Owns: [`CpuPack`] and what it makes, the layout's version among it.
 //! Never: keeps a second copy of an embedding table: its rows are read where the file is mapped.
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
 mod narrow;
 
+use crate::cache::{Cache, Packed, Place, Wanted};
 use crate::kernel::Kernels;
 use crate::kernel::product::PANEL;
 use crate::kernel::product::nibbles::Units;
-use crate::memory::{Memory, Parts};
+use crate::memory::{Memory, Parts, Words};
 use crate::options::{CpuOptions, Quantize};
 use cleave_engine::EngineError;
-use cleave_engine::checkpoint::{StoredMatrix, StoredTensor, StoredType};
+use cleave_engine::checkpoint::{Checkpoint, StoredMatrix, StoredTensor, StoredType};
 use cleave_engine::ops::{Pack, Precision, RotaryTable};
-pub(crate) use narrow::Columns;
-use narrow::Kept;
+pub(crate) use narrow::{Columns, GROUPS, Kept, PER_STEP};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// The version of everything that decides which words are made of a checkpoint: the forms' layouts, rounding, and which
+/// column of a panel has which row. To be raised with any of it, because files on disk have it in their names.
+pub(crate) const LAYOUT: u64 = 1;
 
 /// Packs weights, with several threads.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct CpuPack {
     precision: Precision,
     quantize: Option<Quantize>,
     threads: usize,
+    cache: Option<Mutex<Cache>>,
 }
 
 /// A packed weight.
@@ -39,7 +46,7 @@ pub struct CpuMatrix {
     /// Steps of the inner dimension.
     pub(crate) steps: usize,
     /// `[panel][…]`: see `kernel::product` for what a form has there.
-    pub(crate) words: Memory<u32>,
+    pub(crate) words: Words,
     /// `(panels × PANEL)`.
     pub(crate) bias: Option<Vec<f32>>,
 }
@@ -95,7 +102,34 @@ impl CpuPack {
             precision: options.precision,
             quantize: options.quantize,
             threads: options.threads_count(),
+            cache: None,
         }
+    }
+
+    /// As [`CpuPack::new`], for one load of this checkpoint: what is packed is kept in `folder` for the next load,
+    /// which maps it from there. Whatever is wrong with what is there, or with writing it, is a warning.
+    pub fn cached(options: &CpuOptions, folder: &Path, checkpoint: &Checkpoint) -> Self {
+        let source = (checkpoint.dir(), checkpoint.stamp());
+        let pack = Self::new(options);
+        let form = match options.quantize {
+            None => options.precision.name().to_owned(),
+            Some(quantize) => format!("{}-{}", options.precision.name(), quantize.name()),
+        };
+        pack.kept_at(Place::new(folder, source, form))
+    }
+
+    pub(crate) fn kept_at(self, place: Place) -> Self {
+        let cache = Cache::open(place, self.threads);
+        Self {
+            cache: Some(Mutex::new(cache)),
+            ..self
+        }
+    }
+
+    /// Does something with the cache, if there is one.
+    fn with_cache<T>(&self, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
+        let cache = self.cache.as_ref()?;
+        act(&mut cache.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The head decides between tokens that are nearly as likely: it gets no fewer than eight bits.
@@ -120,12 +154,59 @@ impl CpuPack {
         }
     }
 
+    /// A stack from the cache, or else packed.
+    fn make(
+        &self,
+        kept: impl FnOnce() -> Kept,
+        (stack, order): (&[StoredMatrix], RowOrder),
+        bias: Option<&[f32]>,
+    ) -> Result<CpuMatrix, EngineError> {
+        let wanted = Wanted::of(stack, order);
+        let Packed {
+            kept,
+            words,
+            of_columns,
+        } = match self.with_cache(|cache| cache.take(&wanted)) {
+            Some(packed) => packed,
+            None => {
+                let packed = self.pack(kept(), stack, order)?;
+                self.with_cache(|cache| {
+                    cache.keep(&wanted, &packed);
+                    None::<()>
+                });
+                stack.iter().for_each(StoredMatrix::release);
+                packed
+            }
+        };
+        let rows: usize = stack.iter().map(StoredMatrix::rows).sum();
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        let bias = bias.map(|bias| {
+            assert_eq!(bias.len(), rows, "bias of a stack of {rows} rows");
+            let of = |place: Option<usize>| place.map_or(0.0, |place| bias[place]);
+            order.places(rows).map(of).collect()
+        });
+        Ok(CpuMatrix {
+            form: match kept {
+                Kept::F32 => Form::F32,
+                Kept::Bf16 => Form::Bf16,
+                Kept::Int8 => Form::Int8(of_columns.expect("eight bits come with scales")),
+                Kept::Int4(units) => Form::Int4(units),
+            },
+            columns: order.columns(rows),
+            is_gated: order == RowOrder::Gated,
+            width,
+            steps: kept.steps(width),
+            words,
+            bias,
+        })
+    }
+
     fn pack(
         &self,
         kept: Kept,
-        (stack, order): (&[StoredMatrix], Order),
-        bias: Option<&[f32]>,
-    ) -> Result<CpuMatrix, EngineError> {
+        stack: &[StoredMatrix],
+        order: RowOrder,
+    ) -> Result<Packed, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
         let rows: Vec<(&StoredMatrix, usize)> = stack
@@ -135,13 +216,13 @@ impl CpuPack {
         let panels = order.panels(rows.len());
         let (steps, size) = (kept.steps(width), kept.panel_words(width));
         let mut words = Memory::zeroed(panels * size)?;
-        let mut of_columns = Columns::new(panels * PANEL);
-        let places: Vec<Option<usize>> = order.places(rows.len()).collect();
-        let sources: Vec<Source<'_>> = places
-            .iter()
+        let mut of_columns = (kept == Kept::Int8).then(|| Columns::new(panels * PANEL));
+        let sources: Vec<Source<'_>> = order
+            .places(rows.len())
             .map(|place| place.map(|place| rows[place]))
             .collect();
-        let (parts, of_parts) = (Parts::new(&mut words), of_columns.parts());
+        let parts = Parts::new(&mut words);
+        let of_parts = of_columns.as_mut().map(Columns::parts);
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..self.threads.min(panels) {
@@ -155,46 +236,33 @@ impl CpuPack {
                         let first = panel * PANEL;
                         let sources = &sources[first..first + PANEL];
                         // SAFETY: every panel is taken by one thread.
-                        let (to, of_panel) = unsafe {
-                            let range = panel * size..(panel + 1) * size;
-                            (parts.part(range), of_parts.part(first..first + PANEL))
-                        };
-                        match kept {
-                            Kept::F32 => bench.pack_dense(Precision::F32, sources, to),
-                            Kept::Bf16 => bench.pack_dense(Precision::Bf16, sources, to),
-                            Kept::Int8 => bench.pack_bytes(sources, to, of_panel),
-                            Kept::Int4(units) => bench.pack_nibbles(sources, units, to),
+                        let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
+                        match (kept, &of_parts) {
+                            (Kept::F32, _) => bench.pack_dense(Precision::F32, sources, to),
+                            (Kept::Bf16, _) => bench.pack_dense(Precision::Bf16, sources, to),
+                            (Kept::Int8, Some(of_parts)) => {
+                                // SAFETY: as above.
+                                let of_panel = unsafe { of_parts.part(first..first + PANEL) };
+                                bench.pack_bytes(sources, to, of_panel);
+                            }
+                            (Kept::Int8, None) => unreachable!("eight bits come with scales"),
+                            (Kept::Int4(units), _) => bench.pack_nibbles(sources, units, to),
                         }
                     }
                 });
             }
         });
-        let bias = bias.map(|bias| {
-            let count = rows.len();
-            assert_eq!(bias.len(), count, "bias of a stack of {count} rows");
-            let of = |place: &Option<usize>| place.map_or(0.0, |place| bias[place]);
-            places.iter().map(of).collect()
-        });
-        Ok(CpuMatrix {
-            form: match kept {
-                Kept::F32 => Form::F32,
-                Kept::Bf16 => Form::Bf16,
-                Kept::Int8 => Form::Int8(of_columns),
-                Kept::Int4(units) => Form::Int4(units),
-            },
-            columns: order.columns(rows.len()),
-            is_gated: order == Order::Gated,
-            width,
-            steps,
-            words,
-            bias,
+        Ok(Packed {
+            kept,
+            words: Words::Own(words),
+            of_columns,
         })
     }
 }
 
 /// Which row of a stack is which column of the panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+pub(crate) enum RowOrder {
     /// As they come.
     Stacked,
     /// Sixteen of the first half, then the same sixteen of the second.
@@ -204,7 +272,7 @@ enum Order {
 /// A row of a stored tensor; none where a panel has a column that nobody looks at.
 type Source<'a> = Option<(&'a StoredMatrix, usize)>;
 
-impl Order {
+impl RowOrder {
     /// Columns of the result.
     fn columns(self, rows: usize) -> usize {
         match self {
@@ -213,7 +281,7 @@ impl Order {
         }
     }
 
-    fn panels(self, rows: usize) -> usize {
+    pub(crate) fn panels(self, rows: usize) -> usize {
         match self {
             Self::Stacked => rows.div_ceil(PANEL),
             Self::Gated => (rows / 2).div_ceil(PANEL / 2),
@@ -345,6 +413,14 @@ impl Pack for CpuPack {
         self.quantize.map_or("", Quantize::name)
     }
 
+    fn finish(&self) -> Result<(), EngineError> {
+        self.with_cache(|cache| {
+            cache.finish();
+            None::<()>
+        });
+        Ok(())
+    }
+
     fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
         bytes_of(self.kept(stack), stack)
     }
@@ -359,7 +435,7 @@ impl Pack for CpuPack {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.pack(self.kept(stack), (stack, Order::Stacked), bias)
+        self.make(|| self.kept(stack), (stack, RowOrder::Stacked), bias)
     }
 
     fn gate_up(
@@ -367,12 +443,12 @@ impl Pack for CpuPack {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.pack(self.kept(stack), (stack, Order::Gated), bias)
+        self.make(|| self.kept(stack), (stack, RowOrder::Gated), bias)
     }
 
     fn head(&self, head: &StoredTensor) -> Result<CpuMatrix, EngineError> {
         let stack = [head.clone().into()];
-        self.pack(self.kept_head(&stack), (&stack, Order::Stacked), None)
+        self.make(|| self.kept_head(&stack), (&stack, RowOrder::Stacked), None)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CpuTable, EngineError> {

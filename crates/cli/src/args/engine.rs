@@ -25,6 +25,11 @@ pub(crate) struct ModelArgs {
     /// row, `int4` with one for each 128 elements and the head in int8. Activations that meet them have eight bits.
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<QuantizeArg>,
+    /// Keep packed weights in files of this folder, on a processor, so that the next load maps them instead of packing
+    /// them. Each checkpoint has a file for each form (`--dtype`, `--quantize`), as large as the packed weights. Who may
+    /// write there can change what a model says.
+    #[arg(long, value_name = "DIR", env = "CLEAVE_PACKED_CACHE")]
+    pub(crate) packed_cache: Option<PathBuf>,
     /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1.
     #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
     pub(crate) kv_cache_dtype: KvCacheDtype,

@@ -13,13 +13,13 @@ use crate::options::Quantize;
 use cleave_engine::checkpoint::{NarrowTensor, NarrowType, StoredMatrix};
 
 /// Elements of groups that kernels know, the widest first: fewer scales are read.
-const GROUPS: [usize; 3] = [128, 64, 32];
+pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
 /// Elements of a step.
-const PER_STEP: usize = 4;
+pub(crate) const PER_STEP: usize = 4;
 
 /// How a stack is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(crate) enum Kept {
     F32,
     Bf16,
     Int8,
@@ -124,7 +124,7 @@ impl Kept {
     }
 
     /// Words of a panel.
-    pub(super) const fn panel_words(self, width: usize) -> usize {
+    pub(crate) const fn panel_words(self, width: usize) -> usize {
         let steps = self.steps(width);
         match self {
             Self::F32 | Self::Bf16 | Self::Int8 => steps * PANEL,

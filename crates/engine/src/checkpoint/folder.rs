@@ -82,6 +82,11 @@ impl Folder {
         Ok(())
     }
 
+    /// Its files, in an order that does not change.
+    pub(super) fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }

@@ -66,4 +66,19 @@ impl Span {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.source.as_slice()[self.range.clone()]
     }
+
+    /// Takes the pages of a mapped file out of this process's memory. They stay where the system caches files, and
+    /// whoever reads them next has them back.
+    pub(crate) fn release(&self) {
+        #[cfg(target_os = "linux")]
+        if let Bytes::Mapped(map) = &*self.source
+            && !self.range.is_empty()
+        {
+            let advice = memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: the mapping is shared with a file, is read only and was never written, so that a page which is
+            // taken out comes back with the bytes that it had. A refusal changes nothing.
+            let _ =
+                unsafe { map.unchecked_advise_range(advice, self.range.start, self.range.len()) };
+        }
+    }
 }

@@ -26,7 +26,7 @@ pub use config::{Architecture, Biases, ModelConfig};
 pub use error::CheckpointError;
 pub use generation::GenerationConfig;
 pub use narrow::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix};
-pub use revision::Revision;
+pub use revision::{Revision, Stamp};
 pub use rope::{Rope, RopeScaling, RotaryValues};
 pub use tensor::{StoredTensor, StoredType};
 
@@ -34,9 +34,10 @@ use cleave_domain::TokenId;
 use folder::Folder;
 use layout::{EMBEDDING, HEAD};
 use quantization::{Module, Quantization};
+use revision::SourceFile;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A checkpoint, mapped and checked.
 #[derive(Debug)]
@@ -49,6 +50,8 @@ pub struct Checkpoint {
     narrow: BTreeMap<String, Arc<NarrowTensor>>,
     tied: bool,
     kv_scales: Option<KvScales>,
+    files: Vec<SourceFile>,
+    revision: OnceLock<Revision>,
 }
 
 /// Scales that its makers measured for keys and values in an fp8 cache, one for each layer: what is stored there times
@@ -118,6 +121,8 @@ impl Checkpoint {
             narrow,
             tied,
             kv_scales: kv_scales(&folder)?,
+            files: folder.shards().iter().map(SourceFile::of).collect(),
+            revision: OnceLock::new(),
         };
         match folder.names().find(|name| !opened.is_known(&folder, name)) {
             Some(extra) => Err(CheckpointError::unsupported(
@@ -234,7 +239,18 @@ impl Checkpoint {
 
     /// What tells these weights from others.
     pub fn revision(&self) -> Revision {
-        revision::of(&self.config, &self.tensors, &self.narrow)
+        *self.revision.get_or_init(|| {
+            let revision = revision::of(&self.config, &self.tensors, &self.narrow);
+            // A system may map half a megabyte for each sample, of thousands.
+            self.tensors.values().for_each(StoredTensor::release);
+            self.narrow.values().for_each(|tensor| tensor.release());
+            revision
+        })
+    }
+
+    /// What changes with the weights, and with whatever is done to their files.
+    pub fn stamp(&self) -> Stamp {
+        revision::stamp(self.revision(), &self.files)
     }
 
     /// The embedding, `(vocab, hidden)`.

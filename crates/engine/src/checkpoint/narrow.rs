@@ -259,19 +259,28 @@ impl NarrowTensor {
 
     /// Everything it is made of.
     pub(super) fn parts(&self) -> impl Iterator<Item = &[u8]> {
+        self.spans().map(Span::bytes)
+    }
+
+    /// See [`StoredMatrix::release`].
+    pub(super) fn release(&self) {
+        self.spans().for_each(Span::release);
+    }
+
+    fn spans(&self) -> impl Iterator<Item = &Span> {
         let codes = match &self.codes {
-            Codes::Bytes(span) => span.bytes(),
-            Codes::Nibbles(numbers) => numbers.bytes(),
+            Codes::Bytes(span) => span,
+            Codes::Nibbles(numbers) => numbers.span(),
         };
         let zeros = match &self.zeros {
             Zeros::Same(_) => None,
-            Zeros::Each { numbers, .. } => Some(numbers.bytes()),
+            Zeros::Each { numbers, .. } => Some(numbers.span()),
         };
         let groups = match &self.groups {
             Groups::Neighbours(_) => None,
-            Groups::Listed { span, .. } => Some(span.bytes()),
+            Groups::Listed { span, .. } => Some(span),
         };
-        [codes, self.scales.span.bytes()]
+        [codes, &self.scales.span]
             .into_iter()
             .chain(zeros)
             .chain(groups)
@@ -344,6 +353,15 @@ impl StoredMatrix {
             }
         }
         out
+    }
+
+    /// Takes what is mapped of it out of this process's memory, once it is not needed for a while: it stays where the
+    /// system caches files, and comes back when it is read.
+    pub fn release(&self) {
+        match self {
+            Self::Dense(tensor) => tensor.release(),
+            Self::Narrow(tensor) => tensor.release(),
+        }
     }
 
     /// Bytes that it takes in its file.

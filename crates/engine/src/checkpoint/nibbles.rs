@@ -140,8 +140,8 @@ impl Nibbles {
         })
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        self.words.bytes()
+    pub(super) fn span(&self) -> &Span {
+        &self.words
     }
 
     /// One number.

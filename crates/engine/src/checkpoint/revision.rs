@@ -8,11 +8,13 @@
 use super::config::{Biases, ModelConfig};
 use super::narrow::NarrowTensor;
 use super::rope::{Rope, RopeScaling};
+use super::shard::Shard;
 use super::tensor::StoredTensor;
 use crate::ops::HeadShape;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Tensors up to this size are hashed whole, larger ones by samples. In bytes.
 const WHOLE_BYTES_MAX: usize = 1 << 16;
@@ -32,6 +34,46 @@ impl fmt::Display for Revision {
             .iter()
             .take(8)
             .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// What tells a checkpoint from itself before anybody wrote to one of its files: the revision, which reads samples only,
+/// and each file's name, length and time of last modification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stamp(pub [u8; 32]);
+
+pub(super) fn stamp(revision: Revision, files: &[SourceFile]) -> Stamp {
+    let mut hash = blake3::Hasher::new();
+    hash.update(b"cleave files 1\n");
+    hash.update(&revision.0);
+    for SourceFile {
+        name,
+        bytes,
+        modified,
+    } in files
+    {
+        let since = modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        hash.update(format!("{name} {bytes} {since:?}\n").as_bytes());
+    }
+    Stamp(*hash.finalize().as_bytes())
+}
+
+/// A file that tensors are in.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) modified: Option<SystemTime>,
+}
+
+impl SourceFile {
+    pub(super) fn of(shard: &Shard) -> Self {
+        let name = shard.file.file_name().unwrap_or_default();
+        Self {
+            name: name.to_string_lossy().into_owned(),
+            bytes: shard.bytes.as_slice().len() as u64,
+            modified: shard.modified,
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// The format's own limit. In bytes.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -22,6 +23,8 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 pub(super) struct Shard {
     pub(super) file: PathBuf,
     pub(super) bytes: Arc<Bytes>,
+    /// When it was written last, as the system tells it; `None` where it does not.
+    pub(super) modified: Option<SystemTime>,
     pub(super) entries: BTreeMap<String, Entry>,
 }
 
@@ -53,6 +56,7 @@ impl Shard {
         Ok(Self {
             file: path.to_owned(),
             bytes: Arc::new(bytes),
+            modified: metadata.modified().ok(),
             entries,
         })
     }

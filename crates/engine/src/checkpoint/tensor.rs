@@ -132,6 +132,11 @@ impl StoredTensor {
         self.span.bytes()
     }
 
+    /// See [`StoredMatrix::release`](super::StoredMatrix::release).
+    pub(super) fn release(&self) {
+        self.span.release();
+    }
+
     /// One row, `columns × element_bytes`.
     pub fn row_bytes(&self, row: usize) -> &[u8] {
         let width = self.columns * self.stored.element_bytes();
@@ -148,7 +153,10 @@ impl StoredTensor {
         match self.stored {
             StoredType::F32 => widen(bytes, out, f32::from_le_bytes),
             StoredType::F16 => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-            StoredType::Bf16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            // Without a branch for what is no number, so that vectors of them are widened.
+            StoredType::Bf16 => widen(bytes, out, |b| {
+                f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)
+            }),
         }
     }
 

@@ -137,7 +137,7 @@ fn pack_run<S: Bytes>(
     let (inverse, shift) = (s.splat(rounding.inverse), s.splat(SHIFT));
     let mut to = words.chunks_mut(stride);
     for x in x.chunks(LANES) {
-        let x = match x.as_array() {
+        let x = match x.first_chunk() {
             Some(x) => s.load(x),
             None => s.load_part(x),
         };

@@ -1,0 +1,67 @@
+//! Whole checkpoints loaded with a folder for packed weights: kept once, found again, left when the checkpoint changes.
+#![allow(clippy::unwrap_used)] // Tests.
+
+use cleave_cpu::{CpuOptions, CpuPack, Quantize};
+use cleave_engine::ops::Precision;
+use cleave_engine::{Weights, checkpoint::Checkpoint};
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+/// Loads, and says which files there are then, and when each was written.
+fn load(checkpoint: &Path, folder: &Path, options: &CpuOptions) -> Vec<(String, SystemTime)> {
+    let checkpoint = Checkpoint::open(checkpoint).unwrap();
+    let pack = CpuPack::cached(options, folder, &checkpoint);
+    let mut last = None;
+    let weights = Weights::load(&pack, &checkpoint, None, &mut |now| last = Some(now)).unwrap();
+    let last = last.unwrap();
+    assert_eq!(
+        last.bytes_done, last.bytes_total,
+        "the bar did not reach its end"
+    );
+    drop(weights);
+    let mut files: Vec<(String, SystemTime)> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            (name, entry.metadata().unwrap().modified().unwrap())
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn a_checkpoint_that_was_written_to_was_not_packed_anew() {
+    let (source, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
+    for entry in fs::read_dir(demo).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), source.path().join(entry.file_name())).unwrap();
+    }
+    let dense = CpuOptions::new(Precision::Bf16);
+    let rounded = CpuOptions {
+        quantize: Some(Quantize::Int4),
+        ..dense.clone()
+    };
+    let first = load(source.path(), folder.path(), &dense);
+    assert_eq!(first.len(), 1);
+    assert_eq!(
+        load(source.path(), folder.path(), &dense),
+        first,
+        "written again"
+    );
+    let both = load(source.path(), folder.path(), &rounded);
+    assert_eq!(both.len(), 2, "a file for each form");
+
+    let file = File::options()
+        .write(true)
+        .open(source.path().join("model.safetensors"))
+        .unwrap();
+    let before = file.metadata().unwrap().modified().unwrap();
+    file.set_modified(before + Duration::from_secs(1)).unwrap();
+    let after = load(source.path(), folder.path(), &dense);
+    assert_eq!(after.len(), 1, "those of before stayed: {after:?}");
+    assert_ne!(after, first);
+}
