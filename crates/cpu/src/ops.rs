@@ -18,7 +18,7 @@ use crate::layout::{Layout, Spot};
 use crate::memory::{Memory, Parts, Plain};
 use crate::options::{CpuError, CpuOptions};
 use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
-use crate::plan::AttentionPlan;
+use crate::plan::{AttentionPlan, Stored as StoredRun};
 use crate::threads::Threads;
 use crate::widened::Widened;
 use cleave_domain::{BlockIndex, DeviceId};
@@ -108,59 +108,59 @@ impl CpuOps {
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(rotary.half * 2, head_dim);
         let (kernels, store) = (self.kernels, T::store(self.kernels));
-        let group = query_heads / kv_heads;
         let width = qkv.width;
         let layout = Layout::of(self.precision, shape.heads, shape.block_tokens);
+        let (heads, threads) = (shape.heads, self.threads.count());
+        self.plan.make(batch, (heads, shape.block_tokens), threads);
         let rows = Parts::new(qkv.head_mut(batch.rows_count()));
         let stored = Parts::new(pool.elements_mut::<T>());
-        let head_of = |kv_head: usize| {
+        let store_run = |run: &StoredRun| {
             let mut rounded = [T::default(); HEAD_DIM_MAX];
             let rounded = &mut rounded[..head_dim];
-            for segment in &batch.segments {
-                let table = batch.table(segment);
-                for row in segment.rows.clone() {
-                    let position = segment.position + row - segment.rows.start;
-                    let cos = &rotary.cos[position * rotary.half..][..rotary.half];
-                    let sin = &rotary.sin[position * rotary.half..][..rotary.half];
-                    let block = table[position / shape.block_tokens].0 as usize;
-                    let spot = Spot {
-                        layout,
-                        block_tokens: shape.block_tokens,
-                        head_dim,
-                        token: position % shape.block_tokens,
-                    };
-                    // SAFETY: a task has the heads of its own KV head in every row.
-                    let head = |index: usize| unsafe {
-                        let start = row * width + index * head_dim;
-                        rows.part(start..start + head_dim)
-                    };
-                    // SAFETY: as above: the same KV head in every block, whatever the tables say.
+            let block = run.block.0 as usize * shape.block_elements();
+            for (row, position) in run.rows.clone().zip(run.position..) {
+                let cos = &rotary.cos[position * rotary.half..][..rotary.half];
+                let sin = &rotary.sin[position * rotary.half..][..rotary.half];
+                let spot = Spot {
+                    layout,
+                    block_tokens: shape.block_tokens,
+                    head_dim,
+                    token: position % shape.block_tokens,
+                };
+                // SAFETY: a row is of one run.
+                let row = unsafe { rows.part(row * width..(row + 1) * width) };
+                let (keys_end, heads) = ((query_heads + kv_heads) * head_dim, query_heads);
+                for head in row[..keys_end].chunks_exact_mut(head_dim) {
+                    // SAFETY: `Kernels::of` checked the instructions.
+                    unsafe { (kernels.rotate)(head, cos, sin) };
+                }
+                let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
+                let both = keys
+                    .chunks_exact(head_dim)
+                    .zip(values.chunks_exact(head_dim));
+                for (kv_head, (key, value)) in both.enumerate() {
+                    // SAFETY: a block is of one run, as the plan has seen.
                     let in_block = |offset: usize| unsafe {
-                        let start = block * shape.block_elements() + offset;
+                        let start = block + offset;
                         stored.part(start..start + shape.head_elements())
                     };
-                    for query in kv_head * group..(kv_head + 1) * group {
-                        // SAFETY: `Kernels::of` checked the instructions.
-                        unsafe { (kernels.rotate)(head(query), cos, sin) };
-                    }
-                    let (key, value) = (query_heads + kv_head, query_heads + kv_heads + kv_head);
                     // SAFETY: as above.
-                    unsafe {
-                        (kernels.rotate)(head(key), cos, sin);
-                        store(head(key), rounded);
-                        spot.put_key(rounded, in_block(shape.key_offset(layer, kv_head)));
-                        store(head(value), rounded);
-                        spot.put_value(rounded, in_block(shape.value_offset(layer, kv_head)));
-                    }
+                    unsafe { store(key, rounded) };
+                    spot.put_key(rounded, in_block(shape.key_offset(layer, kv_head)));
+                    // SAFETY: as above.
+                    unsafe { store(value, rounded) };
+                    spot.put_value(rounded, in_block(shape.value_offset(layer, kv_head)));
                 }
             }
         };
-        let heads_each = kv_heads
-            .div_ceil((batch.rows_count() * width).div_ceil(PIECE_ELEMENTS).max(1))
+        let runs = self.plan.stored();
+        let elements = batch.rows_count() * width;
+        let each = (runs.len() * PIECE_ELEMENTS)
+            .div_ceil(elements.max(1))
             .max(1);
-        self.threads.run(kv_heads.div_ceil(heads_each), &|turn| {
-            for kv_head in piece(turn.task, heads_each, kv_heads) {
-                head_of(kv_head);
+        self.threads.run(runs.len().div_ceil(each), &|turn| {
+            for run in &runs[piece(turn.task, each, runs.len())] {
+                store_run(run);
             }
         });
     }
@@ -210,7 +210,9 @@ impl CpuOps {
         } = view;
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(out.width, shape.heads.query_width());
-        self.plan.make(batch, shape.heads, self.threads.count());
+        let threads = self.threads.count();
+        self.plan
+            .make(batch, (shape.heads, shape.block_tokens), threads);
         self.make_scratch(shape.heads)?;
         grow(&mut self.partials, self.plan.partials_len())?;
         let rows = batch.rows_count();

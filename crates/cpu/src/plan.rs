@@ -1,10 +1,12 @@
-//! How one pass's attention is divided into tasks.
+//! How what one pass does with keys and values is divided into tasks.
 //!
-//! Owns: the list of tasks, made once per pass and used by every layer.
-//! Invariant: which division is chosen changes no bit of the result, only who computes it.
+//! Owns: the lists of tasks, made once per pass and used by every layer.
+//! Invariant: which division is chosen changes no bit of the result, only who computes it. A block is written by one
+//! task.
 
 use crate::grid::piece;
 use crate::kernel::attention::{Queries, SPAN, Share, heads_max, state_len, tokens_max};
+use cleave_domain::BlockIndex;
 use cleave_engine::ops::{Batch, HeadShape};
 use std::ops::Range;
 
@@ -18,11 +20,24 @@ struct Place {
     kv_heads: Range<usize>,
 }
 
+/// Rows whose keys and values go to one block.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) block: BlockIndex,
+    /// Of the batch.
+    pub(crate) rows: Range<usize>,
+    /// Of the first row.
+    pub(crate) position: usize,
+}
+
 /// The division of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct AttentionPlan {
     /// What it was made for; `None` when it must be made anew.
     heads: Option<HeadShape>,
+    stored: Vec<Stored>,
+    /// To see that no block is written by two.
+    written: Vec<BlockIndex>,
     tasks: Vec<(Place, Share)>,
     /// Tasks that put spans together, with the element of the partials where their states begin.
     merges: Vec<(Place, usize)>,
@@ -39,11 +54,17 @@ impl AttentionPlan {
     }
 
     /// Makes the plan, unless it was made for this pass already.
-    pub(crate) fn make(&mut self, batch: &Batch, heads: HeadShape, threads: usize) {
+    pub(crate) fn make(
+        &mut self,
+        batch: &Batch,
+        (heads, block_tokens): (HeadShape, usize),
+        threads: usize,
+    ) {
         if self.heads == Some(heads) {
             return;
         }
         self.heads = Some(heads);
+        self.make_stored(batch, block_tokens);
         self.tasks.clear();
         self.merges.clear();
         self.partials_len = 0;
@@ -88,6 +109,39 @@ impl AttentionPlan {
             };
             std::cmp::Reverse(keys * place.tokens * place.kv_heads.len())
         });
+    }
+
+    /// # Panics
+    /// If two segments write to one block, or one twice.
+    fn make_stored(&mut self, batch: &Batch, block_tokens: usize) {
+        self.stored.clear();
+        self.written.clear();
+        for run in &batch.segments {
+            let table = batch.table(run);
+            let (mut row, mut position) = (run.rows.start, run.position);
+            while row < run.rows.end {
+                let count = (block_tokens - position % block_tokens).min(run.rows.end - row);
+                let block = table[position / block_tokens];
+                self.written.push(block);
+                self.stored.push(Stored {
+                    block,
+                    rows: row..row + count,
+                    position,
+                });
+                (row, position) = (row + count, position + count);
+            }
+        }
+        self.written.sort_unstable();
+        let is_twice = |pair: &[BlockIndex]| pair[0] == pair[1];
+        assert!(
+            !self.written.windows(2).any(is_twice),
+            "a block is written twice"
+        );
+    }
+
+    /// Rows by the block that they are stored in.
+    pub(crate) fn stored(&self) -> &[Stored] {
+        &self.stored
     }
 
     fn divide(&mut self, place: &Place, spans: usize, heads: HeadShape) {

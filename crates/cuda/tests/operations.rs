@@ -44,7 +44,7 @@ impl Reach for CpuOps {
             .zip(block.chunks_exact(tokens * dim))
             .enumerate()
         {
-            if head / shape.heads.kv_heads % 2 == 0 {
+            if (head / shape.heads.kv_heads).is_multiple_of(2) {
                 for (at, element) in rows.iter_mut().enumerate() {
                     *element = block[at % dim * tokens + at / dim];
                 }

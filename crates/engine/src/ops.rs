@@ -75,6 +75,7 @@ pub struct BatchSegment {
     /// Position of its first row. Keys and values of `0..position` are in the pool already.
     pub position: usize,
     /// Its block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens.
+    /// The blocks that its rows are stored in are no other segment's.
     pub blocks: Range<usize>,
 }
 

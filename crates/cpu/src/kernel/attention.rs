@@ -8,14 +8,17 @@
 //! A key that a row may not see changes nothing of its state, to the bit: the largest score stays,
 //! so the scale is exactly 1, and the weight is exactly 0.
 
+mod state;
+
 use super::keys::{GROUPS, Gathered, Sources, find, where_they_lie};
-use super::tile::{Format, Sides, Tiles, accumulate, pack_row};
+use super::tile::{Format, Sides, Tiles, accumulate, filled, pack_row, wide, with_filled};
 use crate::layout::{KEYS_ACROSS, Layout};
 use crate::memory::{Memory, Parts};
 use crate::simd::{LANES, Simd};
 use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
 use cleave_engine::ops::HeadShape;
+use state::{State, merge, row_state};
 use std::ops::Range;
 
 /// Keys per tile.
@@ -24,8 +27,6 @@ pub(crate) const TILE: usize = 64;
 pub(crate) const SPAN: usize = 512;
 /// Query rows (tokens times query heads per KV head) that share a pass over the keys.
 pub(crate) const ROWS: usize = 56;
-/// The largest score before any key: below every score, and finite, so that it cancels.
-const NOTHING: f32 = -1e30;
 
 /// One layer's attention, seen by all its tasks.
 pub(crate) struct Attend<'a, T> {
@@ -81,32 +82,6 @@ impl Queries<'_> {
 
     pub(crate) fn spans_count(&self) -> usize {
         self.keys().div_ceil(SPAN)
-    }
-}
-
-/// The running softmax of the rows of a task.
-struct State {
-    /// Largest score, `(rows)`.
-    top: Memory<f32>,
-    /// Sum of weights, lane by lane, `(rows, LANES)`.
-    sum: Memory<f32>,
-    /// Weighted values, `(rows, width)`.
-    out: Memory<f32>,
-}
-
-impl State {
-    fn new(rows: usize, width: usize) -> Result<Self, EngineError> {
-        Ok(Self {
-            top: Memory::zeroed(rows)?,
-            sum: Memory::zeroed(rows * LANES)?,
-            out: Memory::zeroed(rows * width)?,
-        })
-    }
-
-    fn clear(&mut self, rows: usize, width: usize) {
-        self.top[..rows].fill(NOTHING);
-        self.sum[..rows * LANES].fill(0.0);
-        self.out[..rows * width].fill(0.0);
     }
 }
 
@@ -173,53 +148,6 @@ impl Scratch {
             total: State::new(rows, width)?,
         })
     }
-}
-
-/// Rows that a register tile of `rows` rows computes: few sizes are compiled, and rows that are
-/// there only to fill one up are never looked at.
-const fn filled(rows: usize, rows_max: usize) -> usize {
-    match rows {
-        1 | 2 => rows,
-        3 | 4 => 4,
-        5..=8 if rows_max > 8 => 8,
-        _ => rows_max,
-    }
-}
-
-/// Runs a body with a size that [`filled`] gives as a constant.
-macro_rules! with_filled {
-    ($rows:expr, $r:ident => $body:expr) => {
-        with_filled!(@ $rows, $r, $body, 1 2 4 6 8 14)
-    };
-    (@ $rows:expr, $r:ident, $body:expr, $($n:literal)+) => {
-        match $rows {
-            $($n => {
-                const $r: usize = $n;
-                $body
-            })+
-            rows => unreachable!("a register tile of {rows} rows"),
-        }
-    };
-}
-
-/// Runs a body with the number of vectors across a register tile of R rows as a constant: 4, 2 or 1,
-/// as many as the registers and the columns left allow. Gives the columns done.
-macro_rules! wide {
-    ($simd:ty, $rows:ident, $left:expr, $c:ident => $body:expr) => {
-        if const { 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 4 * LANES {
-            const $c: usize = 4;
-            $body;
-            4 * LANES
-        } else if const { 2 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 2 * LANES {
-            const $c: usize = 2;
-            $body;
-            2 * LANES
-        } else {
-            const $c: usize = 1;
-            $body;
-            LANES
-        }
-    };
 }
 
 /// What every step of a task needs.
@@ -331,38 +259,6 @@ pub(crate) fn combine<S: Simd, T>(
     }
 }
 
-fn row_state(state: &State, row: usize, width: usize) -> (f32, &[f32], &[f32]) {
-    (
-        state.top[row],
-        &state.sum[row * LANES..(row + 1) * LANES],
-        &state.out[row * width..(row + 1) * width],
-    )
-}
-
-/// Adds a span's state of one row to the total.
-#[inline(always)]
-fn merge<S: Simd>(s: S, total: &mut State, row: usize, (top, sum, out): (f32, &[f32], &[f32])) {
-    let width = out.len();
-    let new_top = total.top[row].max(top);
-    let old = s.exp2(s.splat(total.top[row] - new_top));
-    let new = s.exp2(s.splat(top - new_top));
-    total.top[row] = new_top;
-    let sums = &mut total.sum[row * LANES..(row + 1) * LANES];
-    merge_part(s, (sums, old), (sum, new));
-    let outs = &mut total.out[row * width..(row + 1) * width];
-    merge_part(s, (outs, old), (out, new));
-}
-
-/// `mine · old + theirs · new`, in whole vectors.
-#[inline(always)]
-fn merge_part<S: Simd>(s: S, (mine, old): (&mut [f32], S::V), (theirs, new): (&[f32], S::V)) {
-    let (mine, theirs) = (mine.as_chunks_mut().0, theirs.as_chunks().0);
-    for i in 0..mine.len().min(theirs.len()) {
-        let kept = s.mul(s.load(&mine[i]), old);
-        s.store(s.fma(s.load(&theirs[i]), new, kept), &mut mine[i]);
-    }
-}
-
 /// Divides by the sum of weights and writes the row out.
 #[inline(always)]
 fn finish<S: Simd, T>(s: S, task: &Task<'_, T>, total: &State, row: usize) {
@@ -459,6 +355,9 @@ fn attend_head<S: Simd, F: Format<S>>(
         if keys.start > last || keys.end <= earliest {
             continue;
         }
+        // Groups of keys that none of these rows sees have no part in it.
+        let seen = (last + 1 - keys.start).next_multiple_of(KEYS_ACROSS);
+        let keys = keys.start..keys.end.min(keys.start + seen);
         // SAFETY: the scratch space was made for these heads, and these are the tile's keys and values.
         with_filled!(filled(rows.len(), S::ROWS), R => unsafe {
             // Decided when compiled: no set carries another's tiles.
@@ -579,7 +478,10 @@ unsafe fn attend_tile<S: Simd, F: Format<S>, const R: usize>(
                 };
                 acc = accumulate::<S, F, R, C, TILE, 1>(s, sides, acc);
             }
-            if let Some(last) = sources.values_last {
+            // Whole groups have no such step.
+            if !keys.len().is_multiple_of(F::PER_STEP)
+                && let Some(last) = sources.values_last
+            {
                 let left = keys.len() / F::PER_STEP * F::PHASES;
                 let sides = Sides {
                     left: scratch.weights[left..].as_ptr(),

@@ -182,6 +182,54 @@ macro_rules! with_rows {
 }
 pub(crate) use with_rows;
 
+/// Rows that a register tile of `rows` rows computes: few sizes are compiled, and rows that are
+/// there only to fill one up are never looked at.
+pub(crate) const fn filled(rows: usize, rows_max: usize) -> usize {
+    match rows {
+        1 | 2 => rows,
+        3 | 4 => 4,
+        5..=8 if rows_max > 8 => 8,
+        _ => rows_max,
+    }
+}
+
+/// Runs a body with a size that [`filled`] gives as a constant.
+macro_rules! with_filled {
+    ($rows:expr, $r:ident => $body:expr) => {
+        with_filled!(@ $rows, $r, $body, 1 2 4 6 8 14)
+    };
+    (@ $rows:expr, $r:ident, $body:expr, $($n:literal)+) => {
+        match $rows {
+            $($n => {
+                const $r: usize = $n;
+                $body
+            })+
+            rows => unreachable!("a register tile of {rows} rows"),
+        }
+    };
+}
+
+/// Runs a body with the number of vectors across a register tile of R rows as a constant: 4, 2 or 1,
+/// as many as the registers and the columns left allow. Gives the columns done.
+macro_rules! wide {
+    ($simd:ty, $rows:ident, $left:expr, $c:ident => $body:expr) => {
+        if const { 4 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 4 * LANES {
+            const $c: usize = 4;
+            $body;
+            4 * LANES
+        } else if const { 2 * $rows <= <$simd>::ROWS * <$simd>::COLUMNS } && $left >= 2 * LANES {
+            const $c: usize = 2;
+            $body;
+            2 * LANES
+        } else {
+            const $c: usize = 1;
+            $body;
+            LANES
+        }
+    };
+}
+pub(crate) use {wide, with_filled};
+
 /// How `rows` rows are cut into register tiles: as few as possible, as even as possible.
 #[derive(Clone, Copy)]
 pub(crate) struct Tiles {
