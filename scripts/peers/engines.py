@@ -8,7 +8,8 @@ as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf what to_
 beside it. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for each sample. In
 each round every engine is asked for every shape once, in an order that rotates; before each sample the machine must be quiet: no
 more than a tenth of its cores busy for a second, or the sample waits for up to a minute. Cleave's samples come with the floor that
-`cleave bench engine` reckons from ceilings measured beside them. Printed: the best of the rounds, and the median.
+`cleave bench engine` reckons from ceilings measured beside them. Printed: the best of the rounds, and the median; --out and --table are
+written after each round.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +116,8 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
     cleave = [args.cleave, "bench", "engine", "--threads", threads, "--stdin", "--rounds", "1", "--dtype", "bf16"]
     cleave += ["--max-model-len", str(CONTEXT), "--kv-cache", "2GiB", "--model", args.model]
     found: list[Engine | Llama] = [Engine("Cleave bf16", cleave)]
+    for form in ("int8", "int4"):
+        found.append(Engine(f"Cleave {form}", [*cleave, "--quantize", form]))
     if args.llama:
         for form in ("bf16", "q8_0", "q4_0"):
             found.append(Llama(f"llama.cpp {form}", Path(args.llama), gguf(args, form), args.threads))
@@ -170,7 +174,8 @@ def wait_for_quiet() -> float:
     return share
 
 
-def measure(found: list[Engine | Llama], rounds: int) -> dict[str, dict[str, list[dict]]]:
+def measure(found: list[Engine | Llama], rounds: int) -> Iterator[dict[str, dict[str, list[dict]]]]:
+    """What there is after each round."""
     samples: dict[str, dict[str, list[dict]]] = {engine.name: {} for engine in found}
     for number in range(rounds):
         for shape in SHAPES:
@@ -188,7 +193,7 @@ def measure(found: list[Engine | Llama], rounds: int) -> dict[str, dict[str, lis
                 sample.setdefault("tokens_per_second", sample.get("tokens_per_second_best"))
                 samples[engine.name].setdefault(shape, []).append(sample)
                 print(f"{time.strftime('%H:%M:%S')} {number} {engine.name:20} {shape:14} {sample['tokens_per_second']:.1f}", flush=True)
-    return samples
+        yield samples
 
 
 def table(samples: dict[str, dict[str, list[dict]]]) -> str:
@@ -234,16 +239,16 @@ def main() -> None:
         for engine in found:
             print(f"starting {engine.name}", flush=True)
             engine.start(log)
-        samples = measure(found, args.rounds)
+        for samples in measure(found, args.rounds):
+            if args.out:
+                Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")
+            text = table(samples)
+            if args.table:
+                Path(args.table).write_text(text + "\n")
+        print("\n" + text)
     finally:
         for engine in found:
             engine.stop()
-    if args.out:
-        Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")
-    text = table(samples)
-    print("\n" + text)
-    if args.table:
-        Path(args.table).write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -178,13 +178,22 @@ impl Quantizing {
     /// quantization_config.
     fn config(self) -> Value {
         let group = self.group;
-        let compressed = |format: &str, weights: Value| {
+        let compressed = |format: &str, weights: Value, activations: Value| {
             json!({
                 "quant_method": "compressed-tensors",
                 "format": format,
                 "quantization_status": "compressed",
-                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+                "config_groups": {"group_0": {
+                    "targets": ["Linear"], "weights": weights, "input_activations": activations,
+                }},
                 "ignore": ["lm_head"],
+            })
+        };
+        // Eight bits with a scale for each token, made on the way.
+        let tokens = |kind: &str| {
+            json!({
+                "num_bits": 8, "type": kind, "strategy": "token", "group_size": null,
+                "symmetric": true, "dynamic": true,
             })
         };
         let weights = |bits: u32, kind: &str, strategy: &str, group: Option<usize>| {
@@ -194,9 +203,18 @@ impl Quantizing {
             })
         };
         match self.layout {
-            Layout::Fp8 => compressed("float-quantized", weights(8, "float", "channel", None)),
-            Layout::Int8 => compressed("int-quantized", weights(8, "int", "channel", None)),
-            Layout::Int4 => compressed("pack-quantized", weights(4, "int", "group", Some(group))),
+            Layout::Fp8 => {
+                let weights = weights(8, "float", "channel", None);
+                compressed("float-quantized", weights, tokens("float"))
+            }
+            Layout::Int8 => {
+                let weights = weights(8, "int", "channel", None);
+                compressed("int-quantized", weights, tokens("int"))
+            }
+            Layout::Int4 => {
+                let weights = weights(4, "int", "group", Some(group));
+                compressed("pack-quantized", weights, Value::Null)
+            }
             Layout::Fp8Block => json!({
                 "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
                 "weight_block_size": [group, group],
