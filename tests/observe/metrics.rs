@@ -1,7 +1,7 @@
 //! `/metrics`: documented, bounded, and in the format that was asked for.
 
 use crate::Fleet;
-use crate::harness::{root, run};
+use crate::harness::{root, run, wait_for};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -60,6 +60,12 @@ fn strangers_names_made_series_without_end() {
         pages.extend(fleet.of_workers().iter().map(|one| one.get("/metrics").1));
         pages.concat()
     };
+    // A request of several tokens goes from one worker to the other: what the link between them shows is there before.
+    let whole = json!({"prompt": "several tokens", "max_tokens": 4});
+    fleet.client.post_with("/v1/completions", &whole, &[]);
+    wait_for("both ends of the link are shown", || {
+        (read().matches("cleave_link_transport{").count() == 2).then_some(())
+    });
     (0..3).for_each(ask);
     let before = series(&read());
     (3..40).for_each(ask);
