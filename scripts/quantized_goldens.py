@@ -11,8 +11,11 @@ fp8 and bf16 are ml_dtypes'. Nothing of Cleave is used, so a mistake in how Clea
     fp8-channel      compressed-tensors, float 8, a bf16 scale a row, o_proj left dense
     fp8-block        fp8 with weight_block_size [24, 20], ragged at both ends, down_proj left dense
     int8-channel     compressed-tensors, int 8
+    int8-group       compressed-tensors, int 8, a bf16 scale for groups of 16
+    int8-packed      compressed-tensors, pack-quantized with 8 bits, zero points, groups of 16 and 40
     awq              awq, groups of 16
     gptq             gptq, groups of 32, the last one short, biases of zeros where the model has none
+    gptq-int8        gptq of 8 bits, groups of 32, the last one short
     gptq-act-order   gptq_v2 with desc_act: groups by a shuffled g_idx
     int4-symmetric   compressed-tensors, pack-quantized, groups of 16
     int4-asymmetric  compressed-tensors, pack-quantized, zero points, groups of 16 and 40
@@ -80,13 +83,14 @@ def pack_awq(numbers):
     return as_int32(words)
 
 
-def pack_straight(numbers, axis):
-    """Eight neighbours along an axis into a word, the first lowest; zeros to a multiple of eight."""
+def pack_straight(numbers, axis, bits=4):
+    """Neighbours along an axis into words, the first lowest; zeros to a whole word."""
+    each = 32 // bits
     numbers = np.moveaxis(numbers.astype(np.uint32), axis, -1)
-    pad = -numbers.shape[-1] % 8
+    pad = -numbers.shape[-1] % each
     numbers = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, pad)])
-    eights = numbers.reshape(*numbers.shape[:-1], -1, 8)
-    words = sum(eights[..., i] << np.uint32(4 * i) for i in range(8))
+    words = numbers.reshape(*numbers.shape[:-1], -1, each)
+    words = sum(words[..., i] << np.uint32(bits * i) for i in range(each))
     return as_int32(np.ascontiguousarray(np.moveaxis(words, -1, axis)))
 
 
@@ -140,6 +144,12 @@ def int8_channel(random, shape):
     return {"weight": codes, "weight_scale": scale}, wide(codes) * scale
 
 
+def int8_group(random, shape, group=16):
+    codes = random.codes(shape, -128, 127).astype(np.int8)
+    scale = random.scales((shape[0], shape[1] // group), ml_dtypes.bfloat16)
+    return {"weight": codes, "weight_scale": scale}, wide(codes) * wide(scale).repeat(group, 1)
+
+
 def awq(random, shape, group=16):
     out, width = shape
     codes = random.codes((width, out), 0, 15)
@@ -149,20 +159,21 @@ def awq(random, shape, group=16):
     return {"qweight": pack_awq(codes), "qzeros": pack_awq(zeros), "scales": scales}, wide(weight.T)
 
 
-def gptq(random, shape, group=32, is_v2=False, is_shuffled=False):
+def gptq(random, shape, group=32, is_v2=False, is_shuffled=False, bits=4):
     out, width = shape
     groups = -(-width // group)
     g_idx = np.arange(width) // group
     if is_shuffled:
         random.numbers.shuffle(g_idx)
-    codes = random.codes((width, out), 0, 15)
+    top = 2**bits - 1
+    codes = random.codes((width, out), 0, top)
     # The older format stores one less, and so cannot tell of a zero point of 0.
-    zeros = random.codes((groups, out), 0 if is_v2 else 1, 15)
+    zeros = random.codes((groups, out), 0 if is_v2 else 1, top)
     scales = random.scales((groups, out), np.float16)
     weight = (codes - zeros[g_idx]) * wide(scales)[g_idx]
     tensors = {
-        "qweight": pack_straight(codes, 0),
-        "qzeros": pack_straight(zeros if is_v2 else zeros - 1, 1),
+        "qweight": pack_straight(codes, 0, bits),
+        "qzeros": pack_straight(zeros if is_v2 else zeros - 1, 1, bits),
         "scales": scales,
         "g_idx": g_idx.astype(np.int32),
     }
@@ -171,20 +182,21 @@ def gptq(random, shape, group=32, is_v2=False, is_shuffled=False):
     return tensors, wide(weight.T)
 
 
-def int4(random, shape, group, has_zeros):
+def packed(random, shape, group, has_zeros, bits=4):
     out, width = shape
     groups = width // group
-    codes = random.codes(shape, -8, 7)
+    half = 2 ** (bits - 1)
+    codes = random.codes(shape, -half, half - 1)
     scales = random.scales((out, groups), ml_dtypes.bfloat16)
     tensors = {
-        "weight_packed": pack_straight(codes + 8, 1),
+        "weight_packed": pack_straight(codes + half, 1, bits),
         "weight_scale": scales,
         "weight_shape": np.array(shape, np.int64),
     }
     zeros = np.zeros((out, groups), np.int64)
     if has_zeros:
-        zeros = random.codes((out, groups), -8, 7)
-        tensors["weight_zero_point"] = pack_straight(zeros + 8, 0)
+        zeros = random.codes((out, groups), -half, half - 1)
+        tensors["weight_zero_point"] = pack_straight(zeros + half, 0, bits)
     return tensors, wide((codes - zeros.repeat(group, 1)) * wide(scales).repeat(group, 1))
 
 
@@ -249,13 +261,22 @@ def folders():
     config = GPTQ | {"group_size": 16, "desc_act": True, "checkpoint_format": "gptq_v2"}
     yield ("gptq-act-order", f16, config, act_order, ())
     config = compressed("pack-quantized", [args(4, "int", "group", 16)])
-    yield ("int4-symmetric", bf16, config, lambda random, shape: int4(random, shape, 16, False), ())
+    yield ("int4-symmetric", bf16, config, lambda random, shape: packed(random, shape, 16, False), ())
 
-    def asymmetric(random, shape):
-        return int4(random, shape, 40 if shape[1] % 40 == 0 else 16, True)
+    for name, bits in (("int4-asymmetric", 4), ("int8-packed", 8)):
 
-    groups = [args(4, "int", "group", 16, False), args(4, "int", "group", 40, False)]
-    yield ("int4-asymmetric", bf16, compressed("pack-quantized", groups), asymmetric, ())
+        def asymmetric(random, shape, bits=bits):
+            return packed(random, shape, 40 if shape[1] % 40 == 0 else 16, True, bits)
+
+        groups = [args(bits, "int", "group", each, False) for each in (16, 40)]
+        yield (name, bf16, compressed("pack-quantized", groups), asymmetric, ())
+    groups = [args(8, "int", "group", 16)]
+    yield ("int8-group", bf16, compressed("int-quantized", groups), int8_group, ())
+
+    def gptq_int8(random, shape):
+        return gptq(random, shape, bits=8)
+
+    yield ("gptq-int8", f16, GPTQ | {"bits": 8, "group_size": 32, "desc_act": False}, gptq_int8, ())
 
 
 def write(out):

@@ -42,5 +42,6 @@ fn layout(quantization: Quantized) -> Layout {
         Quantized::Int4 => Layout::Int4,
         Quantized::Awq => Layout::Awq,
         Quantized::Gptq => Layout::Gptq,
+        Quantized::GptqInt8 => Layout::Gptq8,
     }
 }

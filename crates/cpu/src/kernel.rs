@@ -18,6 +18,7 @@ use crate::simd::Simd;
 use attention::{Attend, Queries, Scratch, Share};
 use cleave_engine::e4m3;
 use product::bytes::Byte;
+use product::groups::Octet;
 use product::left::Left;
 use product::nibbles::{Nibble, Spread};
 use product::{Form, Piece, Product};
@@ -56,9 +57,11 @@ pub(crate) struct ProductKernels {
 
 /// Products with quantised weights. These sets are more than those of [`Kernels`].
 pub(crate) struct BytesKernels {
-    /// Eight bits.
+    /// Eight bits, a scale for each column.
     pub int8: ProductKernels,
-    /// Four bits.
+    /// Eight bits in groups.
+    pub int8_groups: ProductKernels,
+    /// Four bits in groups.
     pub int4: ProductKernels,
     /// See [`rounding::round_bytes`].
     pub round_int8: unsafe fn(&[f32], &mut [u8]) -> f32,
@@ -229,6 +232,16 @@ macro_rules! bytes_kernels {
             product::multiply::<$simd, Byte>(unsafe { $token }, product, piece, scratch);
         }
         $(#[target_feature(enable = $features)])?
+        unsafe fn pack_int8_groups(left: &Left<'_>, tiles: Range<usize>) {
+            // SAFETY: as in `pack_int8`.
+            product::left::pack_octets::<$simd>(unsafe { $token }, left, tiles);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply_int8_groups(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+            // SAFETY: as in `pack_int8`.
+            product::multiply::<$simd, Octet>(unsafe { $token }, product, piece, scratch);
+        }
+        $(#[target_feature(enable = $features)])?
         unsafe fn pack_int4(left: &Left<'_>, tiles: Range<usize>) {
             // SAFETY: as in `pack_int8`.
             product::left::pack_codes::<$simd>(unsafe { $token }, left, tiles);
@@ -255,6 +268,11 @@ macro_rules! bytes_kernels {
                 phases: <Byte as Form<$simd>>::PHASES,
                 pack: pack_int8,
                 multiply: multiply_int8,
+            },
+            int8_groups: ProductKernels {
+                phases: <Octet as Form<$simd>>::PHASES,
+                pack: pack_int8_groups,
+                multiply: multiply_int8_groups,
             },
             int4: ProductKernels {
                 phases: <Nibble as Form<$simd>>::PHASES,

@@ -9,7 +9,7 @@ mod narrow;
 use crate::cache::{Cache, Packed, Place, Wanted};
 use crate::kernel::Kernels;
 use crate::kernel::product::PANEL;
-use crate::kernel::product::nibbles::Units;
+use crate::kernel::product::groups::Units;
 use crate::memory::{Memory, Parts, Words};
 use crate::options::{CpuOptions, Quantize};
 use cleave_engine::EngineError;
@@ -69,8 +69,8 @@ pub(crate) enum Form {
     Bf16,
     /// Eight bits, a scale for each column.
     Int8(Columns),
-    /// Four bits in groups.
-    Int4(Units),
+    /// Eight or four bits in groups.
+    Groups(Units),
 }
 
 /// Embedding rows, where the file is mapped.
@@ -190,7 +190,7 @@ impl CpuPack {
                 Kept::F32 => Form::F32,
                 Kept::Bf16 => Form::Bf16,
                 Kept::Int8 => Form::Int8(of_columns.expect("eight bits come with scales")),
-                Kept::Int4(units) => Form::Int4(units),
+                Kept::Groups(units) => Form::Groups(units),
             },
             columns: order.columns(rows),
             is_gated: order == RowOrder::Gated,
@@ -246,7 +246,7 @@ impl CpuPack {
                                 bench.pack_bytes(sources, to, of_panel);
                             }
                             (Kept::Int8, None) => unreachable!("eight bits come with scales"),
-                            (Kept::Int4(units), _) => bench.pack_nibbles(sources, units, to),
+                            (Kept::Groups(units), _) => bench.pack_groups(sources, units, to),
                         }
                     }
                 });

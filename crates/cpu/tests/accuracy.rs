@@ -149,6 +149,7 @@ fn quantised_answers_are_near_those_of_bf16() {
         (Layout::Int4, 32, 0.05, 0.85),
         (Layout::Awq, 64, 0.045, 0.85),
         (Layout::Gptq, 128, 0.07, 0.82),
+        (Layout::Gptq8, 32, 0.002, 0.97),
     ] {
         let out = tempfile::tempdir().unwrap();
         quantize(
@@ -167,6 +168,7 @@ fn quantised_answers_are_near_those_of_bf16() {
             Layout::Int4 => "int4, groups of 32",
             Layout::Awq => "awq, groups of 64",
             Layout::Gptq => "gptq, groups of 128",
+            Layout::Gptq8 => "gptq of eight bits, groups of 32",
         };
         told.push((name, divergence, agreed, divergence_max, agreed_min));
     }

@@ -167,7 +167,12 @@ fn no_bit_depends_on_the_path_with_weights_of_eight_and_four_bits() {
 #[test]
 fn no_bit_depends_on_the_path_with_quantised_checkpoints() {
     let from = folder("qwen3");
-    for (layout, group) in [(Layout::Int8, 1), (Layout::Int4, 32), (Layout::Awq, 32)] {
+    for (layout, group) in [
+        (Layout::Int8, 1),
+        (Layout::Gptq8, 32),
+        (Layout::Int4, 32),
+        (Layout::Awq, 32),
+    ] {
         let out = tempfile::tempdir().unwrap();
         let quantizing = Quantizing { layout, group };
         quantize(&from, out.path(), quantizing, &mut |_| {}).unwrap();

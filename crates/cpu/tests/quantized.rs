@@ -48,6 +48,10 @@ struct Weight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Int8,
+    /// Groups with scales that bf16 has, no zero points.
+    Int8Even,
+    /// Neither.
+    Int8Odd,
     /// Scales that bf16 has, zero points of 8.
     Int4Even,
     /// Neither.
@@ -61,21 +65,24 @@ impl Weight {
         let random = |seed, count| numbers(seed, count).into_iter();
         let codes = random(3, count).map(|x| match kind {
             // The least and the largest among them.
-            Kind::Int8 => ((x * 140.0).clamp(-128.0, 127.0) as i8).cast_unsigned(),
+            Kind::Int8 | Kind::Int8Even | Kind::Int8Odd => {
+                ((x * 140.0).clamp(-128.0, 127.0) as i8).cast_unsigned()
+            }
             Kind::Int4Even | Kind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
         });
         let scales = random(4, groups).map(|x| match kind {
-            Kind::Int4Even => half::bf16::from_f32(x * 0.1).to_f32(),
-            Kind::Int8 | Kind::Int4Odd => x * 0.1,
+            Kind::Int4Even | Kind::Int8Even => half::bf16::from_f32(x * 0.1).to_f32(),
+            Kind::Int8 | Kind::Int8Odd | Kind::Int4Odd => x * 0.1,
         });
         let zeros = random(5, groups).map(|x| match kind {
-            Kind::Int8 => 0,
+            Kind::Int8 | Kind::Int8Even => 0,
+            Kind::Int8Odd => ((x * 128.0) as i8).cast_unsigned(),
             Kind::Int4Even => 8,
             Kind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
         });
         Self {
             element: match kind {
-                Kind::Int8 => NarrowType::Int8,
+                Kind::Int8 | Kind::Int8Even | Kind::Int8Odd => NarrowType::Int8,
                 Kind::Int4Even | Kind::Int4Odd => NarrowType::Int4,
             },
             columns,
@@ -102,20 +109,32 @@ impl Weight {
         let code = self.codes[column * self.width + element];
         let at = column * self.width.div_ceil(self.group) + element / self.group;
         let code = match self.element {
-            NarrowType::Int8 => f64::from(code.cast_signed()),
+            NarrowType::Int8 => {
+                f64::from(code.cast_signed()) - f64::from(self.zeros[at].cast_signed())
+            }
             _ => f64::from(code) - f64::from(self.zeros[at]),
         };
         code * f64::from(self.scales[at])
+    }
+
+    /// Elements of a row that are rounded with one scale: all where each column has but one and no zero point.
+    fn rounded_each(&self) -> usize {
+        let group = self.group.min(self.width);
+        let is_plain = group == self.width && self.zeros.iter().all(|zero| *zero == 0);
+        match self.element {
+            NarrowType::Int8 if is_plain => self.width,
+            _ => {
+                let mut known = [128, 64, 32].into_iter();
+                known.find(|each| group.is_multiple_of(*each)).unwrap()
+            }
+        }
     }
 
     /// The product in f64 with rows that were rounded to eight bits, a scale for each group, as is documented.
     fn expected(&self, x: &[f32], bias: Option<&[f32]>) -> Vec<f64> {
         let mut out = Vec::new();
         for row in x.chunks_exact(self.width) {
-            let each = match self.element {
-                NarrowType::Int8 => self.width,
-                _ => self.group,
-            };
+            let each = self.rounded_each();
             let rounded: Vec<f64> = row
                 .chunks(each)
                 .flat_map(|group| {
@@ -189,9 +208,14 @@ fn weights() -> Vec<(Kind, Weight)> {
         (64, 544, 32),
         (40, 1088, 64),
     ] {
-        for kind in [Kind::Int4Even, Kind::Int4Odd] {
+        for kind in [Kind::Int4Even, Kind::Int4Odd, Kind::Int8Even, Kind::Int8Odd] {
             weights.push((kind, Weight::new(kind, columns, width, group)));
         }
+    }
+    // Groups that kernels do not know as they are.
+    for (columns, width, group) in [(40, 512, 256), (24, 384, 192), (33, 96, 96)] {
+        let kind = Kind::Int8Odd;
+        weights.push((kind, Weight::new(kind, columns, width, group)));
     }
     weights
 }
@@ -226,7 +250,7 @@ fn products_of_codes_are_right_on_every_instruction_set_and_the_same_on_all() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_codes() {
-    for kind in [Kind::Int8, Kind::Int4Even, Kind::Int4Odd] {
+    for kind in [Kind::Int8, Kind::Int8Odd, Kind::Int4Even, Kind::Int4Odd] {
         // Rows that do not stay in a cache, in more than one block.
         let (columns, width, rows) = (200, 1152, 530);
         let group = if kind == Kind::Int8 { width } else { 64 };
@@ -259,11 +283,14 @@ fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_codes(
 #[test]
 fn the_largest_codes_of_all_do_not_saturate() {
     let (columns, width) = (32, 1024);
-    for (element, code, group) in [
-        (NarrowType::Int8, 0x80, width),
-        (NarrowType::Int8, 0x7f, width),
-        (NarrowType::Int4, 15, 128),
-        (NarrowType::Int4, 0, 128),
+    for (element, code, zero, group) in [
+        (NarrowType::Int8, 0x80, 0, width),
+        (NarrowType::Int8, 0x7f, 0, width),
+        (NarrowType::Int8, 0x80, 0, 128),
+        (NarrowType::Int8, 0x80, 0x7f, 128),
+        (NarrowType::Int8, 0x7f, 0x80, 128),
+        (NarrowType::Int4, 15, 0, 128),
+        (NarrowType::Int4, 0, 15, 128),
     ] {
         let weight = Weight {
             element,
@@ -272,7 +299,7 @@ fn the_largest_codes_of_all_do_not_saturate() {
             group,
             codes: vec![code; columns * width],
             scales: vec![1.0; columns * width.div_ceil(group)],
-            zeros: vec![if code == 0 { 15 } else { 0 }; columns * width.div_ceil(group)],
+            zeros: vec![zero; columns * width.div_ceil(group)],
         };
         for sign in [1.0, -1.0] {
             let x = vec![sign * 127.0; 3 * width];

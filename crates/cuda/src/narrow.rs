@@ -83,6 +83,9 @@ impl Narrow {
         let format = match (element, is_whole) {
             (NarrowType::E4m3, true) => Format::Fp8,
             (NarrowType::E4m3, false) => Format::Fp8Groups,
+            (NarrowType::Int8, true) if !tensors.iter().all(|tensor| tensor.is_about(0)) => {
+                return Err("no kernel has int8 with zero points".to_owned());
+            }
             (NarrowType::Int8, true) => Format::Int8,
             (NarrowType::Int4, _) => Format::Int4,
             (NarrowType::Int8, false) => return Err("no kernel has int8 in groups".to_owned()),

@@ -11,13 +11,16 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Name, its quantisation for people, and how many of seven projections are narrow.
-const FOLDERS: [(&str, &str, usize); 9] = [
+const FOLDERS: [(&str, &str, usize); 12] = [
     ("fp8-tensor", "compressed-tensors fp8", 7),
     ("fp8-channel", "compressed-tensors fp8", 6),
     ("fp8-block", "fp8", 6),
     ("int8-channel", "compressed-tensors int8", 7),
+    ("int8-group", "compressed-tensors int8", 7),
+    ("int8-packed", "compressed-tensors int8", 7),
     ("awq", "awq int4", 7),
     ("gptq", "gptq int4", 7),
+    ("gptq-int8", "gptq int8", 7),
     ("gptq-act-order", "gptq int4", 7),
     ("int4-symmetric", "compressed-tensors int4", 7),
     ("int4-asymmetric", "compressed-tensors int4", 7),
@@ -87,7 +90,7 @@ fn codes_scales_and_zero_points_make_the_rows() {
             );
             let number = match tensor.element() {
                 NarrowType::E4m3 => cleave_engine::e4m3::to_f32(code),
-                NarrowType::Int8 => f32::from(code.cast_signed()),
+                NarrowType::Int8 => f32::from(code.cast_signed()) - f32::from(zero.cast_signed()),
                 NarrowType::Int4 => f32::from(code) - f32::from(zero),
             };
             assert_eq!(number * scale, values[column], "{folder}");

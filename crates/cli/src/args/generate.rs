@@ -101,4 +101,6 @@ pub(crate) enum Quantized {
     Awq,
     /// Four bits, groups with zero points.
     Gptq,
+    /// Eight bits, groups with zero points.
+    GptqInt8,
 }

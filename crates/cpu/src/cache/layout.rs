@@ -7,7 +7,7 @@
 
 use super::{Packed, Wanted};
 use crate::kernel::product::PANEL;
-use crate::kernel::product::nibbles::{Scales, Units};
+use crate::kernel::product::groups::{Bits, Scales, Units};
 use crate::pack::{GROUPS, Kept, PER_STEP, RowOrder};
 use std::ops::Range;
 use twox_hash::XxHash3_64;
@@ -150,7 +150,10 @@ impl Entry {
             Kept::F32 => (0, none),
             Kept::Bf16 => (1, none),
             Kept::Int8 => (2, none),
-            Kept::Int4(units) => (3, units),
+            Kept::Groups(units) => match units.bits {
+                Bits::Four => (3, units),
+                Bits::Eight => (4, units),
+            },
         };
         let numbers = [
             names,
@@ -183,6 +186,10 @@ impl Entry {
         ] = numbers(bytes);
         let width = usize::try_from(width).ok()?;
         let units = Units {
+            bits: match tag {
+                4 => Bits::Eight,
+                _ => Bits::Four,
+            },
             steps: usize::try_from(steps).ok()?,
             scales: match flag(single)? {
                 true => Scales::Single,
@@ -194,10 +201,11 @@ impl Entry {
             0 => Kept::F32,
             1 => Kept::Bf16,
             2 => Kept::Int8,
-            3 if GROUPS.contains(&units.steps.checked_mul(PER_STEP)?)
-                && width.is_multiple_of(units.steps * PER_STEP) =>
+            3 | 4
+                if GROUPS.contains(&units.steps.checked_mul(PER_STEP)?)
+                    && width.is_multiple_of(units.steps * PER_STEP) =>
             {
-                Kept::Int4(units)
+                Kept::Groups(units)
             }
             _ => return None,
         };
@@ -230,7 +238,7 @@ impl Entry {
         let panels = order.panels(rows);
         let sides = match self.kept {
             Kept::Int8 => panels.checked_mul(PANEL * 8)?,
-            Kept::F32 | Kept::Bf16 | Kept::Int4(_) => 0,
+            Kept::F32 | Kept::Bf16 | Kept::Groups(_) => 0,
         };
         Some((panels * self.kept.panel_words(width) * 4, sides))
     }

@@ -23,9 +23,11 @@ enum Kind {
     Int8,
     Int4,
     Int4Odd,
+    Int8Groups,
+    Int8Odd,
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 9] = [
     Kind::F32,
     Kind::Bf16,
     Kind::ToInt8,
@@ -33,6 +35,8 @@ const KINDS: [Kind; 7] = [
     Kind::Int8,
     Kind::Int4,
     Kind::Int4Odd,
+    Kind::Int8Groups,
+    Kind::Int8Odd,
 ];
 
 const WIDTH: usize = 64;
@@ -63,6 +67,7 @@ fn dense(kind: Kind, name: &str, rows: usize) -> StoredTensor {
 fn stored(kind: Kind, name: &str, rows: usize) -> StoredMatrix {
     let (element, group) = match kind {
         Kind::Int8 => (NarrowType::Int8, WIDTH),
+        Kind::Int8Groups | Kind::Int8Odd => (NarrowType::Int8, 32),
         Kind::Int4 | Kind::Int4Odd => (NarrowType::Int4, 32),
         _ => return dense(kind, name, rows).into(),
     };
@@ -73,11 +78,11 @@ fn stored(kind: Kind, name: &str, rows: usize) -> StoredMatrix {
         .map(|x| ((x + 1.0) * 8.0) as u8 & 15)
         .collect();
     let scales: Vec<f32> = match kind {
-        Kind::Int4 => vec![0.5; groups],
+        Kind::Int4 | Kind::Int8Groups => vec![0.5; groups],
         _ => numbers(seed + 1, groups),
     };
     let zero = match kind {
-        Kind::Int8 => 0,
+        Kind::Int8 | Kind::Int8Groups => 0,
         Kind::Int4 => 8,
         _ => 5,
     };
@@ -249,7 +254,7 @@ fn words_changed_and_their_version_did_not() {
     }
 }
 
-const SUMS: [u64; 7] = [
+const SUMS: [u64; 9] = [
     0x26c1_71b9_8933_bd7e,
     0xad66_3fd3_5794_6fd0,
     0x0bb8_5b59_dd34_e165,
@@ -257,6 +262,8 @@ const SUMS: [u64; 7] = [
     0x2c2f_bee7_8ab1_4c1a,
     0x5cd7_d07c_8fda_5b20,
     0xd19d_8cd8_ffa4_7514,
+    0,
+    0,
 ];
 
 #[test]

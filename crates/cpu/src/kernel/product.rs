@@ -12,6 +12,7 @@
 
 pub(crate) mod bytes;
 pub(crate) mod dense;
+pub(crate) mod groups;
 pub(crate) mod left;
 pub(crate) mod nibbles;
 
@@ -19,7 +20,7 @@ use super::rows::silu;
 use super::tile::{Tiles, with_rows};
 use crate::memory::Parts;
 use crate::simd::{LANES, Simd};
-use nibbles::Units;
+use groups::Units;
 use std::ops::Range;
 
 /// Columns of a panel of packed weights.
@@ -160,7 +161,7 @@ pub(crate) struct Whole<'a> {
     pub scales: &'a [f32],
     /// −128 × the sum of each column's codes, `(panels × PANEL)`: eight bits.
     pub starts: &'a [u32],
-    /// How groups lie: four bits.
+    /// How groups lie.
     pub units: Units,
 }
 

@@ -2,7 +2,10 @@
 //!
 //! Invariant: every instruction set makes the same codes and scales: nothing is fused, and sums have one order.
 
-use super::product::nibbles::ZERO;
+use super::product::groups::Bits;
+
+/// The code of zero, of four bits.
+const ZERO: u8 = Bits::Four.middle();
 
 /// Added to a small number, this leaves its nearest whole number, halves to even, in the lowest bits.
 pub(crate) const SHIFT: f32 = 12_582_912.0;

@@ -7,6 +7,7 @@
 use super::{CpuOps, PIECE_ELEMENTS, grow};
 use crate::grid::{Grid, piece};
 use crate::kernel::ProductKernels;
+use crate::kernel::product::groups::Bits;
 use crate::kernel::product::left::Left;
 use crate::kernel::product::{Product, SCRATCH_WORDS, Whole};
 use crate::kernel::tile::Tiles;
@@ -29,7 +30,10 @@ impl CpuOps {
                 (&self.kernels.brain.product, matrix.steps)
             }
             Form::Int8(_) => (&self.bytes_kernels.int8, matrix.steps),
-            Form::Int4(units) => (&self.bytes_kernels.int4, units.steps),
+            Form::Groups(units) => match units.bits {
+                Bits::Eight => (&self.bytes_kernels.int8_groups, units.steps),
+                Bits::Four => (&self.bytes_kernels.int4, units.steps),
+            },
         }
     }
 
@@ -79,7 +83,7 @@ impl CpuOps {
                     starts,
                     ..Whole::default()
                 },
-                Form::Int4(units) => Whole {
+                Form::Groups(units) => Whole {
                     units: *units,
                     ..Whole::default()
                 },

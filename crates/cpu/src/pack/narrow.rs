@@ -7,7 +7,7 @@
 
 use super::{Bench, PANEL, Source, brain};
 use crate::kernel::BytesKernels;
-use crate::kernel::product::nibbles::{Scales, Units, ZERO};
+use crate::kernel::product::groups::{Bits, Scales, Units};
 use crate::memory::Parts;
 use crate::options::Quantize;
 use cleave_engine::checkpoint::{NarrowTensor, NarrowType, StoredMatrix};
@@ -22,8 +22,9 @@ pub(crate) const PER_STEP: usize = 4;
 pub(crate) enum Kept {
     F32,
     Bf16,
+    /// A scale for each column.
     Int8,
-    Int4(Units),
+    Groups(Units),
 }
 
 /// What eight-bit weights have for each column, `(panels × PANEL)`.
@@ -77,7 +78,8 @@ impl Kept {
             .into_iter()
             .find(|group| width.is_multiple_of(*group));
         match (quantize, group) {
-            (Quantize::Int4, Some(group)) if width > 0 => Self::Int4(Units {
+            (Quantize::Int4, Some(group)) if width > 0 => Self::Groups(Units {
+                bits: Bits::Four,
                 steps: group / PER_STEP,
                 scales: Scales::Brain,
                 has_zeros: false,
@@ -106,9 +108,20 @@ impl Kept {
             return None;
         }
         match element {
-            NarrowType::Int8 => (group >= width).then_some(Self::Int8),
+            NarrowType::Int8
+                if group >= width && tensors.iter().all(|tensor| tensor.is_about(0)) =>
+            {
+                Some(Self::Int8)
+            }
+            NarrowType::Int8 => {
+                // Wider groups are several that have the same scale.
+                let fits = |each: &usize| group.min(width).is_multiple_of(*each);
+                let each = GROUPS.into_iter().find(fits)?;
+                let is_whole = width.is_multiple_of(each);
+                is_whole.then(|| Self::Groups(units(&tensors, (Bits::Eight, each))))
+            }
             NarrowType::Int4 if GROUPS.contains(&group) && width.is_multiple_of(group) => {
-                Some(Self::Int4(units(&tensors, group)))
+                Some(Self::Groups(units(&tensors, (Bits::Four, group))))
             }
             NarrowType::Int4 | NarrowType::E4m3 => None,
         }
@@ -119,7 +132,7 @@ impl Kept {
         match self {
             Self::F32 => width,
             Self::Bf16 => width.div_ceil(2),
-            Self::Int8 | Self::Int4(_) => width.div_ceil(PER_STEP),
+            Self::Int8 | Self::Groups(_) => width.div_ceil(PER_STEP),
         }
     }
 
@@ -128,14 +141,15 @@ impl Kept {
         let steps = self.steps(width);
         match self {
             Self::F32 | Self::Bf16 | Self::Int8 => steps * PANEL,
-            Self::Int4(units) => units.words_of(steps),
+            Self::Groups(units) => units.words_of(steps),
         }
     }
 }
 
 /// What a stack's groups need: scales in full where bf16 has not all of them, zero points where any is another.
-fn units(tensors: &[&NarrowTensor], group: usize) -> Units {
+fn units(tensors: &[&NarrowTensor], (bits, group): (Bits, usize)) -> Units {
     let mut units = Units {
+        bits,
         steps: group / PER_STEP,
         scales: Scales::Brain,
         has_zeros: false,
@@ -143,14 +157,26 @@ fn units(tensors: &[&NarrowTensor], group: usize) -> Units {
     for tensor in tensors {
         for row in 0..tensor.rows() {
             for index in 0..tensor.columns() / group {
-                if tensor.scale(row, index).to_bits() & 0xffff != 0 {
+                let (scale, zero) = of_group(tensor, row, index * group);
+                if scale.to_bits() & 0xffff != 0 {
                     units.scales = Scales::Single;
                 }
-                units.has_zeros |= tensor.zero(row, index) != ZERO;
+                units.has_zeros |= zero != bits.middle();
             }
         }
     }
     units
+}
+
+/// Scale and zero point of the group that a column is in; the latter without sign, as codes are packed.
+fn of_group(tensor: &NarrowTensor, row: usize, column: usize) -> (f32, u8) {
+    let index = tensor.group_columns().map_or(0, |each| column / each);
+    let zero = tensor.zero(row, index);
+    let zero = match tensor.element() {
+        NarrowType::Int8 => zero ^ Bits::Eight.middle(),
+        NarrowType::Int4 | NarrowType::E4m3 => zero,
+    };
+    (tensor.scale(row, index), zero)
 }
 
 impl Bench {
@@ -187,8 +213,8 @@ impl Bench {
         self.interleave(to);
     }
 
-    /// A panel of four bits.
-    pub(super) fn pack_nibbles(&mut self, columns: &[Source<'_>], units: Units, to: &mut [u32]) {
+    /// A panel of groups.
+    pub(super) fn pack_groups(&mut self, columns: &[Source<'_>], units: Units, to: &mut [u32]) {
         let (width, stride) = (self.row.len(), self.stride);
         let group = units.steps * PER_STEP;
         let mut codes = vec![0; width];
@@ -199,11 +225,17 @@ impl Bench {
                 continue;
             };
             match matrix {
-                StoredMatrix::Narrow(tensor) if tensor.element() == NarrowType::Int4 => {
+                StoredMatrix::Narrow(tensor) if tensor.element() != NarrowType::E4m3 => {
                     tensor.read_codes(row, 0, &mut codes);
+                    if units.bits == Bits::Eight {
+                        // Two's complement to numbers without sign.
+                        let middle = Bits::Eight.middle();
+                        codes.iter_mut().for_each(|code| *code ^= middle);
+                    }
                     for (g, unit) in to.chunks_exact_mut(units.words()).enumerate() {
-                        put_scale(units, unit, i, tensor.scale(row, g));
-                        put_zero(units, unit, i, tensor.zero(row, g));
+                        let (scale, zero) = of_group(tensor, row, g * group);
+                        put_scale(units, unit, i, scale);
+                        put_zero(units, unit, i, zero);
                     }
                 }
                 _ => {
@@ -216,7 +248,7 @@ impl Bench {
                         // SAFETY: as above.
                         let scale = unsafe { (BytesKernels::best().round_int4)(x, codes) };
                         put_scale(units, unit, i, scale);
-                        put_zero(units, unit, i, ZERO);
+                        put_zero(units, unit, i, units.bits.middle());
                     }
                 }
             }
@@ -226,9 +258,13 @@ impl Bench {
         self.interleave(&mut spread);
         let steps = to
             .chunks_exact_mut(units.words())
-            .flat_map(|unit| unit[..units.scales_at()].chunks_exact_mut(Units::STEP_WORDS));
+            .flat_map(|unit| unit[..units.scales_at()].chunks_exact_mut(units.step_words()));
         for (to, from) in steps.zip(spread.chunks_exact(PANEL)) {
-            let (low, high) = from.split_at(Units::STEP_WORDS);
+            if units.bits == Bits::Eight {
+                to.copy_from_slice(from);
+                continue;
+            }
+            let (low, high) = from.split_at(units.step_words());
             for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
                 *to = low | high << 4;
             }

@@ -279,6 +279,15 @@ impl<const VNNI: bool> Bytes for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn octet_phase(self, codes: V, phase: usize) -> V {
+        match (VNNI, phase) {
+            (true, _) => codes,
+            (false, 0) => both!(odd_codes, codes),
+            (false, _) => both!(even_codes, codes),
+        }
+    }
+
+    #[inline(always)]
     fn nibbles(self, x: V) -> [V; 2] {
         [both!(lower_nibbles, x), both!(upper_nibbles, x)]
     }
@@ -322,6 +331,25 @@ unsafe fn even_bytes(x: __m256) -> __m256 {
     unsafe {
         let raised = _mm256_slli_epi16::<8>(_mm256_castps_si256(x));
         _mm256_castsi256_ps(_mm256_srai_epi16::<8>(raised))
+    }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn odd_codes(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe { _mm256_castsi256_ps(_mm256_srli_epi16::<8>(_mm256_castps_si256(x))) }
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn even_codes(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let codes = _mm256_castps_si256(x);
+        _mm256_castsi256_ps(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)))
     }
 }
 

@@ -319,6 +319,21 @@ impl<const VNNI: bool> Bytes for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn octet_phase(self, codes: __m512, phase: usize) -> __m512 {
+        if VNNI {
+            return codes;
+        }
+        // SAFETY: `self` proves the instructions.
+        unsafe {
+            let codes = _mm512_castps_si512(codes);
+            _mm512_castsi512_ps(match phase {
+                0 => _mm512_srli_epi16::<8>(codes),
+                _ => _mm512_and_si512(codes, _mm512_set1_epi16(0xff)),
+            })
+        }
+    }
+
+    #[inline(always)]
     fn nibbles(self, x: __m512) -> [__m512; 2] {
         // SAFETY: `self` proves the instructions.
         unsafe {

@@ -32,6 +32,12 @@ pub(crate) trait Bytes: Simd {
     /// See there.
     const LEFT: LeftBytes;
 
+    /// The same for codes of eight bits without sign.
+    const LEFT_OCTETS: LeftBytes = match Self::LEFT {
+        LeftBytes::Offset | LeftBytes::Signed => LeftBytes::Signed,
+        LeftBytes::Halves => LeftBytes::Halves,
+    };
+
     /// What one phase needs of four bytes of each column.
     #[inline(always)]
     fn byte_phase(self, right: Self::V, _phase: usize) -> Self::V {
@@ -41,8 +47,21 @@ pub(crate) trait Bytes: Simd {
     /// acc + Σ left · right, one phase of a step; `right` are bytes with a sign.
     fn byte_dot(self, acc: Self::V, left: Self::V, right: Self::V) -> Self::V;
 
-    /// acc + Σ left · codes over four; `left` are bytes with a sign, none of them −128, `codes` 0 to 15.
+    /// acc + Σ left · codes over four; `left` are bytes with a sign, none of them −128, `codes` 0 to 15, or what
+    /// [`Bytes::octet_phase`] makes of more where [`Bytes::LEFT_OCTETS`] are with a sign.
     fn code_dot(self, acc: Self::V, left: Self::V, codes: Self::V) -> Self::V;
+
+    /// What one phase needs of four codes of eight bits of each column.
+    #[inline(always)]
+    fn octet_phase(self, codes: Self::V, _phase: usize) -> Self::V {
+        codes
+    }
+
+    /// A zero point as it is taken off what [`Bytes::octet_phase`] makes.
+    #[inline(always)]
+    fn octet_zero(self, zero: Self::V) -> Self::V {
+        zero
+    }
 
     /// The lower four bits of every byte, and the upper ones.
     fn nibbles(self, x: Self::V) -> [Self::V; 2];

@@ -7,12 +7,13 @@ use super::{LANES, Simd};
 use std::arch::aarch64::{
     float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u8, vandq_u32,
     vbslq_f32, vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcvtnq_s32_f32, vcvtq_f32_s32,
-    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, vfmaq_f32, vget_high_s8,
-    vget_low_s8, vld1_u16, vld1q_f32, vld1q_u32, vmaxq_f32, vmaxvq_f32, vminq_f32, vmovl_u16,
-    vmull_s8, vmulq_f32, vmulq_s32, vorrq_u32, vpaddlq_s16, vpaddq_s32, vreinterpretq_f32_s32,
-    vreinterpretq_f32_u8, vreinterpretq_f32_u32, vreinterpretq_s8_f32, vreinterpretq_s32_f32,
-    vreinterpretq_u8_f32, vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32,
-    vshrn_n_u32, vshrq_n_u8, vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32, vsubq_f32,
+    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32,
+    vget_high_s8, vget_low_s8, vld1_u16, vld1q_f32, vld1q_u32, vmaxq_f32, vmaxvq_f32, vminq_f32,
+    vmovl_u16, vmull_s8, vmulq_f32, vmulq_s32, vorrq_u32, vpaddlq_s16, vpaddq_s32,
+    vreinterpretq_f32_s32, vreinterpretq_f32_u8, vreinterpretq_f32_u32, vreinterpretq_s8_f32,
+    vreinterpretq_s32_f32, vreinterpretq_u8_f32, vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32,
+    vshlq_n_s32, vshlq_n_u32, vshrn_n_u32, vshrq_n_u8, vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32,
+    vsubq_f32, vsubq_s32,
 };
 
 /// NEON, and perhaps the dot product of bytes.
@@ -218,6 +219,17 @@ impl<const DOT: bool> Bytes for Neon<DOT> {
         self.byte_dot(acc, left, codes)
     }
 
+    /// Less 128, since both sides of the dot product have signs.
+    #[inline(always)]
+    fn octet_phase(self, codes: V, _phase: usize) -> V {
+        each!(flip_signs, codes)
+    }
+
+    #[inline(always)]
+    fn octet_zero(self, zero: V) -> V {
+        each!(less_128, zero)
+    }
+
     #[inline(always)]
     fn nibbles(self, x: V) -> [V; 2] {
         [each!(lower_nibbles, x), each!(upper_nibbles, x)]
@@ -272,6 +284,22 @@ unsafe fn dot_pairs(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> 
         let sums = vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
         vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(acc), sums))
     }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn flip_signs(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe { vreinterpretq_f32_u8(veorq_u8(vreinterpretq_u8_f32(x), vdupq_n_u8(0x80))) }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn less_128(x: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe { vreinterpretq_f32_s32(vsubq_s32(vreinterpretq_s32_f32(x), vdupq_n_s32(128))) }
 }
 
 /// # Safety

@@ -188,16 +188,17 @@ impl Simd for Plain {
     }
 }
 
-/// acc + the sum of four products of bytes, in every lane.
+/// acc + the sum of four products of bytes, in every lane; `widened` says what those of the right are.
 #[inline(always)]
-fn dot(acc: V, left: V, right: V) -> V {
+fn dot(acc: V, left: V, right: V, widened: impl Fn(u8) -> i32) -> V {
     let mut out = acc;
     for i in 0..LANES {
         let (left, right) = (left[i].to_bits(), right[i].to_bits());
         let mut sum = acc[i].to_bits().cast_signed();
         for byte in 0..4 {
-            let of = |word: u32| i32::from((word >> (8 * byte)) as u8 as i8);
-            sum = sum.wrapping_add(of(left) * of(right));
+            let of = |word: u32| (word >> (8 * byte)) as u8;
+            let left = i32::from(of(left).cast_signed());
+            sum = sum.wrapping_add(left * widened(of(right)));
         }
         out[i] = f32::from_bits(sum.cast_unsigned());
     }
@@ -209,12 +210,12 @@ impl Bytes for Plain {
 
     #[inline(always)]
     fn byte_dot(self, acc: V, left: V, right: V) -> V {
-        dot(acc, left, right)
+        dot(acc, left, right, |byte| i32::from(byte.cast_signed()))
     }
 
     #[inline(always)]
     fn code_dot(self, acc: V, left: V, codes: V) -> V {
-        dot(acc, left, codes)
+        dot(acc, left, codes, i32::from)
     }
 
     #[inline(always)]

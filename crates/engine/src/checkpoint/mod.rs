@@ -15,7 +15,7 @@ mod generation;
 pub(crate) mod layout;
 mod map;
 mod narrow;
-pub(crate) mod nibbles;
+pub(crate) mod numbers;
 mod quantization;
 mod revision;
 mod rope;

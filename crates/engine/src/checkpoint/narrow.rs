@@ -6,7 +6,7 @@
 //! group; every index of the shape is within the file, checked when it is made.
 
 use super::map::Span;
-use super::nibbles::{ALONG_COLUMNS, ALONG_ROWS, Nibbles, Packing};
+use super::numbers::{ALONG_COLUMNS, ALONG_ROWS, Numbers, Packing};
 use super::tensor::{StoredTensor, StoredType};
 use crate::e4m3;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub enum NarrowType {
     /// Eight-bit floats, see [`crate::e4m3`]. They have no zero points.
     E4m3,
-    /// Two's complement of eight bits. They have no zero points.
+    /// Two's complement of eight bits, and so are zero points.
     Int8,
     /// 0 to 15, and so are zero points.
     Int4,
@@ -32,6 +32,9 @@ impl NarrowType {
         }
     }
 }
+
+/// The highest bit of a byte: added to two's complement of eight bits, or taken off again, it makes a number without sign.
+const ABOVE: u8 = 0x80;
 
 /// A weight `(rows, columns)`, columns being what a product sums over. Its bytes stay in the mapped file.
 #[derive(Debug)]
@@ -53,7 +56,8 @@ pub struct NarrowTensor {
 pub(super) enum Codes {
     /// `(rows, columns)`.
     Bytes(Span),
-    Nibbles(Nibbles),
+    /// Those of eight bits with 128 added.
+    Numbers(Numbers),
 }
 
 /// Where scales are: of a row and a group at `row / rows_each × strides.0 + group × strides.1`.
@@ -69,9 +73,9 @@ pub(super) struct Scales {
 #[derive(Clone, Debug)]
 pub(super) enum Zeros {
     Same(u8),
-    /// `(rows, groups)`, each with `plus` added, without carry out of its four bits.
+    /// `(rows, groups)`, each with `plus` added, without carry out of its bits; those of eight bits with 128 added.
     Each {
-        numbers: Nibbles,
+        numbers: Numbers,
         plus: u8,
     },
 }
@@ -96,7 +100,7 @@ pub struct ByteCodes<'a> {
     pub group: usize,
     /// `(rows, groups)`.
     pub scales: &'a [f32],
-    /// `(rows, groups)`; zeros but for int4.
+    /// `(rows, groups)`; zeros for fp8.
     pub zeros: &'a [u8],
 }
 
@@ -120,17 +124,21 @@ impl NarrowTensor {
         let packed = |packing: Packing, numbers: &[u8], width: usize| {
             let shape = (rows, width);
             let bytes = packing.pack(shape, |row, column| numbers[row * width + column]);
-            let packed = Nibbles::new(Span::owned(bytes), packing, shape);
+            let packed = Numbers::new(Span::owned(bytes), packing, shape);
             packed.expect("packed in this shape")
         };
         let (codes, zeros) = match element {
-            NarrowType::E4m3 | NarrowType::Int8 => {
-                (Codes::Bytes(Span::owned(codes.to_vec())), Zeros::Same(0))
+            NarrowType::E4m3 => (Codes::Bytes(Span::owned(codes.to_vec())), Zeros::Same(0)),
+            NarrowType::Int8 => {
+                let above: Vec<u8> = zeros.iter().map(|zero| zero ^ ABOVE).collect();
+                let numbers = packed(ALONG_ROWS.of_bytes(), &above, groups);
+                let codes = Codes::Bytes(Span::owned(codes.to_vec()));
+                (codes, Zeros::Each { numbers, plus: 0 })
             }
             NarrowType::Int4 => {
                 let numbers = packed(ALONG_ROWS, zeros, groups);
                 let codes = packed(ALONG_COLUMNS, codes, columns);
-                (Codes::Nibbles(codes), Zeros::Each { numbers, plus: 0 })
+                (Codes::Numbers(codes), Zeros::Each { numbers, plus: 0 })
             }
         };
         let scales: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
@@ -191,7 +199,12 @@ impl NarrowTensor {
                 let start = row * self.columns + first;
                 out.copy_from_slice(&span.bytes()[start..start + out.len()]);
             }
-            Codes::Nibbles(numbers) => numbers.read(row, first, out),
+            Codes::Numbers(numbers) => {
+                numbers.read(row, first, out);
+                if self.element == NarrowType::Int8 {
+                    out.iter_mut().for_each(|code| *code ^= ABOVE);
+                }
+            }
         }
     }
 
@@ -212,7 +225,34 @@ impl NarrowTensor {
     pub fn zero(&self, row: usize, group: usize) -> u8 {
         match &self.zeros {
             Zeros::Same(zero) => *zero,
-            Zeros::Each { numbers, plus } => (numbers.get(row, group) + plus) & 15,
+            Zeros::Each { numbers, plus } => {
+                let zero = numbers.get(row, group).wrapping_add(*plus);
+                match self.element {
+                    NarrowType::Int8 => zero ^ ABOVE,
+                    NarrowType::Int4 | NarrowType::E4m3 => zero & 15,
+                }
+            }
+        }
+    }
+
+    /// Whether every zero point of a row is this.
+    pub fn is_about(&self, middle: u8) -> bool {
+        match &self.zeros {
+            Zeros::Same(zero) => *zero == middle,
+            Zeros::Each { .. } => {
+                let groups = self.groups_count();
+                let mut all = (0..self.rows).flat_map(|row| (0..groups).map(move |g| (row, g)));
+                all.all(|(row, group)| self.zero(row, group) == middle)
+            }
+        }
+    }
+
+    fn groups_count(&self) -> usize {
+        match &self.groups {
+            Groups::Neighbours(each) => self.columns.div_ceil(*each),
+            Groups::Listed { of_columns, .. } => {
+                of_columns.iter().max().map_or(0, |of| *of as usize + 1)
+            }
         }
     }
 
@@ -252,7 +292,7 @@ impl NarrowTensor {
     fn number(&self, code: u8, zero: u8) -> f32 {
         match self.element {
             NarrowType::E4m3 => e4m3::to_f32(code),
-            NarrowType::Int8 => f32::from(code.cast_signed()),
+            NarrowType::Int8 => f32::from(code.cast_signed()) - f32::from(zero.cast_signed()),
             NarrowType::Int4 => f32::from(code) - f32::from(zero),
         }
     }
@@ -270,7 +310,7 @@ impl NarrowTensor {
     fn spans(&self) -> impl Iterator<Item = &Span> {
         let codes = match &self.codes {
             Codes::Bytes(span) => span,
-            Codes::Nibbles(numbers) => numbers.span(),
+            Codes::Numbers(numbers) => numbers.span(),
         };
         let zeros = match &self.zeros {
             Zeros::Same(_) => None,

@@ -6,7 +6,7 @@
 //! Invariant: what is written loads; a projection that a layout cannot hold stays as it was.
 
 use super::{SynthError, write_json};
-use crate::checkpoint::nibbles::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Packing};
+use crate::checkpoint::numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Packing};
 use crate::checkpoint::{Checkpoint, CheckpointError, StoredMatrix, StoredType, layout};
 use crate::{Progress, e4m3};
 use half::{bf16, f16};
@@ -28,8 +28,10 @@ pub enum Layout {
     Int4,
     /// awq, with zero points.
     Awq,
-    /// gptq, with zero points, columns in order.
+    /// gptq, four bits with zero points, columns in order.
     Gptq,
+    /// The same with eight bits.
+    Gptq8,
 }
 
 /// How to quantise.
@@ -223,10 +225,26 @@ impl Quantizing {
                 "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": true,
                 "version": "gemm",
             }),
-            Layout::Gptq => json!({
-                "quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": false,
+            Layout::Gptq | Layout::Gptq8 => json!({
+                "quant_method": "gptq", "bits": self.bits(), "group_size": group, "desc_act": false,
                 "sym": false,
             }),
+        }
+    }
+
+    /// Bits of a code that is packed in words.
+    fn bits(self) -> u32 {
+        match self.layout {
+            Layout::Gptq8 => 8,
+            _ => 4,
+        }
+    }
+
+    /// The same packing, of as many bits.
+    fn packing(self, packing: Packing) -> Packing {
+        match self.layout {
+            Layout::Gptq8 => packing.of_bytes(),
+            _ => packing,
         }
     }
 
@@ -240,7 +258,7 @@ impl Quantizing {
             Layout::Fp8 | Layout::Fp8Block | Layout::Int8 => true,
             Layout::Int4 => columns.is_multiple_of(self.group),
             Layout::Awq => columns.is_multiple_of(self.group) && rows.is_multiple_of(8),
-            Layout::Gptq => columns.is_multiple_of(8) && rows.is_multiple_of(8),
+            Layout::Gptq | Layout::Gptq8 => columns.is_multiple_of(8) && rows.is_multiple_of(8),
         };
         fits.then_some(module)
     }
@@ -254,7 +272,8 @@ impl Quantizing {
             dtype,
             shape: shape.to_vec(),
         };
-        let words = |packing: Packing, columns: usize| packing.words_shape((rows, columns));
+        let words =
+            |packing: Packing, columns: usize| self.packing(packing).words_shape((rows, columns));
         match self.layout {
             Layout::Fp8 => vec![
                 piece("weight", "F8_E4M3", shape),
@@ -282,7 +301,7 @@ impl Quantizing {
                 piece("qzeros", "I32", &words(AWQ, groups)),
                 piece("scales", "F16", &[groups, rows]),
             ],
-            Layout::Gptq => vec![
+            Layout::Gptq | Layout::Gptq8 => vec![
                 piece("qweight", "I32", &words(GPTQ_CODES, columns)),
                 piece("qzeros", "I32", &words(GPTQ_ZEROS, groups)),
                 piece("scales", "F16", &[groups, rows]),
@@ -334,8 +353,9 @@ impl Quantizing {
                     shape_bytes.as_flattened().to_vec(),
                 ]
             }
-            Layout::Awq | Layout::Gptq => {
-                let coded = Coded::with_zeros(&values, columns, self.group);
+            Layout::Awq | Layout::Gptq | Layout::Gptq8 => {
+                let code_max = (1_u32 << self.bits()) - 1;
+                let coded = Coded::with_zeros(&values, columns, (self.group, code_max as f32));
                 let zeros_shape = (rows, coded.groups);
                 let code = |row: usize, column: usize| coded.codes[row * columns + column];
                 let zero = |row: usize, group: usize| coded.zeros[row * coded.groups + group];
@@ -345,9 +365,10 @@ impl Quantizing {
                 }
                 let index = (0..columns).map(|column| (column / self.group) as u32);
                 vec![
-                    GPTQ_CODES.pack(shape, code),
+                    self.packing(GPTQ_CODES).pack(shape, code),
                     // Stored less one.
-                    GPTQ_ZEROS.pack(zeros_shape, |row, group| zero(row, group) - 1),
+                    self.packing(GPTQ_ZEROS)
+                        .pack(zeros_shape, |row, group| zero(row, group) - 1),
                     halves(&coded),
                     index.flat_map(u32::to_le_bytes).collect(),
                 ]
@@ -414,18 +435,18 @@ impl Coded {
         coded
     }
 
-    /// Four bits, from the least value, or 0, to the largest; scales as f16 has them, zero points from 1, since
+    /// Codes from 0 for the least value, or 0, to the largest; scales as f16 has them, zero points from 1, since
     /// gptq has no 0.
-    fn with_zeros(values: &[f32], columns: usize, each: usize) -> Self {
+    fn with_zeros(values: &[f32], columns: usize, (each, code_max): (usize, f32)) -> Self {
         let mut coded = Self::empty(columns, each);
         for group in values.chunks(columns).flat_map(|row| row.chunks(each)) {
             let least = group.iter().fold(0.0f32, |least, x| least.min(*x));
             let most = group.iter().fold(0.0f32, |most, x| most.max(*x));
-            let scale = f16::from_f32(scale(most - least, 15.0)).to_f32();
-            let zero = (-least / scale).round_ties_even().clamp(1.0, 15.0);
+            let scale = f16::from_f32(scale(most - least, code_max)).to_f32();
+            let zero = (-least / scale).round_ties_even().clamp(1.0, code_max);
             coded.scales.push(scale);
             coded.zeros.push(zero as u8);
-            let code = |x: &f32| ((x / scale).round_ties_even() + zero).clamp(0.0, 15.0) as u8;
+            let code = |x: &f32| ((x / scale).round_ties_even() + zero).clamp(0.0, code_max) as u8;
             coded.codes.extend(group.iter().map(code));
         }
         coded

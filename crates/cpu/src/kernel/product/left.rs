@@ -85,7 +85,13 @@ pub(crate) fn pack_bytes<S: Bytes>(s: S, left: &Left<'_>, tiles: Range<usize>) {
     pack_groups(s, left, tiles, S::LEFT);
 }
 
-/// Packs the rows of these tiles as bytes with a sign, scale and sum for each group of a row.
+/// Packs the rows of these tiles as bytes for codes of eight bits, scale and sum for each group of a row.
+#[inline(always)]
+pub(crate) fn pack_octets<S: Bytes>(s: S, left: &Left<'_>, tiles: Range<usize>) {
+    pack_groups(s, left, tiles, S::LEFT_OCTETS);
+}
+
+/// The same for codes of four bits: bytes with a sign.
 #[inline(always)]
 pub(crate) fn pack_codes<S: Bytes>(s: S, left: &Left<'_>, tiles: Range<usize>) {
     pack_groups(s, left, tiles, LeftBytes::Signed);

@@ -26,6 +26,12 @@ pub(super) fn compressed(
         }
     };
     let of_element = schemes.iter().filter(|scheme| scheme.element == element);
+    if let Some(scheme) = of_element.clone().find(|scheme| scheme.has_zeros) {
+        return Err(weight.unsupported(format!(
+            "asymmetric {} is supported in pack-quantized alone",
+            scheme.element.name()
+        )));
+    }
     let strategies: Vec<Strategy> = of_element.map(|scheme| scheme.strategy).collect();
     let scale_name = module.tensor("weight_scale");
     let scale = folder.need(&scale_name, || needed(&weight))?;

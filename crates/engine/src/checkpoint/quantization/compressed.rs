@@ -36,8 +36,8 @@ const FORMATS: [&str; 6] = [
     "mixed-precision",
     "dense",
 ];
-const SUPPORTED: &str = "float of 8 bits with strategy tensor, channel or block, symmetric int of 8 bits with tensor or \
-                         channel, and int of 4 bits with group or channel are";
+const SUPPORTED: &str = "float of 8 bits with strategy tensor, channel or block, symmetric int of 8 bits with tensor, \
+                         and int of 8 or 4 bits with group or channel are";
 
 /// Every scheme of the configuration.
 pub(super) fn schemes(fields: &Fields) -> Result<Vec<Scheme>, CheckpointError> {
@@ -117,7 +117,8 @@ fn scheme(fields: &Fields) -> Result<Scheme, CheckpointError> {
         {
             NarrowType::E4m3
         }
-        ("int", 8, Strategy::Tensor | Strategy::Channel) if is_symmetric => NarrowType::Int8,
+        ("int", 8, Strategy::Tensor) if is_symmetric => NarrowType::Int8,
+        ("int", 8, Strategy::Channel | Strategy::Group(_)) => NarrowType::Int8,
         ("int", 4, Strategy::Channel | Strategy::Group(_)) => NarrowType::Int4,
         _ => {
             let symmetric = if is_symmetric { "" } else { "asymmetric " };

@@ -11,12 +11,13 @@
 //! | method | codes | scale | zero |
 //! |---|---|---|---|
 //! | compressed-tensors, float 8 | `weight` F8_E4M3 `(out, in)` | `weight_scale`: one, `(out, 1)`, or `(⌈out/r⌉, ⌈in/c⌉)` with blocks of r × c | none |
-//! | compressed-tensors, int 8 | `weight` I8 `(out, in)` | `weight_scale`: one or `(out, 1)` | none |
+//! | compressed-tensors, int 8 | `weight` I8 `(out, in)` | `weight_scale`: one, `(out, 1)` or `(out, in/group)` | none |
 //! | compressed-tensors, int 4 | `weight_packed` I32 `(out, ⌈in/8⌉)`: bits `4(i mod 8)` of word `[o, i/8]`, plus 8 | `weight_scale (out, in/group)` | 8, or `weight_zero_point` I32 `(⌈out/8⌉, in/group)`: bits `4(o mod 8)` of word `[o/8, g]` |
 //! | fp8 | `weight` F8_E4M3 `(out, in)` | `weight_scale_inv (⌈out/r⌉, ⌈in/c⌉)`, a factor in spite of its name; or `weight_scale`, one | none |
 //! | awq (gemm) | `qweight` I32 `(in, out/8)`: of word `[i, o/8]` the bits from `4p` on, where `[0, 2, 4, 6, 1, 3, 5, 7][p] = o mod 8` | `scales (in/group, out)` | `qzeros` I32 `(in/group, out/8)`, in the same order |
 //! | gptq | `qweight` I32 `(in/8, out)`: bits `4(i mod 8)` of word `[i/8, o]` | `scales (⌈in/group⌉, out)` | `qzeros` I32 `(⌈in/group⌉, out/8)`: bits `4(o mod 8)` of word `[g, o/8]`, plus 1 without carry (`gptq_v2`: as it is) |
 //!
+//! GPTQ and compressed-tensors pack eight bits in the same way, four to a word, plus 128 where four bits have 8 added.
 //! In gptq `g = g_idx[i]` where there is one, and so in compressed-tensors with `weight_g_idx`.
 //!
 //! Scales of activations are not used: activations stay in bf16 or f32, which is the more exact. Scales of keys and
@@ -29,7 +30,7 @@ mod words;
 use super::CheckpointError;
 use super::fields::Fields;
 use super::folder::Folder;
-use super::narrow::NarrowTensor;
+use super::narrow::{NarrowTensor, NarrowType};
 use compressed::Scheme;
 
 /// No group, block or width is larger.
@@ -44,8 +45,12 @@ pub(super) enum Quantization {
     Fp8 { block: Option<(usize, usize)> },
     /// `awq`, with columns of a group; `None`: a whole row.
     Awq { group: Option<usize> },
-    /// `gptq`, likewise, and what is added to stored zero points.
-    Gptq { group: Option<usize>, plus: u8 },
+    /// `gptq`, likewise, with what codes are and what is added to stored zero points.
+    Gptq {
+        element: NarrowType,
+        group: Option<usize>,
+        plus: u8,
+    },
 }
 
 /// A module that may be quantised.
@@ -114,7 +119,11 @@ impl Quantization {
             Self::Compressed(schemes) => words::compressed(schemes, folder, module),
             Self::Fp8 { block } => bytes::fp8(*block, folder, module),
             Self::Awq { group } => words::awq(*group, folder, module),
-            Self::Gptq { group, plus } => words::gptq((*group, *plus), folder, module),
+            Self::Gptq {
+                element,
+                group,
+                plus,
+            } => words::gptq((*element, *group, *plus), folder, module),
         }
         .map(Some)
     }
@@ -171,7 +180,11 @@ fn fp8(fields: &Fields) -> Result<Quantization, CheckpointError> {
 }
 
 fn awq(fields: &Fields) -> Result<Quantization, CheckpointError> {
-    four_bits(fields, "bits")?;
+    let bits = fields.size("bits", COUNT_MAX)?;
+    if bits != 4 {
+        let problem = format!("{bits} bits are not supported; 4 are");
+        return Err(fields.unsupported("bits", problem));
+    }
     if let Some(version) = fields.text("version")?
         && !version.eq_ignore_ascii_case("gemm")
     {
@@ -188,7 +201,14 @@ fn awq(fields: &Fields) -> Result<Quantization, CheckpointError> {
 }
 
 fn gptq(fields: &Fields) -> Result<Quantization, CheckpointError> {
-    four_bits(fields, "bits")?;
+    let element = match fields.size("bits", COUNT_MAX)? {
+        4 => NarrowType::Int4,
+        8 => NarrowType::Int8,
+        bits => {
+            let problem = format!("{bits} bits are not supported; 4 and 8 are");
+            return Err(fields.unsupported("bits", problem));
+        }
+    };
     let plus = match fields.text("checkpoint_format")? {
         None | Some("gptq") => 1,
         Some("gptq_v2") => 0,
@@ -198,16 +218,10 @@ fn gptq(fields: &Fields) -> Result<Quantization, CheckpointError> {
         }
     };
     Ok(Quantization::Gptq {
+        element,
         group: group(fields, "group_size")?,
         plus,
     })
-}
-
-fn four_bits(fields: &Fields, name: &str) -> Result<(), CheckpointError> {
-    match fields.size(name, COUNT_MAX)? {
-        4 => Ok(()),
-        bits => Err(fields.unsupported(name, format!("{bits} bits are not supported; 4 are"))),
-    }
 }
 
 /// Rows and columns of a block.

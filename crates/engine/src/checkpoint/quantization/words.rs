@@ -1,4 +1,4 @@
-//! Weights of four bits an element, packed in words of 32: AWQ, GPTQ and compressed-tensors.
+//! Weights of four or eight bits an element, packed in words of 32: AWQ, GPTQ and compressed-tensors.
 //!
 //! Owns: which packing each has. Never: reads a weight; reads lists of groups, which decide a layout.
 
@@ -7,8 +7,8 @@ use super::compressed::{Scheme, Strategy};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::folder::{Folder, Found};
 use crate::checkpoint::narrow::{Codes, Groups, NarrowTensor, NarrowType, Scales, Zeros};
-use crate::checkpoint::nibbles::{
-    ALONG_COLUMNS, ALONG_ROWS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Nibbles, Packing,
+use crate::checkpoint::numbers::{
+    ALONG_COLUMNS, ALONG_ROWS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Numbers, Packing,
 };
 
 const NEEDED: &str = "its module has packed weights, which need it";
@@ -17,6 +17,8 @@ const NEEDED: &str = "its module has packed weights, which need it";
 #[derive(Clone, Copy, Debug)]
 struct Method {
     name: &'static str,
+    /// Int4 or Int8.
+    element: NarrowType,
     codes: (&'static str, Packing),
     /// Packing of zero points `(rows, groups)`, and what is added to them.
     zeros: Option<(&'static str, Packing, u8)>,
@@ -35,6 +37,7 @@ pub(super) fn awq(
 ) -> Result<NarrowTensor, CheckpointError> {
     let method = Method {
         name: "awq",
+        element: NarrowType::Int4,
         codes: ("qweight", AWQ),
         zeros: Some(("qzeros", AWQ, 0)),
         scales: ("scales", true),
@@ -45,12 +48,13 @@ pub(super) fn awq(
 }
 
 pub(super) fn gptq(
-    (group, plus): (Option<usize>, u8),
+    (element, group, plus): (NarrowType, Option<usize>, u8),
     folder: &Folder,
     module: Module<'_>,
 ) -> Result<NarrowTensor, CheckpointError> {
     let method = Method {
         name: "gptq",
+        element,
         codes: ("qweight", GPTQ_CODES),
         zeros: Some(("qzeros", GPTQ_ZEROS, plus)),
         scales: ("scales", true),
@@ -69,23 +73,34 @@ pub(super) fn compressed(
     let scale_name = module.tensor("weight_scale");
     let scale = need(folder, &scale_name)?;
     let has_zeros = folder.contains(&module.tensor("weight_zero_point"));
-    let of_four = schemes
+    let packed_name = module.tensor("weight_packed");
+    let packed = need(folder, &packed_name)?;
+    let of_words = schemes
         .iter()
-        .filter(|scheme| scheme.element == NarrowType::Int4 && scheme.has_zeros == has_zeros);
-    let mut groups = of_four.map(|scheme| match scheme.strategy {
-        Strategy::Group(columns) => columns,
-        Strategy::Tensor | Strategy::Channel | Strategy::Block(..) => module.columns,
+        .filter(|scheme| scheme.element != NarrowType::E4m3 && scheme.has_zeros == has_zeros);
+    let mut layouts = of_words.map(|scheme| match scheme.strategy {
+        Strategy::Group(columns) => (scheme.element, columns),
+        Strategy::Tensor | Strategy::Channel | Strategy::Block(..) => {
+            (scheme.element, module.columns)
+        }
     });
-    let fits = |each: &usize| scale.shape == [module.rows, module.columns.div_ceil(*each)];
-    let Some(group) = groups.find(fits) else {
+    let shape = (module.rows, module.columns);
+    // Schemes of other groups, or of other bits.
+    let fits = |(element, each): &(NarrowType, usize)| {
+        scale.shape == [module.rows, module.columns.div_ceil(*each)]
+            && packed.shape == of_element(ALONG_COLUMNS, *element).words_shape(shape)
+    };
+    let Some((element, group)) = layouts.find(fits) else {
         return Err(scale.damaged(format!(
-            "shape {:?}, {} zero points beside it: of no group that config.json's config_groups tell of",
+            "shape {:?}, beside weight_packed of {:?} {} zero points: of no group that config.json's config_groups tell of",
             scale.shape,
+            packed.shape,
             if has_zeros { "with" } else { "without" }
         )));
     };
     let method = Method {
         name: "pack-quantized",
+        element,
         codes: ("weight_packed", ALONG_COLUMNS),
         zeros: has_zeros.then_some(("weight_zero_point", ALONG_ROWS, 0)),
         scales: ("weight_scale", false),
@@ -119,6 +134,14 @@ fn check_shape(folder: &Folder, module: Module<'_>) -> Result<(), CheckpointErro
     }
 }
 
+/// The same packing, of as many bits as codes have.
+fn of_element(packing: Packing, element: NarrowType) -> Packing {
+    match element {
+        NarrowType::Int8 => packing.of_bytes(),
+        NarrowType::Int4 | NarrowType::E4m3 => packing,
+    }
+}
+
 fn need<'a>(folder: &'a Folder, name: &'a str) -> Result<Found<'a>, CheckpointError> {
     folder.need(name, || NEEDED.to_owned())
 }
@@ -132,17 +155,21 @@ fn tensor(
     let group = method.group.min(columns);
     let groups_count = columns.div_ceil(group.max(1));
     let numbers = |kind: &str, packing: Packing, shape: (usize, usize)| {
+        let packing = of_element(packing, method.element);
         let name = module.tensor(kind);
         let found = need(folder, &name)?;
         found.of_type("I32")?;
         found.of_shape(&packing.words_shape(shape))?;
-        let numbers = Nibbles::new(found.span.clone(), packing, shape);
+        let numbers = Numbers::new(found.span.clone(), packing, shape);
         numbers.ok_or_else(|| found.damaged("does not fill its range"))
     };
     let codes = numbers(method.codes.0, method.codes.1, (rows, columns))?;
     let zeros = match method.zeros {
-        // Stored with 8 added, as codes are.
-        None => Zeros::Same(8),
+        // Stored with half the range added, as codes are; those of eight bits are read without it.
+        None => Zeros::Same(match method.element {
+            NarrowType::Int8 => 0,
+            NarrowType::Int4 | NarrowType::E4m3 => 8,
+        }),
         Some((kind, packing, plus)) => Zeros::Each {
             numbers: numbers(kind, packing, (rows, groups_count))?,
             plus,
@@ -163,10 +190,10 @@ fn tensor(
     let plus = method.zeros.map_or(0, |(_, _, plus)| plus);
     Ok(NarrowTensor {
         name: module.tensor("weight").into(),
-        element: NarrowType::Int4,
+        element: method.element,
         rows,
         columns,
-        codes: Codes::Nibbles(codes),
+        codes: Codes::Numbers(codes),
         scales: Scales {
             span: scale.span.clone(),
             stored: scale.stored_type()?,
@@ -175,7 +202,12 @@ fn tensor(
         },
         zeros,
         groups,
-        layout: format!("{} +{plus} {group}", method.name).into(),
+        layout: match method.element {
+            NarrowType::Int8 => format!("{} 8 +{plus} {group}", method.name).into(),
+            NarrowType::Int4 | NarrowType::E4m3 => {
+                format!("{} +{plus} {group}", method.name).into()
+            }
+        },
     })
 }
 

@@ -1,4 +1,4 @@
-//! Numbers of four bits, eight to a little-endian word of 32 bits.
+//! Numbers of four or eight bits, eight or four to a little-endian word of 32 bits.
 //!
 //! Owns: where in a file the number of some row and column is.
 //! Never: knows what the numbers are for.
@@ -9,39 +9,38 @@ use super::map::Span;
 /// Which index runs within a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Along {
-    /// Eight rows of one column.
+    /// Rows of one column.
     Rows,
-    /// Eight columns of one row.
+    /// Columns of one row.
     Columns,
 }
 
-/// Which of the eight lies at which bits.
+/// Which of a word's numbers lies at which bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrangement {
     /// The first lies lowest.
     Straight,
-    /// From the lowest bits on: 0, 2, 4, 6, 1, 3, 5, 7.
+    /// From the lowest bits on: 0, 2, 4, 6, 1, 3, 5, 7. Of four bits.
     Awq,
 }
 
 impl Arrangement {
-    /// Where number `i` of the eight begins.
-    fn shifts(self) -> [u32; 8] {
+    /// Where number `i` of a word begins.
+    fn shift(self, i: usize, bits: u32) -> u32 {
         match self {
-            Self::Straight => [0, 4, 8, 12, 16, 20, 24, 28],
-            Self::Awq => [0, 16, 4, 20, 8, 24, 12, 28],
+            Self::Straight => i as u32 * bits,
+            Self::Awq => [0, 16, 4, 20, 8, 24, 12, 28][i],
         }
     }
 }
 
 /// A matrix `(rows, columns)` of such numbers. The words are a matrix too, row-major, of the shape that is left
-/// when one index is divided by eight, and may be turned: then its rows are the numbers' columns.
+/// when one index is divided by how many a word has, and may be turned: then its rows are the numbers' columns.
 #[derive(Clone, Debug)]
-pub(super) struct Nibbles {
+pub(super) struct Numbers {
     words: Span,
-    along: Along,
-    shifts: [u32; 8],
-    /// Words from one row to the next, and from one column (or eight) to the next.
+    packing: Packing,
+    /// Words from one row (or a word's rows) to the next, and from one column to the next.
     strides: (usize, usize),
     shape: (usize, usize),
 }
@@ -49,6 +48,8 @@ pub(super) struct Nibbles {
 /// How the words lie.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
+    /// 4 or 8.
+    pub(crate) bits: u32,
     pub(crate) along: Along,
     pub(crate) order: Arrangement,
     /// Whether the words' rows are the numbers' columns.
@@ -56,11 +57,32 @@ pub(crate) struct Packing {
 }
 
 impl Packing {
+    /// The same with numbers of eight bits.
+    pub(crate) const fn of_bytes(self) -> Self {
+        Self { bits: 8, ..self }
+    }
+
+    /// Numbers of a word.
+    const fn each(self) -> usize {
+        (u32::BITS / self.bits) as usize
+    }
+
+    /// The lowest number of a word that begins there.
+    const fn mask(self) -> u32 {
+        (1 << self.bits) - 1
+    }
+
+    /// Where number `i` of a word begins.
+    fn shift(self, i: usize) -> u32 {
+        self.order.shift(i, self.bits)
+    }
+
     /// Shape of the words of so many numbers.
     pub(crate) fn words_shape(self, (rows, columns): (usize, usize)) -> [usize; 2] {
+        let each = self.each();
         let (rows, columns) = match self.along {
-            Along::Rows => (rows.div_ceil(8), columns),
-            Along::Columns => (rows, columns.div_ceil(8)),
+            Along::Rows => (rows.div_ceil(each), columns),
+            Along::Columns => (rows, columns.div_ceil(each)),
         };
         match self.is_turned {
             true => [columns, rows],
@@ -75,39 +97,40 @@ impl Packing {
         number: impl Fn(usize, usize) -> u8,
     ) -> Vec<u8> {
         let [outer, inner] = self.words_shape((rows, columns));
-        let shifts = self.order.shifts();
+        let each = self.each();
         let mut words = vec![0u32; outer * inner];
         for row in 0..rows {
             for column in 0..columns {
                 let (at_row, at_column, i) = match self.along {
-                    Along::Rows => (row / 8, column, row % 8),
-                    Along::Columns => (row, column / 8, column % 8),
+                    Along::Rows => (row / each, column, row % each),
+                    Along::Columns => (row, column / each, column % each),
                 };
                 let at = match self.is_turned {
                     true => at_column * inner + at_row,
                     false => at_row * inner + at_column,
                 };
-                words[at] |= u32::from(number(row, column) & 15) << shifts[i];
+                words[at] |= (u32::from(number(row, column)) & self.mask()) << self.shift(i);
             }
         }
         words.into_iter().flat_map(u32::to_le_bytes).collect()
     }
 }
 
-/// Eight columns of a row, straight.
+/// Four bits, neighbours of a row, straight.
 pub(crate) const ALONG_COLUMNS: Packing = Packing {
+    bits: 4,
     along: Along::Columns,
     order: Arrangement::Straight,
     is_turned: false,
 };
-/// Eight rows of a column, straight.
+/// Four bits, neighbours of a column, straight.
 pub(crate) const ALONG_ROWS: Packing = Packing {
     along: Along::Rows,
-    order: Arrangement::Straight,
-    is_turned: false,
+    ..ALONG_COLUMNS
 };
 /// As AWQ packs codes, and zero points.
 pub(crate) const AWQ: Packing = Packing {
+    bits: 4,
     along: Along::Rows,
     order: Arrangement::Awq,
     is_turned: true,
@@ -123,15 +146,14 @@ pub(crate) const GPTQ_ZEROS: Packing = Packing {
     ..ALONG_ROWS
 };
 
-impl Nibbles {
+impl Numbers {
     /// `None` if the words have not the shape's size.
     pub(super) fn new(words: Span, packing: Packing, shape: (usize, usize)) -> Option<Self> {
         let [outer, inner] = packing.words_shape(shape);
         let is_whole = outer.checked_mul(inner)?.checked_mul(4)? == words.bytes().len();
         is_whole.then_some(Self {
             words,
-            along: packing.along,
-            shifts: packing.order.shifts(),
+            packing,
             strides: match packing.is_turned {
                 true => (1, inner),
                 false => (inner, 1),
@@ -163,18 +185,21 @@ impl Nibbles {
         );
         let (words, _) = self.words.bytes().as_chunks::<4>();
         let word = |at: usize| u32::from_le_bytes(words[at]);
-        match self.along {
+        let packing = self.packing;
+        let (each, mask) = (packing.each(), packing.mask());
+        match packing.along {
             Along::Rows => {
-                let (start, shift) = (row / 8 * self.strides.0, self.shifts[row % 8]);
+                let start = row / each * self.strides.0;
+                let shift = packing.shift(row % each);
                 for (number, column) in out.iter_mut().zip(first..) {
-                    *number = (word(start + column * self.strides.1) >> shift & 15) as u8;
+                    *number = (word(start + column * self.strides.1) >> shift & mask) as u8;
                 }
             }
             Along::Columns => {
                 let start = row * self.strides.0;
                 for (number, column) in out.iter_mut().zip(first..) {
-                    let eight = word(start + column / 8 * self.strides.1);
-                    *number = (eight >> self.shifts[column % 8] & 15) as u8;
+                    let all = word(start + column / each * self.strides.1);
+                    *number = (all >> packing.shift(column % each) & mask) as u8;
                 }
             }
         }
