@@ -42,6 +42,8 @@ enum Backend {
     Cpu {
         weights: Arc<Weights<CpuPack>>,
         isa: Option<Isa>,
+        /// What products of floats are made with.
+        floats: Dot,
     },
     Cuda {
         weights: Arc<Weights<CudaPack>>,
@@ -106,6 +108,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     }
     ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
     let precision = precision(model.dtype, &checkpoint);
+    check_f16(model, &place, &checkpoint)?;
     let kv = match model.kv_cache_dtype {
         KvCacheDtype::Auto => precision.into(),
         KvCacheDtype::Bf16 => KvType::Bf16,
@@ -121,6 +124,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
                 threads: engine.threads(),
                 isa,
                 quantize,
+                keeps_f16: model.dtype == Dtype::F16,
                 ..CpuOptions::new(precision)
             };
             let pack = match &model.packed_cache {
@@ -128,7 +132,15 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
                 None => CpuPack::new(&options),
             };
             let weights = weights(&pack, &checkpoint, limit)?;
-            Backend::Cpu { weights, isa }
+            let floats = match precision {
+                Precision::Bf16 if !options.keeps_f16 => Dot::Bf16,
+                Precision::Bf16 | Precision::F32 => Dot::F32,
+            };
+            Backend::Cpu {
+                weights,
+                isa,
+                floats,
+            }
         }
         Place::Cuda(device) => {
             if let Some(folder) = &model.packed_cache {
@@ -216,10 +228,31 @@ fn quantize(
     }))
 }
 
+/// `--dtype f16` keeps what is there.
+fn check_f16(model: &ModelArgs, place: &Place, checkpoint: &Checkpoint) -> anyhow::Result<()> {
+    if model.dtype != Dtype::F16 {
+        return Ok(());
+    }
+    if let Place::Cuda(_) = place {
+        bail!("--dtype f16 is for --device cpu; a GPU runs f16 checkpoints in bf16");
+    }
+    if model.quantize.is_some() {
+        bail!("--dtype f16 keeps the weights that --quantize rounds; leave one of them out");
+    }
+    if checkpoint.stored_type() != StoredType::F16 {
+        bail!(
+            "--dtype f16 keeps weights that are f16, and this checkpoint's are not; leave the flag out"
+        );
+    }
+    Ok(())
+}
+
 fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {
     match (dtype, checkpoint.stored_type()) {
         (Dtype::F32, _) | (Dtype::Auto, StoredType::F32) => Precision::F32,
-        (Dtype::Bf16, _) | (Dtype::Auto, StoredType::Bf16 | StoredType::F16) => Precision::Bf16,
+        (Dtype::Bf16 | Dtype::F16, _) | (Dtype::Auto, StoredType::Bf16 | StoredType::F16) => {
+            Precision::Bf16
+        }
     }
 }
 
@@ -251,21 +284,20 @@ impl Loaded {
     /// How products are made, if a processor makes them.
     pub(crate) fn products(&self) -> Option<Products> {
         match &self.backend {
-            Backend::Cpu { isa, .. } => Some(Products {
+            Backend::Cpu { isa, floats, .. } => Some(Products {
                 isa: isa.unwrap_or_else(Isa::detect),
-                dot: self.dot(),
+                dot: self.dot(*floats),
             }),
             Backend::Cuda { .. } => None,
         }
     }
 
     /// What most of a step's products multiply: bytes, where weights are narrower than floats.
-    fn dot(&self) -> Dot {
+    fn dot(&self, floats: Dot) -> Dot {
         let shape = self.shape();
         match self.precision {
-            Precision::F32 => Dot::F32,
             Precision::Bf16 if shape.layer_bytes < 2 * shape.layer_weights() => Dot::Int8,
-            Precision::Bf16 => Dot::Bf16,
+            Precision::Bf16 | Precision::F32 => floats,
         }
     }
 
@@ -361,7 +393,7 @@ impl Loaded {
         role: Role,
     ) -> anyhow::Result<Box<dyn Engine>> {
         Ok(match &self.backend {
-            Backend::Cpu { weights, isa } => {
+            Backend::Cpu { weights, isa, .. } => {
                 let options = CpuOptions {
                     threads,
                     isa: *isa,

@@ -43,5 +43,6 @@ fn layout(quantization: Quantized) -> Layout {
         Quantized::Awq => Layout::Awq,
         Quantized::Gptq => Layout::Gptq,
         Quantized::GptqInt8 => Layout::Gptq8,
+        Quantized::F16 => Layout::F16,
     }
 }

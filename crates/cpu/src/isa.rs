@@ -15,9 +15,9 @@ pub enum Isa {
     Avx512Vnni,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// x86-64 with AVX2, FMA and AVX-VNNI.
+    /// x86-64 with AVX2, FMA, F16C and AVX-VNNI.
     Avx2Vnni,
-    /// x86-64 with AVX2 and FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// 64-bit Arm with the dot product of bytes.
     NeonDot,
@@ -49,7 +49,9 @@ impl Isa {
     /// Whether this processor has it.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         let avx512 = avx2
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")

@@ -19,6 +19,7 @@ use attention::{Attend, Queries, Scratch, Share};
 use cleave_engine::e4m3;
 use product::bytes::Byte;
 use product::groups::Octet;
+use product::halves::Half;
 use product::left::Left;
 use product::nibbles::{Nibble, Spread};
 use product::{Form, Piece, Product};
@@ -38,6 +39,8 @@ pub(crate) struct Kernels {
     pub add: unsafe fn(&mut [f32], &[f32]),
     /// See [`rows::rotate`].
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
+    /// Products with weights of f16.
+    pub half: ProductKernels,
     /// In 32-bit floats.
     pub single: FormatKernels<f32>,
     /// In bfloat16.
@@ -205,12 +208,27 @@ macro_rules! kernels {
             // SAFETY: as in `norm`.
             rows::rotate(unsafe { $token }, head, cos, sin);
         }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn pack_half(left: &Left<'_>, tiles: Range<usize>) {
+            // SAFETY: as in `norm`.
+            product::halves::pack::<$simd>(unsafe { $token }, left, tiles);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply_half(product: &Product<'_>, piece: &Piece, scratch: &mut [f32]) {
+            // SAFETY: as in `norm`.
+            product::multiply::<$simd, Half>(unsafe { $token }, product, piece, scratch);
+        }
         static KERNELS: Kernels = Kernels {
             rows_max: <$simd as Simd>::ROWS,
             interleave,
             norm,
             add,
             rotate,
+            half: ProductKernels {
+                phases: <Half as Form<$simd>>::PHASES,
+                pack: pack_half,
+                multiply: multiply_half,
+            },
             single: format_kernels!($token, $simd, Single, f32 $(, $features)?),
             brain: format_kernels!($token, $simd, Brain, u16 $(, $features)?),
         };
@@ -317,14 +335,14 @@ fn table(isa: Isa) -> Option<&'static Kernels> {
         Isa::Avx512Bf16 => kernels!(
             Avx512Bf16::new(),
             Avx512Bf16,
-            "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma"
+            "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c"
         ),
         Isa::Avx512Vnni | Isa::Avx512 => kernels!(
             Avx512::<false>::new(),
             Avx512<false>,
-            "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+            "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
         ),
-        Isa::Avx2Vnni | Isa::Avx2 => kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma"),
+        Isa::Avx2Vnni | Isa::Avx2 => kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
         Isa::NeonDot | Isa::Neon => return None,
         Isa::Plain => kernels!(Plain::new(), Plain),
     })
@@ -337,15 +355,15 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
         Isa::Avx512Bf16 | Isa::Avx512Vnni => bytes_kernels!(
             Avx512::<true>::new(),
             Avx512<true>,
-            "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"
+            "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
         ),
         Isa::Avx512 => bytes_kernels!(
             Avx512::<false>::new(),
             Avx512<false>,
-            "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+            "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
         ),
-        Isa::Avx2Vnni => bytes_kernels!(Avx2::<true>::new(), Avx2<true>, "avx2,fma,avxvnni"),
-        Isa::Avx2 => bytes_kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma"),
+        Isa::Avx2Vnni => bytes_kernels!(Avx2::<true>::new(), Avx2<true>, "avx2,fma,f16c,avxvnni"),
+        Isa::Avx2 => bytes_kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
         Isa::NeonDot | Isa::Neon => return None,
         Isa::Plain => bytes_kernels!(Plain::new(), Plain),
     })

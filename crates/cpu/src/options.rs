@@ -11,6 +11,10 @@ pub struct CpuOptions {
     pub precision: Precision,
     /// What weights of floats are rounded to when they are loaded.
     pub quantize: Option<Quantize>,
+    /// Whether weights that are f16 stay so where `precision` is bf16; they are rounded to that otherwise. They need no
+    /// more memory, and activations that meet them keep 13 bits instead of eight, but there is no dot product of theirs:
+    /// many rows take twice as long.
+    pub keeps_f16: bool,
     /// How keys and values are stored: as weights are, or in fp8.
     pub kv: KvType,
     /// Threads that compute, the engine's own included; 0 is one per core.
@@ -28,6 +32,7 @@ impl CpuOptions {
         Self {
             precision,
             quantize: None,
+            keeps_f16: false,
             kv: precision.into(),
             threads: 0,
             cores: Vec::new(),

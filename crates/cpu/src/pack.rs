@@ -10,6 +10,7 @@ use crate::cache::{Cache, Packed, Place, Wanted};
 use crate::kernel::Kernels;
 use crate::kernel::product::PANEL;
 use crate::kernel::product::groups::Units;
+use crate::kernel::product::halves::ELEMENT_WORDS;
 use crate::memory::{Memory, Parts, Words};
 use crate::options::{CpuOptions, Quantize};
 use cleave_engine::EngineError;
@@ -29,6 +30,7 @@ pub(crate) const LAYOUT: u64 = 1;
 pub struct CpuPack {
     precision: Precision,
     quantize: Option<Quantize>,
+    keeps_f16: bool,
     threads: usize,
     cache: Option<Mutex<Cache>>,
 }
@@ -67,6 +69,8 @@ pub(crate) enum Form {
     F32,
     /// bfloat16.
     Bf16,
+    /// IEEE's 16 bits.
+    F16,
     /// Eight bits, a scale for each column.
     Int8(Columns),
     /// Eight or four bits in groups.
@@ -101,6 +105,7 @@ impl CpuPack {
         Self {
             precision: options.precision,
             quantize: options.quantize,
+            keeps_f16: options.keeps_f16,
             threads: options.threads_count(),
             cache: None,
         }
@@ -111,9 +116,9 @@ impl CpuPack {
     pub fn cached(options: &CpuOptions, folder: &Path, checkpoint: &Checkpoint) -> Self {
         let source = (checkpoint.dir(), checkpoint.stamp());
         let pack = Self::new(options);
-        let form = match options.quantize {
-            None => options.precision.name().to_owned(),
-            Some(quantize) => format!("{}-{}", options.precision.name(), quantize.name()),
+        let form = match pack.form() {
+            "" => options.precision.name().to_owned(),
+            form => format!("{}-{form}", options.precision.name()),
         };
         pack.kept_at(Place::new(folder, source, form))
     }
@@ -144,6 +149,9 @@ impl CpuPack {
     fn kept(&self, stack: &[StoredMatrix]) -> Kept {
         let dense = match self.precision {
             Precision::F32 => Kept::F32,
+            Precision::Bf16 if self.keeps_f16 && !stack.is_empty() && stack.iter().all(is_f16) => {
+                Kept::F16
+            }
             Precision::Bf16 => Kept::Bf16,
         };
         let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
@@ -189,6 +197,7 @@ impl CpuPack {
             form: match kept {
                 Kept::F32 => Form::F32,
                 Kept::Bf16 => Form::Bf16,
+                Kept::F16 => Form::F16,
                 Kept::Int8 => Form::Int8(of_columns.expect("eight bits come with scales")),
                 Kept::Groups(units) => Form::Groups(units),
             },
@@ -240,6 +249,7 @@ impl CpuPack {
                         match (kept, &of_parts) {
                             (Kept::F32, _) => bench.pack_dense(Precision::F32, sources, to),
                             (Kept::Bf16, _) => bench.pack_dense(Precision::Bf16, sources, to),
+                            (Kept::F16, _) => bench.pack_halves(sources, to),
                             (Kept::Int8, Some(of_parts)) => {
                                 // SAFETY: as above.
                                 let of_panel = unsafe { of_parts.part(first..first + PANEL) };
@@ -308,6 +318,10 @@ fn bytes_of(kept: Kept, stack: &[StoredMatrix]) -> u64 {
     let width = stack.first().map_or(0, StoredMatrix::columns);
     let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
     (columns.div_ceil(PANEL) * kept.panel_words(width) * size_of::<u32>()) as u64
+}
+
+fn is_f16(matrix: &StoredMatrix) -> bool {
+    matches!(matrix, StoredMatrix::Dense(tensor) if tensor.stored() == StoredType::F16)
 }
 
 /// bf16 bits, halves to even; a NaN stays one.
@@ -392,6 +406,36 @@ impl Bench {
         self.interleave(to);
     }
 
+    /// As [`Bench::pack_dense`], of tensors that are f16.
+    fn pack_halves(&mut self, columns: &[Source<'_>], to: &mut [u32]) {
+        for (column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
+            words.fill(0);
+            let Some((StoredMatrix::Dense(tensor), row)) = column else {
+                continue;
+            };
+            let (pairs, odd) = tensor.row_bytes(*row).as_chunks::<4>();
+            for (to, bytes) in words.iter_mut().zip(pairs) {
+                *to = u32::from_le_bytes(*bytes);
+            }
+            if let [low, high] = odd {
+                words[pairs.len()] = u32::from_le_bytes([*low, *high, 0, 0]);
+            }
+        }
+        let mut pairs = vec![0; self.row.len().div_ceil(2) * PANEL];
+        self.interleave(&mut pairs);
+        // Of a pair of elements, all columns of the one, then of the other.
+        let both = to.chunks_mut(2 * ELEMENT_WORDS);
+        for (to, pairs) in both.zip(pairs.chunks_exact(PANEL)) {
+            let (first, second) = to.split_at_mut(ELEMENT_WORDS);
+            for (to, pair) in first.iter_mut().zip(pairs.as_chunks::<2>().0) {
+                *to = pair[0] & 0xffff | pair[1] << 16;
+            }
+            for (to, pair) in second.iter_mut().zip(pairs.as_chunks::<2>().0) {
+                *to = pair[0] >> 16 | pair[1] & 0xffff_0000;
+            }
+        }
+    }
+
     /// Columns to steps.
     fn interleave(&self, to: &mut [u32]) {
         // SAFETY: `Kernels::best` checked the instructions.
@@ -410,7 +454,11 @@ impl Pack for CpuPack {
     }
 
     fn form(&self) -> &'static str {
-        self.quantize.map_or("", Quantize::name)
+        match self.quantize {
+            Some(quantize) => quantize.name(),
+            None if self.keeps_f16 => "f16",
+            None => "",
+        }
     }
 
     fn finish(&self) -> Result<(), EngineError> {

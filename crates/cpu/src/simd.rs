@@ -73,6 +73,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn narrow(self, x: Self::V, to: &mut [u16; LANES]);
     /// bf16 widened to f32.
     fn widen(self, x: &[u16; LANES]) -> Self::V;
+    /// f16 widened to f32, which is exact.
+    fn widen_f16(self, x: &[u16; LANES]) -> Self::V;
     /// Pairs of bf16 `(low[i], high[i])`, the first one in the lower half of the lane.
     fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> Self::V;
     /// The part of a lane of bf16 pairs that [`Simd::pair_dot`] needs in `phase`: the odd element

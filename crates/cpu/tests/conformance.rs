@@ -183,6 +183,29 @@ fn no_bit_depends_on_the_path_with_quantised_checkpoints() {
     }
 }
 
+/// Weights of f16 that stay so.
+#[test]
+fn no_bit_depends_on_the_path_with_f16() {
+    let from = folder("qwen3");
+    let out = tempfile::tempdir().unwrap();
+    let quantizing = Quantizing {
+        layout: Layout::F16,
+        group: 1,
+    };
+    quantize(&from, out.path(), quantizing, &mut |_| {}).unwrap();
+    std::fs::copy(from.join("goldens.json"), out.path().join("goldens.json")).unwrap();
+    for isa in [Isa::detect(), Isa::Plain] {
+        let build = |dir: &Path, limits| {
+            let options = CpuOptions {
+                keeps_f16: true,
+                ..options(Precision::Bf16, isa, 2)
+            };
+            engine(dir, limits, &options)
+        };
+        path_independence(out.path(), &build).unwrap();
+    }
+}
+
 /// Whoever rounds its weights otherwise computes other keys and values.
 #[test]
 fn another_rounding_of_weights_is_another_fingerprint() {

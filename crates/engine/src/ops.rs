@@ -179,7 +179,8 @@ pub trait Pack: Send + Sync {
     /// How dense matrices are stored.
     fn precision(&self) -> Precision;
 
-    /// Names what it rounds weights to beyond that, for people and the fingerprint; empty where it does not.
+    /// Names what it rounds weights to beyond that, or keeps them in, for people and the fingerprint; empty where it does
+    /// neither.
     fn form(&self) -> &'static str {
         ""
     }

@@ -188,6 +188,7 @@ fn name(checkpoint: &Checkpoint, form: &str) -> String {
     match (checkpoint.quantization(), form) {
         (Some(quantization), _) => format!("{architecture} {count}, {quantization}"),
         (None, "") => format!("{architecture} {count}"),
+        (None, "f16") => format!("{architecture} {count}, weights in f16"),
         (None, form) => format!("{architecture} {count}, rounded to {form}"),
     }
 }

@@ -103,4 +103,6 @@ pub(crate) enum Quantized {
     Gptq,
     /// Eight bits, groups with zero points.
     GptqInt8,
+    /// Not quantised: every tensor in f16.
+    F16,
 }

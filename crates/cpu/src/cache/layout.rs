@@ -149,6 +149,7 @@ impl Entry {
         let (tag, units) = match kept {
             Kept::F32 => (0, none),
             Kept::Bf16 => (1, none),
+            Kept::F16 => (5, none),
             Kept::Int8 => (2, none),
             Kept::Groups(units) => match units.bits {
                 Bits::Four => (3, units),
@@ -201,6 +202,7 @@ impl Entry {
             0 => Kept::F32,
             1 => Kept::Bf16,
             2 => Kept::Int8,
+            5 => Kept::F16,
             3 | 4
                 if GROUPS.contains(&units.steps.checked_mul(PER_STEP)?)
                     && width.is_multiple_of(units.steps * PER_STEP) =>
@@ -238,7 +240,7 @@ impl Entry {
         let panels = order.panels(rows);
         let sides = match self.kept {
             Kept::Int8 => panels.checked_mul(PANEL * 8)?,
-            Kept::F32 | Kept::Bf16 | Kept::Groups(_) => 0,
+            Kept::F32 | Kept::Bf16 | Kept::F16 | Kept::Groups(_) => 0,
         };
         Some((panels * self.kept.panel_words(width) * 4, sides))
     }

@@ -25,9 +25,10 @@ enum Kind {
     Int4Odd,
     Int8Groups,
     Int8Odd,
+    F16,
 }
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Kind::F32,
     Kind::Bf16,
     Kind::ToInt8,
@@ -37,6 +38,7 @@ const KINDS: [Kind; 9] = [
     Kind::Int4Odd,
     Kind::Int8Groups,
     Kind::Int8Odd,
+    Kind::F16,
 ];
 
 const WIDTH: usize = 64;
@@ -57,6 +59,10 @@ fn dense(kind: Kind, name: &str, rows: usize) -> StoredTensor {
     let values = numbers(name.len() as u64, rows * WIDTH);
     match kind {
         Kind::F32 => StoredTensor::from_f32(name, (rows, WIDTH), &values),
+        Kind::F16 => {
+            let values: Vec<_> = values.iter().map(|x| half::f16::from_f32(*x)).collect();
+            StoredTensor::from_f16(name, (rows, WIDTH), &values)
+        }
         _ => {
             let values: Vec<_> = values.iter().map(|x| half::bf16::from_f32(*x)).collect();
             StoredTensor::from_bf16(name, (rows, WIDTH), &values)
@@ -99,6 +105,7 @@ fn stored(kind: Kind, name: &str, rows: usize) -> StoredMatrix {
 fn options(kind: Kind) -> CpuOptions {
     CpuOptions {
         threads: 2,
+        keeps_f16: kind == Kind::F16,
         quantize: match kind {
             Kind::ToInt8 => Some(Quantize::Int8),
             Kind::ToInt4 => Some(Quantize::Int4),
@@ -254,7 +261,7 @@ fn words_changed_and_their_version_did_not() {
     }
 }
 
-const SUMS: [u64; 9] = [
+const SUMS: [u64; 10] = [
     0x26c1_71b9_8933_bd7e,
     0xad66_3fd3_5794_6fd0,
     0x0bb8_5b59_dd34_e165,
@@ -262,6 +269,7 @@ const SUMS: [u64; 9] = [
     0x2c2f_bee7_8ab1_4c1a,
     0x5cd7_d07c_8fda_5b20,
     0xd19d_8cd8_ffa4_7514,
+    0,
     0,
     0,
 ];

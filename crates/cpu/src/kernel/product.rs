@@ -13,6 +13,7 @@
 pub(crate) mod bytes;
 pub(crate) mod dense;
 pub(crate) mod groups;
+pub(crate) mod halves;
 pub(crate) mod left;
 pub(crate) mod nibbles;
 

@@ -29,6 +29,10 @@ impl CpuOps {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
                 (&self.kernels.brain.product, matrix.steps)
             }
+            Form::F16 => {
+                assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
+                (&self.kernels.half, matrix.steps)
+            }
             Form::Int8(_) => (&self.bytes_kernels.int8, matrix.steps),
             Form::Groups(units) => match units.bits {
                 Bits::Eight => (&self.bytes_kernels.int8_groups, units.steps),
@@ -77,7 +81,7 @@ impl CpuOps {
             is_gated: matrix.is_gated,
             bias: matrix.bias.as_deref(),
             whole: match &matrix.form {
-                Form::F32 | Form::Bf16 => Whole::default(),
+                Form::F32 | Form::Bf16 | Form::F16 => Whole::default(),
                 Form::Int8(Columns { scales, starts }) => Whole {
                     scales,
                     starts,

@@ -8,6 +8,7 @@
 use super::{Bench, PANEL, Source, brain};
 use crate::kernel::BytesKernels;
 use crate::kernel::product::groups::{Bits, Scales, Units};
+use crate::kernel::product::halves::ELEMENT_WORDS;
 use crate::memory::Parts;
 use crate::options::Quantize;
 use cleave_engine::checkpoint::{NarrowTensor, NarrowType, StoredMatrix};
@@ -22,6 +23,7 @@ pub(crate) const PER_STEP: usize = 4;
 pub(crate) enum Kept {
     F32,
     Bf16,
+    F16,
     /// A scale for each column.
     Int8,
     Groups(Units),
@@ -130,7 +132,7 @@ impl Kept {
     /// Steps of so many elements.
     pub(super) const fn steps(self, width: usize) -> usize {
         match self {
-            Self::F32 => width,
+            Self::F32 | Self::F16 => width,
             Self::Bf16 => width.div_ceil(2),
             Self::Int8 | Self::Groups(_) => width.div_ceil(PER_STEP),
         }
@@ -141,6 +143,7 @@ impl Kept {
         let steps = self.steps(width);
         match self {
             Self::F32 | Self::Bf16 | Self::Int8 => steps * PANEL,
+            Self::F16 => steps * ELEMENT_WORDS,
             Self::Groups(units) => units.words_of(steps),
         }
     }

@@ -1,4 +1,4 @@
-//! AVX2 and FMA: two registers of eight lanes, with or without the dot product of bytes.
+//! AVX2, FMA and F16C: two registers of eight lanes, with or without the dot product of bytes.
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
@@ -9,7 +9,7 @@ use std::arch::x86_64::{
     _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256,
     _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps,
     _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16,
     _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32,
     _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
@@ -19,7 +19,7 @@ use std::arch::x86_64::{
     _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
-/// AVX2 and FMA, and perhaps AVX-VNNI.
+/// AVX2, FMA and F16C, and perhaps AVX-VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2<const VNNI: bool>(());
 
@@ -29,7 +29,7 @@ pub(crate) struct V(__m256, __m256);
 
 impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
-    /// The processor has AVX2 and FMA, and AVX-VNNI where it says so.
+    /// The processor has AVX2, FMA and F16C, and AVX-VNNI where it says so.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -174,6 +174,17 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             V(
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn widen_f16(self, x: &[u16; LANES]) -> V {
+        // SAFETY: `self` proves the instructions; sixteen halves are two 128-bit loads.
+        unsafe {
+            V(
+                _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().add(8).cast())),
             )
         }
     }

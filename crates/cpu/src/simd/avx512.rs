@@ -10,10 +10,10 @@ use std::arch::x86_64::{
     _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
     _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi8,
     _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
-    _mm512_cvtneps_pbh, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
-    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_maddubs_epi16,
-    _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
-    _mm512_mullo_epi32, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
+    _mm512_cvtneps_pbh, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps,
+    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16,
+    _mm512_maddubs_epi16, _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
     _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi32,
     _mm512_shuffle_i32x4, _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srai_epi16,
     _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
@@ -175,6 +175,12 @@ macro_rules! lanes {
                 let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
             }
+        }
+
+        #[inline(always)]
+        fn widen_f16(self, x: &[u16; LANES]) -> __m512 {
+            // SAFETY: `self` proves the instructions; sixteen halves are one 256-bit load.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
         }
 
         #[inline(always)]

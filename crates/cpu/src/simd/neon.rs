@@ -170,6 +170,20 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
+    fn widen_f16(self, x: &[u16; LANES]) -> V {
+        let start = x.as_ptr();
+        // SAFETY: `self` proves the instructions; four halves are there at each quarter.
+        unsafe {
+            [
+                widen_f16(vld1_u16(start)),
+                widen_f16(vld1_u16(start.add(4))),
+                widen_f16(vld1_u16(start.add(8))),
+                widen_f16(vld1_u16(start.add(12))),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
         let (low, high) = (words(low), self.widen(high));
         each!(or, low, high)
@@ -249,6 +263,24 @@ impl<const DOT: bool> Bytes for Neon<DOT> {
     fn widen_bytes(self, x: &[u8; LANES]) -> V {
         words(&x.map(u16::from))
     }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own name for it is not
+    // stable.
+    unsafe {
+        std::arch::asm!(
+            "fcvtl {wide:v}.4s, {x:v}.4h",
+            wide = lateout(vreg) wide,
+            x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    wide
 }
 
 /// # Safety

@@ -39,6 +39,22 @@ fn bf16_bits(x: f32) -> u32 {
     bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000
 }
 
+/// An f16 as f32; a NaN becomes a quiet one.
+#[inline(always)]
+fn f16(bits: u16) -> f32 {
+    /// 2^112, what the exponents' biases differ by.
+    const SCALE: f32 = f32::from_bits((127 + 112) << 23);
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = bits & 0x7fff;
+    let magnitude = match rest {
+        // Numbers that f16 has without a first bit are scaled exactly, too.
+        ..0x7c00 => (f32::from_bits(u32::from(rest) << 13) * SCALE).to_bits(),
+        0x7c00 => f32::INFINITY.to_bits(),
+        _ => 0x7fc0_0000 | u32::from(rest) << 13,
+    };
+    f32::from_bits(sign | magnitude)
+}
+
 impl Simd for Plain {
     type V = V;
     const ROWS: usize = 4;
@@ -154,6 +170,11 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
+    fn widen_f16(self, x: &[u16; LANES]) -> V {
+        x.map(f16)
+    }
+
+    #[inline(always)]
     fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
         let mut out = [0.0; LANES];
         for i in 0..LANES {
@@ -252,5 +273,22 @@ impl Bytes for Plain {
             out[i] = a[i].mul_add(b[i], c[i]);
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::f16 as Expected;
+
+    #[test]
+    fn every_f16_is_widened_as_the_library_does() {
+        for bits in 0..=u16::MAX {
+            let (found, expected) = (f16(bits), Expected::from_bits(bits).to_f32());
+            assert!(
+                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+                "{bits:#x}: {found} is not {expected}"
+            );
+        }
     }
 }

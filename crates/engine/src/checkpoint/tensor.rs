@@ -107,6 +107,22 @@ impl StoredTensor {
         Self::owned(name, (rows, columns), StoredType::Bf16, bytes)
     }
 
+    /// As [`StoredTensor::from_f32`], in IEEE's 16 bits.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn from_f16(name: &str, shape: (usize, usize), values: &[f16]) -> Self {
+        // Equal sizes: what is checked of the one holds for the other.
+        let as_bf16: Vec<bf16> = values
+            .iter()
+            .map(|v| bf16::from_bits(v.to_bits()))
+            .collect();
+        Self {
+            stored: StoredType::F16,
+            ..Self::from_bf16(name, shape, &as_bf16)
+        }
+    }
+
     /// As the checkpoint calls it.
     pub fn name(&self) -> &str {
         &self.name

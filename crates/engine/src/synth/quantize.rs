@@ -1,4 +1,4 @@
-//! A dense checkpoint written anew with quantised projections.
+//! A dense checkpoint written anew with quantised projections, or in f16.
 //!
 //! Owns: rounding to nearest, and the field's layouts from the writer's side (`checkpoint` has the reader's).
 //! Never: looks at activations, so answers are worse than those of checkpoints whose makers did; this is for measuring
@@ -7,7 +7,9 @@
 
 use super::{SynthError, write_json};
 use crate::checkpoint::numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, Packing};
-use crate::checkpoint::{Checkpoint, CheckpointError, StoredMatrix, StoredType, layout};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, StoredMatrix, StoredTensor, StoredType, layout,
+};
 use crate::{Progress, e4m3};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
@@ -32,6 +34,8 @@ pub enum Layout {
     Gptq,
     /// The same with eight bits.
     Gptq8,
+    /// No codes: every tensor in f16.
+    F16,
 }
 
 /// How to quantise.
@@ -82,7 +86,10 @@ pub fn quantize(
     let read = fs::read(from.join("config.json")).map_err(SynthError::at(from))?;
     let mut config: Value = serde_json::from_slice(&read)
         .map_err(|error| SynthError::at(from)(std::io::Error::from(error)))?;
-    config["quantization_config"] = quantizing.config();
+    match quantizing.layout {
+        Layout::F16 => config["torch_dtype"] = "float16".into(),
+        _ => config["quantization_config"] = quantizing.config(),
+    }
     write_json(&config_file, &config)
 }
 
@@ -119,7 +126,7 @@ fn write_weights(
         Some(module) => quantizing.pieces(module, &expected.shape),
         None => vec![Piece {
             name: expected.name.clone(),
-            dtype: dtype(checkpoint.tensor(&expected.name).stored()),
+            dtype: dtype(quantizing.stored(checkpoint.tensor(&expected.name))),
             shape: expected.shape.clone(),
         }],
     };
@@ -138,7 +145,7 @@ fn write_weights(
                 let matrix = checkpoint.matrix(&expected.name);
                 quantizing.contents(&matrix.expect("open() found every tensor of the layout"))
             }
-            None => vec![checkpoint.tensor(&expected.name).bytes().to_vec()],
+            None => vec![quantizing.bytes(checkpoint.tensor(&expected.name))],
         };
         for bytes in contents {
             put(&bytes)?;
@@ -232,6 +239,24 @@ impl Quantizing {
         }
     }
 
+    /// How a tensor that has no codes is stored.
+    fn stored(self, tensor: &StoredTensor) -> StoredType {
+        match self.layout {
+            Layout::F16 => StoredType::F16,
+            _ => tensor.stored(),
+        }
+    }
+
+    /// Its bytes.
+    fn bytes(self, tensor: &StoredTensor) -> Vec<u8> {
+        if self.stored(tensor) == tensor.stored() {
+            return tensor.bytes().to_vec();
+        }
+        let values = tensor.to_f32();
+        let halves = values.iter().map(|value| f16::from_f32(*value));
+        halves.flat_map(f16::to_le_bytes).collect()
+    }
+
     /// Bits of a code that is packed in words.
     fn bits(self) -> u32 {
         match self.layout {
@@ -255,6 +280,7 @@ impl Quantizing {
             return None;
         };
         let fits = match self.layout {
+            Layout::F16 => false,
             Layout::Fp8 | Layout::Fp8Block | Layout::Int8 => true,
             Layout::Int4 => columns.is_multiple_of(self.group),
             Layout::Awq => columns.is_multiple_of(self.group) && rows.is_multiple_of(8),

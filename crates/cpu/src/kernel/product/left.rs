@@ -36,7 +36,7 @@ impl<'a> Left<'a> {
     /// # Safety
     /// The tile is packed by one task.
     #[inline(always)]
-    unsafe fn block(
+    pub(super) unsafe fn block(
         &self,
         tile: &Range<usize>,
         block: &Range<usize>,
@@ -53,7 +53,7 @@ impl<'a> Left<'a> {
         steps.start * per_step..self.width.min(steps.end * per_step)
     }
 
-    fn row(&self, row: usize) -> &'a [f32] {
+    pub(super) fn row(&self, row: usize) -> &'a [f32] {
         &self.x[row * self.width..(row + 1) * self.width]
     }
 }

@@ -1,0 +1,203 @@
+//! Products with weights of f16 against sums in f64, on every instruction set this processor has, and against themselves:
+//! rows alone and together, other thread counts, other sets.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
+
+use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuPack, Isa};
+use cleave_engine::checkpoint::{StoredMatrix, StoredTensor};
+use cleave_engine::ops::{Holds, Ops, Pack, Precision};
+use half::f16;
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.available())
+}
+
+fn options(isa: Isa, threads: usize) -> CpuOptions {
+    CpuOptions {
+        isa: Some(isa),
+        threads,
+        keeps_f16: true,
+        ..CpuOptions::new(Precision::Bf16)
+    }
+}
+
+/// Numbers in −1..1, the same for the same seed.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(next).collect()
+}
+
+/// Weights `(columns, width)`, every seventh so small that f16 has it without a first bit.
+fn weights(columns: usize, width: usize) -> Vec<f16> {
+    let values = numbers(3, columns * width).into_iter().enumerate();
+    let scaled = values.map(|(i, x)| x * if i % 7 == 0 { 3e-5 } else { 0.3 });
+    scaled.map(f16::from_f32).collect()
+}
+
+fn stored(columns: usize, width: usize) -> StoredMatrix {
+    StoredTensor::from_f16("w", (columns, width), &weights(columns, width)).into()
+}
+
+fn multiply(
+    options: &CpuOptions,
+    matrix: &CpuMatrix,
+    columns: usize,
+    x: &[f32],
+    rows: usize,
+) -> Vec<f32> {
+    let mut ops = CpuOps::new(options).unwrap();
+    let mut left = ops.rows(rows, x.len() / rows, Holds::Activations).unwrap();
+    left.values_mut().copy_from_slice(x);
+    let mut out = ops.rows(rows, columns, Holds::Activations).unwrap();
+    ops.matmul(matrix, rows, &left, &mut out).unwrap();
+    out.values().to_vec()
+}
+
+/// The product in f64, and what errors are measured with: the sum of magnitudes.
+fn expected(columns: usize, width: usize, x: &[f32], bias: Option<&[f32]>) -> Vec<(f64, f64)> {
+    let weights = weights(columns, width);
+    let mut out = Vec::new();
+    for row in x.chunks_exact(width) {
+        for (column, weights) in weights.chunks_exact(width).enumerate() {
+            let terms = row
+                .iter()
+                .zip(weights)
+                .map(|(x, w)| f64::from(*x) * w.to_f64());
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[column]));
+            let most: f64 = terms.clone().map(f64::abs).sum();
+            out.push((terms.sum::<f64>() + bias, most + bias.abs()));
+        }
+    }
+    out
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[test]
+fn products_of_f16_are_right_on_every_instruction_set_and_the_same_on_all() {
+    for (columns, width) in [
+        (1, 1),
+        (16, 3),
+        (17, 4),
+        (33, 71),
+        (31, 512),
+        (70, 515),
+        (100, 1100),
+    ] {
+        for rows in [1, 2, 5, 8, 14, 15, 29, 70] {
+            let bias = (rows % 2 == 0).then(|| numbers(8, columns));
+            let x = numbers(9, rows * width);
+            let expected = expected(columns, width, &x, bias.as_deref());
+            let mut first: Option<Vec<f32>> = None;
+            for isa in available() {
+                let options = options(isa, 2);
+                let pack = CpuPack::new(&options);
+                let stack = [stored(columns, width)];
+                let matrix = pack.matrix(&stack, bias.as_deref()).unwrap();
+                assert_eq!(
+                    pack.matrix_bytes(&stack),
+                    (width * columns.next_multiple_of(32) * 2) as u64
+                );
+                let out = multiply(&options, &matrix, columns, &x, rows);
+                let what = format!("{isa} {width} × {columns}, {rows} rows");
+                for (found, (expected, most)) in out.iter().zip(&expected) {
+                    // Activations lose a half of 2^-12 at most, and sums of so many hardly more.
+                    let error = (f64::from(*found) - expected).abs();
+                    assert!(error <= 1.3e-4 * most, "{what}: {found} for {expected}");
+                }
+                let first = first.get_or_insert_with(|| out.clone());
+                assert!(
+                    same_bits(first, &out),
+                    "{what}: other bits than the best set"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others_and_on_any_threads_with_f16() {
+    // Rows that do not stay in a cache, in more than one block.
+    let (columns, width, rows) = (200, 1153, 530);
+    let x = numbers(2, rows * width);
+    for isa in available() {
+        let matrix = CpuPack::new(&options(isa, 2))
+            .matrix(&[stored(columns, width)], None)
+            .unwrap();
+        let run =
+            |threads, x: &[f32], rows| multiply(&options(isa, threads), &matrix, columns, x, rows);
+        let together = run(1, &x, rows);
+        for threads in [2, 5] {
+            assert!(
+                same_bits(&together, &run(threads, &x, rows)),
+                "{isa} {threads} threads"
+            );
+        }
+        for row in [0, 1, 30, 529] {
+            let alone = run(2, &x[row * width..(row + 1) * width], 1);
+            let among = &together[row * columns..(row + 1) * columns];
+            assert!(same_bits(&alone, among), "{isa} row {row}");
+        }
+    }
+}
+
+/// What was lost when they were rounded to bf16: weights lose three bits there, activations five.
+#[test]
+fn f16_that_is_kept_is_many_times_more_exact_than_rounded_to_bf16() {
+    let (columns, width, rows) = (64, 512, 4);
+    let x = numbers(2, rows * width);
+    let expected = expected(columns, width, &x, None);
+    let error = |keeps_f16| {
+        let options = CpuOptions {
+            keeps_f16,
+            ..options(Isa::detect(), 2)
+        };
+        let matrix = CpuPack::new(&options)
+            .matrix(&[stored(columns, width)], None)
+            .unwrap();
+        let out = multiply(&options, &matrix, columns, &x, rows);
+        let errors = out
+            .iter()
+            .zip(&expected)
+            .map(|(x, (expected, _))| (f64::from(*x) - expected).powi(2));
+        errors.sum::<f64>().sqrt()
+    };
+    let (kept, rounded) = (error(true), error(false));
+    assert!(16.0 * kept < rounded, "{kept} and {rounded}");
+}
+
+#[test]
+fn what_is_not_finite_stays_so_with_f16() {
+    let (columns, width) = (32, 256);
+    // One whose only bits are among those that rounding takes.
+    for bad in [
+        f32::NAN,
+        f32::from_bits(0x7f80_0001),
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+    ] {
+        for isa in available() {
+            let options = options(isa, 1);
+            let matrix = CpuPack::new(&options)
+                .matrix(&[stored(columns, width)], None)
+                .unwrap();
+            let mut x = numbers(2, 2 * width);
+            x[77] = bad;
+            let out = multiply(&options, &matrix, columns, &x, 2);
+            assert!(
+                out[..columns]
+                    .iter()
+                    .all(|x| !x.is_finite() && (x.is_nan() || !bad.is_nan())),
+                "{isa} {bad}"
+            );
+            assert!(out[columns..].iter().all(|x| x.is_finite()), "{isa} {bad}");
+        }
+    }
+}
