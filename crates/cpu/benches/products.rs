@@ -1,7 +1,7 @@
 //! What matrix products reach of what the processor could do just then: bytes read per second for few rows, dot
 //! products per second for many, measured beside each sample.
 //!
-//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [int8|int4]]`. Every round takes one short sample of
+//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [f16|int8|int4]]`. Every round takes one short sample of
 //! each ceiling and of each shape, and the best of all rounds counts: what else runs on the machine only makes samples
 //! worse. With one thread its own time is taken, without what others took of its core.
 #![allow(clippy::print_stdout)] // what it is for
@@ -52,17 +52,31 @@ mod products {
             let forms = [Quantize::Int8, Quantize::Int4];
             forms.into_iter().find(|form| form.name() == arg)
         });
-        let name = quantize.map_or("bf16", Quantize::name);
+        let keeps_f16 = std::env::args().any(|arg| arg == "f16");
+        let name = match quantize {
+            Some(quantize) => quantize.name(),
+            None if keeps_f16 => "f16",
+            None => "bf16",
+        };
         let options = CpuOptions {
             threads,
             quantize,
+            keeps_f16,
             ..CpuOptions::new(Precision::Bf16)
         };
         let mut ops = CpuOps::new(&options).expect("the best instruction set");
-        let weights: Vec<half::bf16> = (0..WIDTH * columns)
-            .map(|i| half::bf16::from_f32((i * 7919 % 1021) as f32 / 1021.0 - 0.5))
-            .collect();
-        let stored = StoredTensor::from_bf16("weights", (columns, WIDTH), &weights).into();
+        let weights = (0..WIDTH * columns).map(|i| (i * 7919 % 1021) as f32 / 1021.0 - 0.5);
+        let shape = (columns, WIDTH);
+        let stored = match keeps_f16 {
+            true => {
+                let weights: Vec<half::f16> = weights.map(half::f16::from_f32).collect();
+                StoredTensor::from_f16("weights", shape, &weights).into()
+            }
+            false => {
+                let weights: Vec<half::bf16> = weights.map(half::bf16::from_f32).collect();
+                StoredTensor::from_bf16("weights", shape, &weights).into()
+            }
+        };
         let matrices: Vec<CpuMatrix> = (0..COPIES)
             .map(|_| CpuPack::new(&options).matrix(std::slice::from_ref(&stored), None))
             .collect::<Result<_, _>>()

@@ -343,7 +343,7 @@ fn table(isa: Isa) -> Option<&'static Kernels> {
             "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
         ),
         Isa::Avx2Vnni | Isa::Avx2 => kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
-        Isa::NeonDot | Isa::Neon => return None,
+        Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
         Isa::Plain => kernels!(Plain::new(), Plain),
     })
 }
@@ -364,7 +364,7 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
         ),
         Isa::Avx2Vnni => bytes_kernels!(Avx2::<true>::new(), Avx2<true>, "avx2,fma,f16c,avxvnni"),
         Isa::Avx2 => bytes_kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
-        Isa::NeonDot | Isa::Neon => return None,
+        Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
         Isa::Plain => bytes_kernels!(Plain::new(), Plain),
     })
 }
@@ -373,8 +373,12 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
 fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
     use crate::simd::{neon::Neon, plain::Plain};
     Some(match isa {
-        Isa::NeonDot => bytes_kernels!(Neon::<true>::new(), Neon<true>, "neon,dotprod"),
-        Isa::Neon => bytes_kernels!(Neon::<false>::new(), Neon<false>, "neon"),
+        Isa::NeonBf16 | Isa::NeonDot => bytes_kernels!(
+            Neon::<true, false>::new(),
+            Neon<true, false>,
+            "neon,dotprod"
+        ),
+        Isa::Neon => bytes_kernels!(Neon::<false, false>::new(), Neon<false, false>, "neon"),
         Isa::Plain => bytes_kernels!(Plain::new(), Plain),
         Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
     })
@@ -390,7 +394,12 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
 fn table(isa: Isa) -> Option<&'static Kernels> {
     use crate::simd::{neon::Neon, plain::Plain};
     Some(match isa {
-        Isa::NeonDot | Isa::Neon => kernels!(Neon::<false>::new(), Neon<false>, "neon"),
+        Isa::NeonBf16 => {
+            kernels!(Neon::<false, true>::new(), Neon<false, true>, "neon,bf16")
+        }
+        Isa::NeonDot | Isa::Neon => {
+            kernels!(Neon::<false, false>::new(), Neon<false, false>, "neon")
+        }
         Isa::Plain => kernels!(Plain::new(), Plain),
         Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
     })

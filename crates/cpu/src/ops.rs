@@ -300,6 +300,7 @@ impl Ops for CpuOps {
             | Isa::Avx512
             | Isa::Avx2Vnni
             | Isa::Avx2
+            | Isa::NeonBf16
             | Isa::NeonDot
             | Isa::Neon => "fused-2",
         }

@@ -150,6 +150,7 @@ fn quantised_answers_are_near_those_of_bf16() {
         (Layout::Awq, 64, 0.045, 0.85),
         (Layout::Gptq, 128, 0.07, 0.82),
         (Layout::Gptq8, 32, 0.002, 0.97),
+        (Layout::F16, 1, 0.002, 0.97),
     ] {
         let out = tempfile::tempdir().unwrap();
         quantize(
@@ -159,7 +160,11 @@ fn quantised_answers_are_near_those_of_bf16() {
             &mut |_| {},
         )
         .unwrap();
-        let narrow = scores(&mut engine(out.path(), KvType::Bf16), &tokens);
+        let options = CpuOptions {
+            keeps_f16: layout == Layout::F16,
+            ..CpuOptions::new(Precision::Bf16)
+        };
+        let narrow = scores(&mut build(out.path(), &options), &tokens);
         let (divergence, agreed) = compare(&reference, &narrow);
         let name = match layout {
             Layout::Fp8 => "fp8",
@@ -169,6 +174,7 @@ fn quantised_answers_are_near_those_of_bf16() {
             Layout::Awq => "awq, groups of 64",
             Layout::Gptq => "gptq, groups of 128",
             Layout::Gptq8 => "gptq of eight bits, groups of 32",
+            Layout::F16 => "f16, kept",
         };
         told.push((name, divergence, agreed, divergence_max, agreed_min));
     }

@@ -1,4 +1,4 @@
-//! NEON: four registers of four lanes, with or without the dot product of bytes.
+//! NEON: four registers of four lanes, with or without the dot product of bytes, and multiply-adds of bf16.
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
@@ -16,16 +16,16 @@ use std::arch::aarch64::{
     vsubq_f32, vsubq_s32,
 };
 
-/// NEON, and perhaps the dot product of bytes.
+/// NEON, and perhaps the dot product of bytes, and multiply-adds of bf16. Not its dot product, which rounds otherwise.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon<const DOT: bool>(());
+pub(crate) struct Neon<const DOT: bool, const BRAIN: bool>(());
 
 /// Lanes 0..4, 4..8, 8..12 and 12..16.
 type V = [float32x4_t; 4];
 
-impl<const DOT: bool> Neon<DOT> {
+impl<const DOT: bool, const BRAIN: bool> Neon<DOT, BRAIN> {
     /// # Safety
-    /// The processor has NEON, and the dot product where it says so.
+    /// The processor has NEON, and what else it says.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Self(())
@@ -40,11 +40,14 @@ macro_rules! each {
     };
 }
 
-impl<const DOT: bool> Simd for Neon<DOT> {
+impl<const DOT: bool, const BRAIN: bool> Simd for Neon<DOT, BRAIN> {
     type V = V;
     const ROWS: usize = 6;
     const COLUMNS: usize = 1;
-    const PHASES: usize = 2;
+    const PHASES: usize = match BRAIN {
+        true => 1,
+        false => 2,
+    };
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -191,20 +194,31 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn pair_phase(self, pairs: V, phase: usize) -> V {
-        if phase == 0 {
-            each!(upper, pairs)
-        } else {
-            each!(lower, pairs)
+        match (BRAIN, phase) {
+            (true, _) => pairs,
+            (false, 0) => each!(upper, pairs),
+            (false, _) => each!(lower, pairs),
         }
     }
 
     #[inline(always)]
     fn pair_dot(self, acc: V, a: V, b: V) -> V {
-        self.fma(a, b, acc)
+        match BRAIN {
+            true => each!(odd_then_even, acc, a, b),
+            false => self.fma(a, b, acc),
+        }
     }
 
     #[inline(always)]
     fn pair_words(self, x: V, to: &mut [u32; LANES]) -> usize {
+        if BRAIN {
+            let mut halves = [0; LANES];
+            self.narrow(self.round_bf16(x), &mut halves);
+            for (to, [low, high]) in to.iter_mut().zip(halves.as_chunks::<2>().0) {
+                *to = u32::from(*low) | u32::from(*high) << 16;
+            }
+            return LANES / 2;
+        }
         for (quarter, lanes) in self.round_bf16(x).into_iter().enumerate() {
             // SAFETY: `self` proves the instructions; four words fit at each quarter.
             unsafe {
@@ -217,7 +231,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 }
 
-impl<const DOT: bool> Bytes for Neon<DOT> {
+impl<const DOT: bool, const BRAIN: bool> Bytes for Neon<DOT, BRAIN> {
     const LEFT: LeftBytes = LeftBytes::Signed;
 
     #[inline(always)]
@@ -281,6 +295,29 @@ unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
         );
     }
     wide
+}
+
+/// acc + left.odd · right.odd, then + left.even · right.even, each fused and rounded as multiply-adds of f32 are.
+///
+/// # Safety
+/// The processor has bf16.
+#[inline(always)]
+unsafe fn odd_then_even(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float32x4_t {
+    let mut sum = acc;
+    // SAFETY: as the caller promises; the instructions touch registers only. The compiler's own names for them are not
+    // stable.
+    unsafe {
+        std::arch::asm!(
+            ".arch_extension bf16",
+            "bfmlalt {sum:v}.4s, {left:v}.8h, {right:v}.8h",
+            "bfmlalb {sum:v}.4s, {left:v}.8h, {right:v}.8h",
+            sum = inout(vreg) sum,
+            left = in(vreg) left,
+            right = in(vreg) right,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
 }
 
 /// # Safety

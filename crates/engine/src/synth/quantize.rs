@@ -212,6 +212,7 @@ impl Quantizing {
             })
         };
         match self.layout {
+            Layout::F16 => Value::Null,
             Layout::Fp8 => {
                 let weights = weights(8, "float", "channel", None);
                 compressed("float-quantized", weights, tokens("float"))
@@ -301,6 +302,7 @@ impl Quantizing {
         let words =
             |packing: Packing, columns: usize| self.packing(packing).words_shape((rows, columns));
         match self.layout {
+            Layout::F16 => Vec::new(),
             Layout::Fp8 => vec![
                 piece("weight", "F8_E4M3", shape),
                 piece("weight_scale", "F32", &[rows, 1]),
@@ -350,6 +352,7 @@ impl Quantizing {
                 .collect()
         };
         match self.layout {
+            Layout::F16 => Vec::new(),
             Layout::Fp8 => {
                 let coded = Coded::symmetric(&values, columns, (columns, e4m3::MAX, exact), |x| {
                     e4m3::from_f32(x)
