@@ -194,7 +194,11 @@ fn a_method_that_is_not_supported_is_named_with_those_that_are() {
         (
             "int4-symmetric",
             |q| q["config_groups"]["group_0"]["weights"]["num_bits"] = json!(2),
-            &["group_0.weights.num_bits", "int of 2 bits", "int of 4 bits"],
+            &[
+                "group_0.weights.num_bits",
+                "int of 2 bits",
+                "int of 8 or 4 bits",
+            ],
         ),
         (
             "fp8-tensor",
