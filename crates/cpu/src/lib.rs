@@ -12,7 +12,8 @@
 //! two bf16 numbers is exact in f32, so all instruction sets add the same numbers; all of them add
 //! the odd element of a pair before the even one, as the AVX-512 instruction does, and so their
 //! matrix products agree to the bit (down to numbers of 1e-38, which that instruction takes for
-//! zero). Where weights are f16 and stay so, activations that meet them have 13 bits, and again products are exact. Where weights have eight or four bits, the activations that meet them are rounded to eight, with a scale for
+//! zero). Where weights are f16 and stay so, activations that meet them have 13 bits, and again
+//! products are exact. Where weights have eight or four bits, the activations that meet them are rounded to eight, with a scale for
 //! each row, or for each group of a row where weights have groups; sums of products are whole numbers, and what follows
 //! is rounded alike everywhere, so there all sets agree to the bit, too. In f32, and in the exponential, the plain set rounds after multiplying where the others
 //! fuse; there results agree within a bound.
