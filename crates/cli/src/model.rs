@@ -9,7 +9,9 @@ use crate::bench::Products;
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Dot, Isa, Quantize};
+use cleave_cpu::{
+    Binding, CpuOps, CpuOptions, CpuPack, Dot, Isa, Machine, Quantize, WorkerThreads,
+};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Share};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
@@ -41,7 +43,7 @@ pub(crate) struct Loaded {
 enum Backend {
     Cpu {
         weights: Arc<Weights<CpuPack>>,
-        isa: Option<Isa>,
+        processor: Processor,
     },
     Cuda {
         weights: Arc<Weights<CudaPack>>,
@@ -116,19 +118,21 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     let limit = model.max_model_len.map(|tokens| tokens as usize);
     let from = Instant::now();
     let backend = match place {
-        Place::Cpu(isa) => {
+        Place::Cpu(processor) => {
+            let sole = WorkerThreads {
+                index: 0,
+                count: engine.threads(),
+            };
             let options = CpuOptions {
-                threads: engine.threads(),
-                isa,
                 quantize,
-                ..CpuOptions::new(precision)
+                ..processor.options(precision, sole)?
             };
             let pack = match &model.packed_cache {
                 Some(folder) => CpuPack::cached(&options, folder, &checkpoint),
                 None => CpuPack::new(&options),
             };
             let weights = weights(&pack, &checkpoint, limit)?;
-            Backend::Cpu { weights, isa }
+            Backend::Cpu { weights, processor }
         }
         Place::Cuda(device) => {
             if let Some(folder) = &model.packed_cache {
@@ -160,18 +164,46 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
 
 /// Where to compute, found to be there.
 enum Place {
-    Cpu(Option<Isa>),
+    Cpu(Processor),
     Cuda(Arc<cleave_cuda::Device>),
+}
+
+/// The processor, as the user wants it used.
+struct Processor {
+    isa: Option<Isa>,
+    binding: Binding,
+    machine: Machine,
+}
+
+impl Processor {
+    fn find(engine: &EngineArgs) -> anyhow::Result<Self> {
+        let isa = engine.isa.as_deref().map(str::parse::<Isa>);
+        let found = Self {
+            isa: isa.transpose().map_err(anyhow::Error::msg)?,
+            binding: engine.cpu_bind.clone(),
+            machine: Machine::here(),
+        };
+        let sole = WorkerThreads { index: 0, count: 1 };
+        let placed = found.machine.place(&found.binding, sole);
+        placed.with_context(|| format!("--cpu-bind {}", found.binding))?;
+        Ok(found)
+    }
+
+    /// For one worker.
+    fn options(&self, precision: Precision, worker: WorkerThreads) -> anyhow::Result<CpuOptions> {
+        Ok(CpuOptions {
+            threads: worker.count,
+            isa: self.isa,
+            placement: self.machine.place(&self.binding, worker)?,
+            ..CpuOptions::new(precision)
+        })
+    }
 }
 
 impl Place {
     fn find(engine: &EngineArgs) -> anyhow::Result<Self> {
         match engine.device {
-            Device::Cpu => {
-                let isa = engine.isa.as_deref().map(str::parse::<Isa>);
-                let isa = isa.transpose().map_err(anyhow::Error::msg)?;
-                Ok(Self::Cpu(isa))
-            }
+            Device::Cpu => Processor::find(engine).map(Self::Cpu),
             Device::Cuda(number) => {
                 let device = cleave_cuda::Device::open(number)
                     .with_context(|| format!("--device cuda:{number}"))?;
@@ -251,8 +283,8 @@ impl Loaded {
     /// How products are made, if a processor makes them.
     pub(crate) fn products(&self) -> Option<Products> {
         match &self.backend {
-            Backend::Cpu { isa, .. } => Some(Products {
-                isa: isa.unwrap_or_else(Isa::detect),
+            Backend::Cpu { processor, .. } => Some(Products {
+                isa: processor.isa.unwrap_or_else(Isa::detect),
                 dot: self.dot(),
             }),
             Backend::Cuda { .. } => None,
@@ -321,10 +353,10 @@ impl Loaded {
             slots_count: args.slots_count(),
             step_tokens_max: args.step_tokens_max(),
         };
-        let threads = args.threads_each(count);
-        let mut engines = roles
-            .iter()
-            .map(|role| self.engine(limits, threads, *role))
+        let count = args.threads_each(count);
+        let mut engines = (0..)
+            .zip(roles)
+            .map(|(index, role)| self.engine(limits, WorkerThreads { index, count }, *role))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(first) = engines.first_mut() {
             probe(first.as_mut()).context("the model cannot take a single step")?;
@@ -347,26 +379,28 @@ impl Loaded {
             slots_count: 1,
             step_tokens_max: args.step_tokens_max(),
         };
-        self.engine(limits, args.threads(), Role::Both)
+        let sole = WorkerThreads {
+            index: 0,
+            count: args.threads(),
+        };
+        self.engine(limits, sole, Role::Both)
     }
 
-    /// An engine with these limits and threads, for a worker of this role.
+    /// An engine with these limits, for this worker of this role.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
     pub(crate) fn engine(
         &self,
         limits: EngineLimits,
-        threads: usize,
+        worker: WorkerThreads,
         role: Role,
     ) -> anyhow::Result<Box<dyn Engine>> {
         Ok(match &self.backend {
-            Backend::Cpu { weights, isa } => {
+            Backend::Cpu { weights, processor } => {
                 let options = CpuOptions {
-                    threads,
-                    isa: *isa,
                     kv: self.kv,
-                    ..CpuOptions::new(self.precision)
+                    ..processor.options(self.precision, worker)?
                 };
                 let ops = CpuOps::new(&options)?;
                 Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)

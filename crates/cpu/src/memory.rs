@@ -5,6 +5,7 @@
 //! Invariant: memory starts zeroed and page-aligned, so any element type and any vector fits; words of a file are as
 //! well aligned.
 
+use crate::affinity;
 use cleave_engine::EngineError;
 use memmap2::{Mmap, MmapMut};
 use std::marker::PhantomData;
@@ -59,6 +60,13 @@ impl<T: Plain> Memory<T> {
             len,
             element: PhantomData,
         })
+    }
+
+    /// Asks that pages not touched so far lie on these memory nodes in turn; none leaves it to the system.
+    pub(crate) fn spread(&mut self, nodes: &[usize]) {
+        if !nodes.is_empty() {
+            affinity::spread(&mut self.pages, nodes);
+        }
     }
 }
 

@@ -79,7 +79,7 @@ impl CpuOps {
             precision: options.precision,
             kv: options.checked_kv()?,
             widened: Widened::default(),
-            threads: Threads::new(count, &options.cores).map_err(failed)?,
+            threads: Threads::new(count, &options.placement.threads).map_err(failed)?,
             left: Memory::zeroed(0).map_err(no_memory)?,
             left_scales: Memory::zeroed(0).map_err(no_memory)?,
             left_sums: Memory::zeroed(0).map_err(no_memory)?,
@@ -308,9 +308,10 @@ impl Ops for CpuOps {
     fn device(&self) -> String {
         let count = self.threads.count();
         let threads = if count == 1 { "thread" } else { "threads" };
-        let pinned = match self.threads.cores() {
-            [] => String::new(),
-            cores => format!(" on cores {cores:?}"),
+        let cores = self.threads.cores();
+        let pinned = match cores.is_empty() {
+            true => String::new(),
+            false => format!(" on cores {}", affinity::listed(&cores)),
         };
         let (title, precision) = (self.isa.title(), self.precision.name());
         format!("{title}, {precision}, {count} {threads}{pinned}")
@@ -321,7 +322,7 @@ impl Ops for CpuOps {
     }
 
     fn device_id(&self) -> Option<DeviceId> {
-        affinity::device_id(self.threads.count())
+        affinity::device_id(self.threads.count(), &self.threads.cores())
     }
 
     fn rows(&self, rows_max: usize, width: usize, _: Holds) -> Result<CpuRows, EngineError> {

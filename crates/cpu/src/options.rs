@@ -2,6 +2,7 @@
 
 use crate::affinity::cores_count;
 use crate::isa::Isa;
+use crate::placement::Placement;
 use cleave_engine::ops::{KvType, Precision};
 
 /// How one engine uses the processor.
@@ -15,22 +16,21 @@ pub struct CpuOptions {
     pub kv: KvType,
     /// Threads that compute, the engine's own included; 0 is one per core.
     pub threads: usize,
-    /// Cores to bind the threads to, in turn; empty leaves it to the system. Cores that the process
-    /// may not use are left out.
-    pub cores: Vec<usize>,
+    /// Where the threads run and the weights lie.
+    pub placement: Placement,
     /// Vector instructions; `None` takes the best there are.
     pub isa: Option<Isa>,
 }
 
 impl CpuOptions {
-    /// Every core, the best instructions, no binding.
+    /// Every core, the best instructions; the system places threads and memory.
     pub fn new(precision: Precision) -> Self {
         Self {
             precision,
             quantize: None,
             kv: precision.into(),
             threads: 0,
-            cores: Vec::new(),
+            placement: Placement::default(),
             isa: None,
         }
     }
@@ -100,6 +100,14 @@ pub enum CpuError {
         kv: KvType,
         /// The weights' format.
         precision: Precision,
+    },
+    /// Choose among those that are there.
+    #[error("this process may not use core {asked}; it may use {there}")]
+    NoCores {
+        /// Those that are missing.
+        asked: String,
+        /// All that it may use.
+        there: String,
     },
     /// Choose fewer threads, or raise the system's limit.
     #[error("cannot start {count} threads: {source}")]

@@ -30,6 +30,8 @@ pub struct CpuPack {
     precision: Precision,
     quantize: Option<Quantize>,
     threads: usize,
+    /// See [`Placement::nodes`](crate::placement::Placement::nodes).
+    nodes: Vec<usize>,
     cache: Option<Mutex<Cache>>,
 }
 
@@ -102,6 +104,7 @@ impl CpuPack {
             precision: options.precision,
             quantize: options.quantize,
             threads: options.threads_count(),
+            nodes: options.placement.nodes.clone(),
             cache: None,
         }
     }
@@ -216,6 +219,7 @@ impl CpuPack {
         let panels = order.panels(rows.len());
         let (steps, size) = (kept.steps(width), kept.panel_words(width));
         let mut words = Memory::zeroed(panels * size)?;
+        words.spread(&self.nodes);
         let mut of_columns = (kept == Kept::Int8).then(|| Columns::new(panels * PANEL));
         let sources: Vec<Source<'_>> = order
             .places(rows.len())
