@@ -166,8 +166,10 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
     // Nobody has ever brought a tokenizer: this request is what the first workers are started for.
     assert_eq!(client.get("/ready").0, 200);
     let first = ask(&client);
-    let (prefill, decode) = workers(&client);
-    assert!(prefill >= 1 && decode >= 1, "{prefill} and {decode}");
+    wait_for("workers of both legs", || {
+        let (prefill, decode) = workers(&client);
+        (prefill >= 1 && decode >= 1).then_some(())
+    });
     assert!(client.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0);
 
     write_policy(&policy, 3, "10m");
