@@ -197,7 +197,7 @@ fn a_kv_cache_that_does_not_go_with_the_weights_is_refused() {
     ]);
     assert_eq!(status.code(), Some(1), "{err}");
     assert!(err.contains("KV cache in bf16"), "{err}");
-    assert!(err.contains("f32 and fp8_e4m3 are"), "{err}");
+    assert!(err.contains("f32, fp8_e4m3 and int8_per_token_head are"), "{err}");
 }
 
 fn writes_english(flags: &[&str]) {

@@ -112,6 +112,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         KvCacheDtype::Auto => precision.into(),
         KvCacheDtype::Bf16 => KvType::Bf16,
         KvCacheDtype::Fp8E4m3 => KvType::Fp8E4m3,
+        KvCacheDtype::Int8PerTokenHead => KvType::Int8PerTokenHead,
     };
     check_kv_scales(kv, &checkpoint)?;
     let quantize = quantize(model, &place, &checkpoint)?;
@@ -485,6 +486,7 @@ impl Loaded {
             layer_bytes,
             head_bytes,
             kv_element_bytes: count(self.kv.element_bytes()),
+            kv_scale_bytes: count(self.kv.scale_bytes()),
         }
     }
 

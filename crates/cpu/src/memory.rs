@@ -165,6 +165,12 @@ pub(crate) fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
+/// The same, to be written.
+pub(crate) fn bytes_of_mut<T: Plain>(numbers: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `bytes_of`, borrowed mutably; every bit pattern is a number.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
+}
+
 /// A mutable slice that several threads write, each its own parts.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a, T> {

@@ -12,7 +12,7 @@ pub struct CpuOptions {
     pub precision: Precision,
     /// What weights of floats are rounded to when they are loaded.
     pub quantize: Option<Quantize>,
-    /// How keys and values are stored: as weights are, or in fp8.
+    /// How keys and values are stored: as weights are, or in eight bits.
     pub kv: KvType,
     /// Threads that compute, the engine's own included; 0 is one per core.
     pub threads: usize,
@@ -44,7 +44,11 @@ impl CpuOptions {
 
     pub(crate) fn checked_kv(&self) -> Result<KvType, CpuError> {
         let Self { precision, kv, .. } = *self;
-        match kv == precision.into() || kv == KvType::Fp8E4m3 {
+        let is_known = match kv {
+            KvType::F32 | KvType::Bf16 => kv == precision.into(),
+            KvType::Fp8E4m3 | KvType::Int8PerTokenHead => true,
+        };
+        match is_known {
             true => Ok(kv),
             false => Err(CpuError::NoKvType { kv, precision }),
         }
@@ -93,8 +97,11 @@ pub enum CpuError {
         /// What [`Isa::detect`] chooses.
         best: Isa,
     },
-    /// Choose the weights' format, or fp8.
-    #[error("a KV cache in {} beside weights in {} is not supported; {} and fp8_e4m3 are", .kv.name(), .precision.name(), .precision.name())]
+    /// Choose the weights' format, or eight bits.
+    #[error(
+        "a KV cache in {} beside weights in {} is not supported; {}, fp8_e4m3 and int8_per_token_head are",
+        .kv.name(), .precision.name(), .precision.name()
+    )]
     NoKvType {
         /// What was asked for.
         kv: KvType,

@@ -31,7 +31,8 @@ pub(crate) struct ModelArgs {
     /// write there can change what a model says.
     #[arg(long, value_name = "DIR", env = "CLEAVE_PACKED_CACHE")]
     pub(crate) packed_cache: Option<PathBuf>,
-    /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1.
+    /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1, `int8` is
+    /// int8_per_token_head, with a scale for every key and value of a head, on a processor.
     #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
     pub(crate) kv_cache_dtype: KvCacheDtype,
     /// Shorten the model's context to this many tokens (prompt and output).
@@ -179,6 +180,8 @@ pub(crate) enum KvCacheDtype {
     Bf16,
     #[value(name = "fp8_e4m3", alias = "fp8")]
     Fp8E4m3,
+    #[value(name = "int8_per_token_head", alias = "int8")]
+    Int8PerTokenHead,
 }
 
 /// See [`EngineArgs::gpu_matmul`].
