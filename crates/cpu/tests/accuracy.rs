@@ -126,8 +126,8 @@ fn compare(reference: &[Vec<f64>], other: &[Vec<f64>]) -> (f64, f64) {
     (divergence, agreed)
 }
 
-/// Bounds are about twice the divergence that was measured, in nats: 0.0019 for fp8 keys and values, XXXX for int8 ones, 0.0024 and 0.0025 for
-/// fp8, 0.0009 for int8, 0.027, 0.022 and 0.036 for int4; rounded at load 0.0011 and 0.025. With activations in bf16 int8
+/// Bounds are about twice the divergence that was measured, in nats: 0.0019 for keys and values in fp8, 0.0001 for those
+/// in int8, 0.0024 and 0.0025 for fp8, 0.0009 for int8, 0.027, 0.022 and 0.036 for int4; rounded at load 0.0011 and 0.025. With activations in bf16 int8
 /// was 0.0002, and int4 the same as here. 688 columns are no multiple of 32: four-bit groups leave `down_proj` as it is,
 /// and rounding at load gives it eight bits.
 #[test]
@@ -140,7 +140,7 @@ fn quantised_answers_are_near_those_of_bf16() {
     let mut told = Vec::new();
     for (kv, divergence_max, agreed_min) in [
         (KvType::Fp8E4m3, 0.004, 0.9),
-        (KvType::Int8PerTokenHead, 0.004, 0.9),
+        (KvType::Int8PerTokenHead, 0.0002, 0.97),
     ] {
         let narrow = scores(&mut engine(&demo(), kv), &tokens);
         let (divergence, agreed) = compare(&reference, &narrow);
