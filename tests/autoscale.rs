@@ -102,6 +102,49 @@ fn read(events: harness::Events, began: &AtomicUsize) -> (String, String) {
     panic!("a stream broke off after {} letters", text.len());
 }
 
+/// Three decode workers become one while each has streams, which all end as they should.
+fn shrink_under_streams(client: &Arc<Client>, policy: &Path) {
+    write_policy(policy, 3, "10m");
+    wait_for("three decode workers", || {
+        (workers(client).1 == 3).then_some(())
+    });
+    let body = json!({
+        "prompt": "A stream is", "max_tokens": TOKENS, "ignore_eos": true, "seed": 7, "stream": true,
+        "temperature": 1.0,
+    });
+    let began = Arc::new(AtomicUsize::new(0));
+    let start = || {
+        let (client, body, began) = (Arc::clone(client), body.clone(), Arc::clone(&began));
+        std::thread::spawn(move || read(client.stream("/v1/completions", &body), &began))
+    };
+    let mut readers: Vec<_> = (0..STREAMS).map(|_| start()).collect();
+    wait_for("first tokens", || {
+        (began.load(Ordering::SeqCst) == STREAMS).then_some(())
+    });
+    // One worker may have been given all of them, and those may be over before the others have some: more come
+    // until each has some to move.
+    wait_for("a stream on every decode worker", || {
+        let everywhere = streams_of_decode(client).iter().all(|count| *count > 0);
+        let unfinished = readers.iter().filter(|reader| !reader.is_finished());
+        if !everywhere && unfinished.count() < 4 * STREAMS {
+            readers.push(start());
+        }
+        everywhere.then_some(())
+    });
+    write_policy(policy, 1, "10m");
+    wait_for("fewer decode workers", || {
+        (workers(client).1 == 1).then_some(())
+    });
+    let answers: Vec<_> = readers
+        .into_iter()
+        .map(|reader| reader.join().expect("a whole stream"))
+        .collect();
+    for (text, reason) in &answers {
+        assert_eq!(reason, "length");
+        assert!(*text == answers[0].0, "one of the streams had other tokens");
+    }
+}
+
 #[test]
 fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -123,8 +166,10 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
     // Nobody has ever brought a tokenizer: this request is what the first workers are started for.
     assert_eq!(client.get("/ready").0, 200);
     let first = ask(&client);
-    let (prefill, decode) = workers(&client);
-    assert!(prefill >= 1 && decode >= 1, "{prefill} and {decode}");
+    wait_for("workers of both legs", || {
+        let (prefill, decode) = workers(&client);
+        (prefill >= 1 && decode >= 1).then_some(())
+    });
     assert!(client.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0);
 
     write_policy(&policy, 3, "10m");
@@ -132,49 +177,12 @@ fn lesson_27_a_fleet_that_shrank_lost_streams_or_never_came_back_from_nothing() 
         (workers(&client).1 == 3).then_some(())
     });
     assert_shown(&address);
-    let body = json!({
-        "prompt": "A stream is", "max_tokens": TOKENS, "ignore_eos": true, "seed": 7, "stream": true,
-        "temperature": 1.0,
+    // On a starved machine the streams of those that leave may be over before they have to move: once more, then.
+    let is_moved = (0..4).any(|_| {
+        shrink_under_streams(&client, &policy);
+        client.metric("cleave_moves_total", &[]) > 0.0
     });
-    let began = Arc::new(AtomicUsize::new(0));
-    let start = || {
-        let (client, body, began) = (Arc::clone(&client), body.clone(), Arc::clone(&began));
-        std::thread::spawn(move || read(client.stream("/v1/completions", &body), &began))
-    };
-    let mut readers: Vec<_> = (0..STREAMS).map(|_| start()).collect();
-    wait_for("first tokens", || {
-        (began.load(Ordering::SeqCst) == STREAMS).then_some(())
-    });
-    // One worker may have been given all of them, and those may be over before the others have some: more come
-    // until each has some to move.
-    wait_for("a stream on every decode worker", || {
-        let everywhere = streams_of_decode(&client).iter().all(|count| *count > 0);
-        let unfinished = readers.iter().filter(|reader| !reader.is_finished());
-        if !everywhere && unfinished.count() < 4 * STREAMS {
-            readers.push(start());
-        }
-        everywhere.then_some(())
-    });
-    write_policy(&policy, 1, "10m");
-    wait_for("fewer decode workers", || {
-        (workers(&client).1 == 1).then_some(())
-    });
-    assert!(
-        readers.iter().any(|reader| !reader.is_finished()),
-        "nothing was left to move"
-    );
-    let answers: Vec<_> = readers
-        .into_iter()
-        .map(|r| r.join().expect("a whole stream"))
-        .collect();
-    for (text, reason) in &answers {
-        assert_eq!(reason, "length");
-        assert!(*text == answers[0].0, "one of the streams had other tokens");
-    }
-    assert!(
-        client.metric("cleave_moves_total", &[]) > 0.0,
-        "no stream had to move"
-    );
+    assert!(is_moved, "no stream had to move");
 
     write_policy(&policy, 0, "1s");
     wait_for("empty fleet", || (workers(&client) == (0, 0)).then_some(()));

@@ -142,6 +142,14 @@ fn quantised_weights_and_fp8_keys_write_english() {
     writes_english(&["--model", to, "--kv-cache-dtype", "fp8"]);
 }
 
+#[test]
+fn keys_and_values_in_int8_write_english() {
+    for name in ["int8", "int8_per_token_head"] {
+        writes_english(&["--kv-cache-dtype", name]);
+    }
+    writes_english(&["--kv-cache-dtype", "int8", "--dtype", "f32"]);
+}
+
 /// A quantised checkpoint whose makers measured what its keys need.
 fn with_key_scale(out: &Path, scale: f32) -> String {
     let from = harness::root().join("assets/demo");
@@ -197,7 +205,10 @@ fn a_kv_cache_that_does_not_go_with_the_weights_is_refused() {
     ]);
     assert_eq!(status.code(), Some(1), "{err}");
     assert!(err.contains("KV cache in bf16"), "{err}");
-    assert!(err.contains("f32 and fp8_e4m3 are"), "{err}");
+    assert!(
+        err.contains("f32, fp8_e4m3 and int8_per_token_head are"),
+        "{err}"
+    );
 }
 
 fn writes_english(flags: &[&str]) {

@@ -112,9 +112,20 @@ fn streamed(client: &Client, body: &Value) -> String {
 
 #[test]
 fn one_process_and_five_say_the_same() {
-    let (_one, one) = serve(&[]);
-    let (_aggregated, aggregated) = serve(&["--prefill", "0", "--decode", "0", "--both", "1"]);
-    let five = fleet();
+    all_say_the_same(&[]);
+}
+
+/// What is handed over then are codes and scales.
+#[test]
+fn one_process_and_five_say_the_same_with_keys_and_values_in_int8() {
+    all_say_the_same(&["--kv-cache-dtype", "int8"]);
+}
+
+fn all_say_the_same(more: &[&str]) {
+    let (_one, one) = serve(more);
+    let alone = ["--prefill", "0", "--decode", "0", "--both", "1"];
+    let (_aggregated, aggregated) = serve(&[&alone, more].concat());
+    let five = fleet_of(more);
     for body in requests() {
         let text = one.complete(&body);
         assert_eq!(text, aggregated.complete(&body), "{body}");

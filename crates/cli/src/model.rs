@@ -9,7 +9,9 @@ use crate::bench::Products;
 use crate::demo;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
-use cleave_cpu::{CpuOps, CpuOptions, CpuPack, Dot, Isa, Quantize};
+use cleave_cpu::{
+    Binding, CpuOps, CpuOptions, CpuPack, Dot, Isa, Machine, Quantize, WorkerThreads,
+};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Share};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
@@ -41,7 +43,7 @@ pub(crate) struct Loaded {
 enum Backend {
     Cpu {
         weights: Arc<Weights<CpuPack>>,
-        isa: Option<Isa>,
+        processor: Processor,
         /// What products of floats are made with.
         floats: Dot,
     },
@@ -113,19 +115,22 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         KvCacheDtype::Auto => precision.into(),
         KvCacheDtype::Bf16 => KvType::Bf16,
         KvCacheDtype::Fp8E4m3 => KvType::Fp8E4m3,
+        KvCacheDtype::Int8PerTokenHead => KvType::Int8PerTokenHead,
     };
     check_kv_scales(kv, &checkpoint)?;
     let quantize = quantize(model, &place, &checkpoint)?;
     let limit = model.max_model_len.map(|tokens| tokens as usize);
     let from = Instant::now();
     let backend = match place {
-        Place::Cpu(isa) => {
+        Place::Cpu(processor) => {
+            let sole = WorkerThreads {
+                index: 0,
+                count: engine.threads(),
+            };
             let options = CpuOptions {
-                threads: engine.threads(),
-                isa,
                 quantize,
                 keeps_f16: model.dtype == Dtype::F16,
-                ..CpuOptions::new(precision)
+                ..processor.options(precision, sole)?
             };
             let pack = match &model.packed_cache {
                 Some(folder) => CpuPack::cached(&options, folder, &checkpoint),
@@ -138,7 +143,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
             };
             Backend::Cpu {
                 weights,
-                isa,
+                processor,
                 floats,
             }
         }
@@ -172,18 +177,46 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
 
 /// Where to compute, found to be there.
 enum Place {
-    Cpu(Option<Isa>),
+    Cpu(Processor),
     Cuda(Arc<cleave_cuda::Device>),
+}
+
+/// The processor, as the user wants it used.
+struct Processor {
+    isa: Option<Isa>,
+    binding: Binding,
+    machine: Machine,
+}
+
+impl Processor {
+    fn find(engine: &EngineArgs) -> anyhow::Result<Self> {
+        let isa = engine.isa.as_deref().map(str::parse::<Isa>);
+        let found = Self {
+            isa: isa.transpose().map_err(anyhow::Error::msg)?,
+            binding: engine.cpu_bind.clone(),
+            machine: Machine::here(),
+        };
+        let sole = WorkerThreads { index: 0, count: 1 };
+        let placed = found.machine.place(&found.binding, sole);
+        placed.with_context(|| format!("--cpu-bind {}", found.binding))?;
+        Ok(found)
+    }
+
+    /// For one worker.
+    fn options(&self, precision: Precision, worker: WorkerThreads) -> anyhow::Result<CpuOptions> {
+        Ok(CpuOptions {
+            threads: worker.count,
+            isa: self.isa,
+            placement: self.machine.place(&self.binding, worker)?,
+            ..CpuOptions::new(precision)
+        })
+    }
 }
 
 impl Place {
     fn find(engine: &EngineArgs) -> anyhow::Result<Self> {
         match engine.device {
-            Device::Cpu => {
-                let isa = engine.isa.as_deref().map(str::parse::<Isa>);
-                let isa = isa.transpose().map_err(anyhow::Error::msg)?;
-                Ok(Self::Cpu(isa))
-            }
+            Device::Cpu => Processor::find(engine).map(Self::Cpu),
             Device::Cuda(number) => {
                 let device = cleave_cuda::Device::open(number)
                     .with_context(|| format!("--device cuda:{number}"))?;
@@ -284,8 +317,10 @@ impl Loaded {
     /// How products are made, if a processor makes them.
     pub(crate) fn products(&self) -> Option<Products> {
         match &self.backend {
-            Backend::Cpu { isa, floats, .. } => Some(Products {
-                isa: isa.unwrap_or_else(Isa::detect),
+            Backend::Cpu {
+                processor, floats, ..
+            } => Some(Products {
+                isa: processor.isa.unwrap_or_else(Isa::detect),
                 dot: self.dot(*floats),
             }),
             Backend::Cuda { .. } => None,
@@ -353,10 +388,10 @@ impl Loaded {
             slots_count: args.slots_count(),
             step_tokens_max: args.step_tokens_max(),
         };
-        let threads = args.threads_each(count);
-        let mut engines = roles
-            .iter()
-            .map(|role| self.engine(limits, threads, *role))
+        let count = args.threads_each(count);
+        let mut engines = (0..)
+            .zip(roles)
+            .map(|(index, role)| self.engine(limits, WorkerThreads { index, count }, *role))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(first) = engines.first_mut() {
             probe(first.as_mut()).context("the model cannot take a single step")?;
@@ -379,26 +414,30 @@ impl Loaded {
             slots_count: 1,
             step_tokens_max: args.step_tokens_max(),
         };
-        self.engine(limits, args.threads(), Role::Both)
+        let sole = WorkerThreads {
+            index: 0,
+            count: args.threads(),
+        };
+        self.engine(limits, sole, Role::Both)
     }
 
-    /// An engine with these limits and threads, for a worker of this role.
+    /// An engine with these limits, for this worker of this role.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
     pub(crate) fn engine(
         &self,
         limits: EngineLimits,
-        threads: usize,
+        worker: WorkerThreads,
         role: Role,
     ) -> anyhow::Result<Box<dyn Engine>> {
         Ok(match &self.backend {
-            Backend::Cpu { weights, isa, .. } => {
+            Backend::Cpu {
+                weights, processor, ..
+            } => {
                 let options = CpuOptions {
-                    threads,
-                    isa: *isa,
                     kv: self.kv,
-                    ..CpuOptions::new(self.precision)
+                    ..processor.options(self.precision, worker)?
                 };
                 let ops = CpuOps::new(&options)?;
                 Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
@@ -483,6 +522,7 @@ impl Loaded {
             layer_bytes,
             head_bytes,
             kv_element_bytes: count(self.kv.element_bytes()),
+            kv_scale_bytes: count(self.kv.scale_bytes()),
         }
     }
 

@@ -6,6 +6,7 @@
 //! Invariant: a table for an instruction set is handed out only where the processor has it.
 
 pub(crate) mod attention;
+mod codes;
 mod keys;
 pub(crate) mod product;
 pub(crate) mod rounding;
@@ -90,29 +91,6 @@ pub(crate) trait Stored: Plain {
     fn of(kernels: &Kernels) -> &FormatKernels<Self>;
     /// An e4m3, exactly.
     fn of_e4m3(bits: u8) -> Self;
-}
-
-/// An element of a pool, whatever attends over it.
-pub(crate) trait Kept: Plain {
-    /// What rounds a head and stores it.
-    fn store(kernels: &Kernels) -> unsafe fn(&[f32], &mut [Self]);
-}
-
-impl<T: Stored> Kept for T {
-    fn store(kernels: &Kernels) -> unsafe fn(&[f32], &mut [T]) {
-        T::of(kernels).store
-    }
-}
-
-/// e4m3.
-impl Kept for u8 {
-    fn store(_: &Kernels) -> unsafe fn(&[f32], &mut [u8]) {
-        |x, to| {
-            for (to, x) in to.iter_mut().zip(x) {
-                *to = e4m3::from_f32(*x);
-            }
-        }
-    }
 }
 
 impl Stored for f32 {

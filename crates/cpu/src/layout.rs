@@ -10,7 +10,12 @@ use cleave_engine::ops::{HeadShape, Precision};
 /// Keys that lie side by side, a vector of them.
 pub(crate) const KEYS_ACROSS: usize = crate::simd::LANES;
 
-/// The order within a head.
+/// Bytes from the start of a head of codes to a token's scale.
+pub(crate) const fn scale_offset(block_tokens: usize, head_dim: usize, token: usize) -> usize {
+    block_tokens * head_dim + token * size_of::<f32>()
+}
+
+/// The order within a head of its elements, or of its codes; the scales of codes follow, token by token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// Steps of a product down and its columns across, so that a product reads them as they are: keys
@@ -67,6 +72,12 @@ impl Spot {
                 }
             }
         }
+    }
+
+    /// Puts the scale of a key or a value into its head, `(block_tokens × (head_dim + 4))` bytes.
+    pub(crate) fn put_scale(self, scale: f32, head: &mut [u8]) {
+        let at = scale_offset(self.block_tokens, self.head_dim, self.token);
+        head[at..at + size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
     }
 
     /// Puts a value into its head.

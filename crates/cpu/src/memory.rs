@@ -5,6 +5,7 @@
 //! Invariant: memory starts zeroed and page-aligned, so any element type and any vector fits; words of a file are as
 //! well aligned.
 
+use crate::affinity;
 use cleave_engine::EngineError;
 use memmap2::{Mmap, MmapMut};
 use std::marker::PhantomData;
@@ -59,6 +60,13 @@ impl<T: Plain> Memory<T> {
             len,
             element: PhantomData,
         })
+    }
+
+    /// Asks that pages not touched so far lie on these memory nodes in turn; none leaves it to the system.
+    pub(crate) fn spread(&mut self, nodes: &[usize]) {
+        if !nodes.is_empty() {
+            affinity::spread(&mut self.pages, nodes);
+        }
     }
 }
 
@@ -155,6 +163,12 @@ impl Deref for MappedWords {
 pub(crate) fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
     // SAFETY: plain numbers have no padding, and any byte is one.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// The same, to be written.
+pub(crate) fn bytes_of_mut<T: Plain>(numbers: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `bytes_of`, borrowed mutably; every bit pattern is a number.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
 /// A mutable slice that several threads write, each its own parts.

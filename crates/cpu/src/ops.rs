@@ -5,20 +5,20 @@
 //! Invariant: the division changes no bit of a result. After the first pass of a given size, no
 //! operation allocates.
 
+mod attention;
 mod product;
 
 use crate::affinity;
 use crate::buffers::{CpuPool, CpuRows};
 use crate::grid::piece;
 use crate::isa::Isa;
-use crate::kernel::attention::{Attend, Scratch, head_width};
+use crate::kernel::attention::Scratch;
 use crate::kernel::product::SCRATCH_WORDS;
-use crate::kernel::{BytesKernels, Kept, Kernels, Stored};
-use crate::layout::{Layout, Spot};
+use crate::kernel::{BytesKernels, Kernels};
 use crate::memory::{Memory, Parts, Plain};
 use crate::options::{CpuError, CpuOptions};
 use crate::pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};
-use crate::plan::{AttentionPlan, Stored as StoredRun};
+use crate::plan::AttentionPlan;
 use crate::threads::Threads;
 use crate::widened::Widened;
 use cleave_domain::{BlockIndex, DeviceId};
@@ -52,9 +52,6 @@ pub struct CpuOps {
     widened: Widened,
 }
 
-/// Elements of the widest head that a checkpoint may have.
-const HEAD_DIM_MAX: usize = 1024;
-
 /// Elements below which an operation on rows is not worth dividing.
 const PIECE_ELEMENTS: usize = 8192;
 
@@ -79,7 +76,7 @@ impl CpuOps {
             precision: options.precision,
             kv: options.checked_kv()?,
             widened: Widened::default(),
-            threads: Threads::new(count, &options.cores).map_err(failed)?,
+            threads: Threads::new(count, &options.placement.threads).map_err(failed)?,
             left: Memory::zeroed(0).map_err(no_memory)?,
             left_scales: Memory::zeroed(0).map_err(no_memory)?,
             left_sums: Memory::zeroed(0).map_err(no_memory)?,
@@ -91,174 +88,6 @@ impl CpuOps {
         })
     }
 
-    fn store_rows<T: Kept>(
-        &mut self,
-        batch: &Batch,
-        rotary: &CpuRotary,
-        qkv: &mut CpuRows,
-        pool: LayerOf<'_, CpuPool>,
-    ) {
-        let LayerOf { pool, layer } = pool;
-        let shape = pool.shape;
-        let HeadShape {
-            query_heads,
-            kv_heads,
-            head_dim,
-        } = shape.heads;
-        assert_eq!(qkv.width, shape.heads.qkv_width());
-        assert_eq!(rotary.half * 2, head_dim);
-        let (kernels, store) = (self.kernels, T::store(self.kernels));
-        let width = qkv.width;
-        let layout = Layout::of(self.precision, shape.heads, shape.block_tokens);
-        let (heads, threads) = (shape.heads, self.threads.count());
-        self.plan.make(batch, (heads, shape.block_tokens), threads);
-        let rows = Parts::new(qkv.head_mut(batch.rows_count()));
-        let stored = Parts::new(pool.elements_mut::<T>());
-        let store_run = |run: &StoredRun| {
-            let mut rounded = [T::default(); HEAD_DIM_MAX];
-            let rounded = &mut rounded[..head_dim];
-            let block = run.block.0 as usize * shape.block_elements();
-            for (row, position) in run.rows.clone().zip(run.position..) {
-                let cos = &rotary.cos[position * rotary.half..][..rotary.half];
-                let sin = &rotary.sin[position * rotary.half..][..rotary.half];
-                let spot = Spot {
-                    layout,
-                    block_tokens: shape.block_tokens,
-                    head_dim,
-                    token: position % shape.block_tokens,
-                };
-                // SAFETY: a row is of one run.
-                let row = unsafe { rows.part(row * width..(row + 1) * width) };
-                let (keys_end, heads) = ((query_heads + kv_heads) * head_dim, query_heads);
-                for head in row[..keys_end].chunks_exact_mut(head_dim) {
-                    // SAFETY: `Kernels::of` checked the instructions.
-                    unsafe { (kernels.rotate)(head, cos, sin) };
-                }
-                let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
-                let both = keys
-                    .chunks_exact(head_dim)
-                    .zip(values.chunks_exact(head_dim));
-                for (kv_head, (key, value)) in both.enumerate() {
-                    // SAFETY: a block is of one run, as the plan has seen.
-                    let in_block = |offset: usize| unsafe {
-                        let start = block + offset;
-                        stored.part(start..start + shape.head_elements())
-                    };
-                    // SAFETY: as above.
-                    unsafe { store(key, rounded) };
-                    spot.put_key(rounded, in_block(shape.key_offset(layer, kv_head)));
-                    // SAFETY: as above.
-                    unsafe { store(value, rounded) };
-                    spot.put_value(rounded, in_block(shape.value_offset(layer, kv_head)));
-                }
-            }
-        };
-        let runs = self.plan.stored();
-        let elements = batch.rows_count() * width;
-        let each = (runs.len() * PIECE_ELEMENTS)
-            .div_ceil(elements.max(1))
-            .max(1);
-        self.threads.run(runs.len().div_ceil(each), &|turn| {
-            for run in &runs[piece(turn.task, each, runs.len())] {
-                store_run(run);
-            }
-        });
-    }
-
-    /// Attention over a pool of `T`, or one of e4m3 by way of it.
-    fn attend_rows<T: Stored>(
-        &mut self,
-        batch: &Batch,
-        attention: &Attention,
-        io: AttentionIo<'_, Self>,
-    ) -> Result<(), EngineError> {
-        let AttentionIo { qkv, pool, out } = io;
-        if self.kv != KvType::Fp8E4m3 {
-            let view = View {
-                shape: pool.shape,
-                layer: attention.layer,
-                elements: pool.elements::<T>(),
-            };
-            return self.attend_over((batch, attention), view, (qkv, out));
-        }
-        // Taken out for as long as attention reads it.
-        let mut widened = std::mem::take(&mut self.widened);
-        let (batch, elements) = widened.widen::<T>(&mut self.threads, pool, attention.layer)?;
-        let view = View {
-            shape: PoolShape {
-                layers_count: 1,
-                ..pool.shape
-            },
-            layer: 0,
-            elements,
-        };
-        let done = self.attend_over((batch, attention), view, (qkv, out));
-        self.widened = widened;
-        done
-    }
-
-    fn attend_over<T: Stored>(
-        &mut self,
-        (batch, attention): (&Batch, &Attention),
-        view: View<'_, T>,
-        (qkv, out): (&CpuRows, &mut CpuRows),
-    ) -> Result<(), EngineError> {
-        let View {
-            shape,
-            layer,
-            elements,
-        } = view;
-        assert_eq!(qkv.width, shape.heads.qkv_width());
-        assert_eq!(out.width, shape.heads.query_width());
-        let threads = self.threads.count();
-        self.plan
-            .make(batch, (shape.heads, shape.block_tokens), threads);
-        self.make_scratch(shape.heads)?;
-        grow(&mut self.partials, self.plan.partials_len())?;
-        let rows = batch.rows_count();
-        let attend = Attend {
-            heads: shape.heads,
-            block_tokens: shape.block_tokens,
-            layout: Layout::of(self.precision, shape.heads, shape.block_tokens),
-            pool: elements,
-            block_elements: shape.block_elements(),
-            layer_offsets: (shape.key_offset(layer, 0), shape.value_offset(layer, 0)),
-            qkv: qkv.head(rows),
-            scale: attention.scale * std::f32::consts::LOG2_E,
-            window: attention.window.unwrap_or(usize::MAX),
-            out: Parts::new(out.head_mut(rows)),
-            partials: Parts::new(&mut self.partials),
-        };
-        let kernels = T::of(self.kernels);
-        let (plan, scratch) = (&self.plan, Parts::new(&mut self.scratch));
-        self.threads.run(plan.tasks_count(), &|turn| {
-            // SAFETY: one scratch per worker; `Kernels::of` checked the instructions.
-            unsafe {
-                let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
-                (kernels.attend)(&attend, plan.task(batch, turn.task), scratch);
-            }
-        });
-        self.threads.run(plan.merges_count(), &|turn| {
-            // SAFETY: as above.
-            unsafe {
-                let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
-                (kernels.combine)(&attend, plan.merge(batch, turn.task), scratch);
-            }
-        });
-        Ok(())
-    }
-
-    fn make_scratch(&mut self, heads: HeadShape) -> Result<(), EngineError> {
-        if self.scratch_heads != Some(heads) {
-            self.scratch = (0..self.threads.count())
-                .map(|_| Scratch::new(heads))
-                .collect::<Result<_, _>>()?;
-            self.scratch_heads = Some(heads);
-        }
-        debug_assert!(head_width(heads) >= heads.head_dim);
-        Ok(())
-    }
-
     /// Calls `body` for every row, dividing the rows when they are many elements.
     fn each_row(&mut self, rows: usize, width: usize, body: &(dyn Fn(usize) + Sync)) {
         let each = PIECE_ELEMENTS.div_ceil(width.max(1));
@@ -268,14 +97,6 @@ impl CpuOps {
             }
         });
     }
-}
-
-/// A pool as attention reads it.
-#[derive(Clone, Copy)]
-struct View<'a, T> {
-    shape: PoolShape,
-    layer: usize,
-    elements: &'a [T],
 }
 
 /// Makes sure of `len` elements; what was there is lost.
@@ -309,9 +130,10 @@ impl Ops for CpuOps {
     fn device(&self) -> String {
         let count = self.threads.count();
         let threads = if count == 1 { "thread" } else { "threads" };
-        let pinned = match self.threads.cores() {
-            [] => String::new(),
-            cores => format!(" on cores {cores:?}"),
+        let cores = self.threads.cores();
+        let pinned = match cores.is_empty() {
+            true => String::new(),
+            false => format!(" on cores {}", affinity::listed(&cores)),
         };
         let (title, precision) = (self.isa.title(), self.precision.name());
         format!("{title}, {precision}, {count} {threads}{pinned}")
@@ -322,7 +144,7 @@ impl Ops for CpuOps {
     }
 
     fn device_id(&self) -> Option<DeviceId> {
-        affinity::device_id(self.threads.count())
+        affinity::device_id(self.threads.count(), &self.threads.cores())
     }
 
     fn rows(&self, rows_max: usize, width: usize, _: Holds) -> Result<CpuRows, EngineError> {
@@ -459,11 +281,7 @@ impl Ops for CpuOps {
         qkv: &mut CpuRows,
         pool: LayerOf<'_, CpuPool>,
     ) -> Result<(), EngineError> {
-        match self.kv {
-            KvType::F32 => self.store_rows::<f32>(batch, rotary, qkv, pool),
-            KvType::Bf16 => self.store_rows::<u16>(batch, rotary, qkv, pool),
-            KvType::Fp8E4m3 => self.store_rows::<u8>(batch, rotary, qkv, pool),
-        }
+        self.store_rows((batch, rotary), qkv, pool);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use crate::affinity::cores_count;
 use crate::isa::Isa;
+use crate::placement::Placement;
 use cleave_engine::ops::{KvType, Precision};
 
 /// How one engine uses the processor.
@@ -15,19 +16,18 @@ pub struct CpuOptions {
     /// more memory, and activations that meet them keep 13 bits instead of eight, but there is no dot product of theirs:
     /// many rows take twice as long.
     pub keeps_f16: bool,
-    /// How keys and values are stored: as weights are, or in fp8.
+    /// How keys and values are stored: as weights are, or in eight bits.
     pub kv: KvType,
     /// Threads that compute, the engine's own included; 0 is one per core.
     pub threads: usize,
-    /// Cores to bind the threads to, in turn; empty leaves it to the system. Cores that the process
-    /// may not use are left out.
-    pub cores: Vec<usize>,
+    /// Where the threads run and the weights lie.
+    pub placement: Placement,
     /// Vector instructions; `None` takes the best there are.
     pub isa: Option<Isa>,
 }
 
 impl CpuOptions {
-    /// Every core, the best instructions, no binding.
+    /// Every core, the best instructions; the system places threads and memory.
     pub fn new(precision: Precision) -> Self {
         Self {
             precision,
@@ -35,7 +35,7 @@ impl CpuOptions {
             keeps_f16: false,
             kv: precision.into(),
             threads: 0,
-            cores: Vec::new(),
+            placement: Placement::default(),
             isa: None,
         }
     }
@@ -49,7 +49,11 @@ impl CpuOptions {
 
     pub(crate) fn checked_kv(&self) -> Result<KvType, CpuError> {
         let Self { precision, kv, .. } = *self;
-        match kv == precision.into() || kv == KvType::Fp8E4m3 {
+        let is_known = match kv {
+            KvType::F32 | KvType::Bf16 => kv == precision.into(),
+            KvType::Fp8E4m3 | KvType::Int8PerTokenHead => true,
+        };
+        match is_known {
             true => Ok(kv),
             false => Err(CpuError::NoKvType { kv, precision }),
         }
@@ -98,13 +102,24 @@ pub enum CpuError {
         /// What [`Isa::detect`] chooses.
         best: Isa,
     },
-    /// Choose the weights' format, or fp8.
-    #[error("a KV cache in {} beside weights in {} is not supported; {} and fp8_e4m3 are", .kv.name(), .precision.name(), .precision.name())]
+    /// Choose the weights' format, or eight bits.
+    #[error(
+        "a KV cache in {} beside weights in {} is not supported; {}, fp8_e4m3 and int8_per_token_head are",
+        .kv.name(), .precision.name(), .precision.name()
+    )]
     NoKvType {
         /// What was asked for.
         kv: KvType,
         /// The weights' format.
         precision: Precision,
+    },
+    /// Choose among those that are there.
+    #[error("this process may not use core {asked}; it may use {there}")]
+    NoCores {
+        /// Those that are missing.
+        asked: String,
+        /// All that it may use.
+        there: String,
     },
     /// Choose fewer threads, or raise the system's limit.
     #[error("cannot start {count} threads: {source}")]

@@ -32,6 +32,8 @@ pub struct CpuPack {
     quantize: Option<Quantize>,
     keeps_f16: bool,
     threads: usize,
+    /// See [`Placement::nodes`](crate::placement::Placement::nodes).
+    nodes: Vec<usize>,
     cache: Option<Mutex<Cache>>,
 }
 
@@ -107,6 +109,7 @@ impl CpuPack {
             quantize: options.quantize,
             keeps_f16: options.keeps_f16,
             threads: options.threads_count(),
+            nodes: options.placement.nodes.clone(),
             cache: None,
         }
     }
@@ -225,6 +228,7 @@ impl CpuPack {
         let panels = order.panels(rows.len());
         let (steps, size) = (kept.steps(width), kept.panel_words(width));
         let mut words = Memory::zeroed(panels * size)?;
+        words.spread(&self.nodes);
         let mut of_columns = (kept == Kept::Int8).then(|| Columns::new(panels * PANEL));
         let sources: Vec<Source<'_>> = order
             .places(rows.len())

@@ -77,6 +77,26 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn widen_f16(self, x: &[u16; LANES]) -> Self::V;
     /// Pairs of bf16 `(low[i], high[i])`, the first one in the lower half of the lane.
     fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> Self::V;
+    /// Bytes with a sign as floats.
+    #[inline(always)]
+    fn widen_codes(self, x: &[u8; LANES]) -> Self::V {
+        let mut lanes = [0.0; LANES];
+        for i in 0..LANES {
+            lanes[i] = f32::from(x[i].cast_signed());
+        }
+        self.load(&lanes)
+    }
+    /// Pairs of bytes with a sign as pairs of bf16, exactly.
+    #[inline(always)]
+    fn widen_code_pairs(self, x: &[u8; 2 * LANES]) -> Self::V {
+        let mut lanes = [0.0; LANES];
+        for i in 0..LANES {
+            let low = f32::from(x[2 * i].cast_signed()).to_bits() >> 16;
+            let high = f32::from(x[2 * i + 1].cast_signed()).to_bits();
+            lanes[i] = f32::from_bits(low | high);
+        }
+        self.load(&lanes)
+    }
     /// The part of a lane of bf16 pairs that [`Simd::pair_dot`] needs in `phase`: the odd element
     /// first, then the even one, as the dot-product instruction has it.
     fn pair_phase(self, pairs: Self::V, phase: usize) -> Self::V;

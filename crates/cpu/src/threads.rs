@@ -31,8 +31,10 @@ pub struct Turn {
 pub struct Threads {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
-    /// Core of each worker, or empty: the system decides.
-    cores: Vec<usize>,
+    /// Cores of each worker, in turn, or empty: the system decides.
+    cores: Vec<Vec<usize>>,
+    /// No other set of this process has it; above 0.
+    number: u64,
 }
 
 #[derive(Debug)]
@@ -99,18 +101,21 @@ const YIELDS: u32 = 200;
 /// Threads that may spin, over all sets in this process.
 static CROWD: AtomicUsize = AtomicUsize::new(0);
 
+/// Sets made so far.
+static SETS: AtomicU64 = AtomicU64::new(0);
+
 thread_local! {
-    /// The core this thread was last pinned to as somebody's worker 0.
-    static PINNED: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The set whose worker 0 this thread was last bound as.
+    static BOUND: Cell<u64> = const { Cell::new(0) };
 }
 
 impl Threads {
-    /// `count` threads, the caller's included; 0 counts as 1. With `cores`, worker `i` is pinned to
-    /// `cores[i % cores.len()]`; the caller's thread at its first run.
+    /// `count` threads, the caller's included; 0 counts as 1. With `cores`, worker `i` keeps to
+    /// `cores[i % cores.len()]`; the caller's thread from its first run.
     ///
     /// # Errors
     /// If the system gives no more threads.
-    pub fn new(count: usize, cores: &[usize]) -> std::io::Result<Self> {
+    pub fn new(count: usize, cores: &[Vec<usize>]) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             gate: Line::default(),
             next: Line::default(),
@@ -123,6 +128,7 @@ impl Threads {
             shared,
             workers: Vec::new(),
             cores: cores.to_vec(),
+            number: SETS.fetch_add(1, Ordering::Relaxed) + 1,
         };
         CROWD.fetch_add(1, Ordering::Relaxed);
         for index in 1..count {
@@ -137,9 +143,13 @@ impl Threads {
         self.workers.len() + 1
     }
 
-    /// The cores the threads are pinned to; empty if they are not.
-    pub fn cores(&self) -> &[usize] {
-        &self.cores
+    /// The cores the threads keep to, ascending, each once; empty if the system decides.
+    pub fn cores(&self) -> Vec<usize> {
+        let bound = self.cores.iter().cycle().take(self.count());
+        let mut cores: Vec<usize> = bound.flatten().copied().collect();
+        cores.sort_unstable();
+        cores.dedup();
+        cores
     }
 
     /// Calls `body` once for each task in `0..tasks`, from any of the threads, and returns when all
@@ -148,7 +158,7 @@ impl Threads {
     /// # Panics
     /// With the panic of a task, if one panics; the tasks not begun by then are dropped.
     pub fn run(&mut self, tasks: usize, body: &(dyn Fn(Turn) + Sync)) {
-        self.pin_caller();
+        self.bind_caller();
         if self.workers.is_empty() || tasks <= 1 {
             for task in 0..tasks {
                 body(Turn { task, worker: 0 });
@@ -195,29 +205,24 @@ impl Threads {
         }
     }
 
-    fn pin_caller(&self) {
-        if let Some(&core) = self.cores.first() {
-            PINNED.with(|pinned| {
-                if pinned.get() != Some(core) {
-                    affinity::pin(core);
-                    pinned.set(Some(core));
-                }
-            });
+    fn bind_caller(&self) {
+        let Some(cores) = self.cores.first() else {
+            return;
+        };
+        if BOUND.replace(self.number) != self.number {
+            affinity::bind(cores);
         }
     }
 
     fn spawn(&self, index: usize) -> std::io::Result<Worker> {
         let asleep = Arc::new(AtomicBool::new(false));
-        let core = match self.cores.as_slice() {
-            [] => None,
-            cores => Some(cores[index % cores.len()]),
-        };
+        let cores = self.cores.iter().cycle().nth(index).cloned();
         let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&asleep));
         let handle = std::thread::Builder::new()
             .name(format!("cpu-{index}"))
             .spawn(move || {
-                if let Some(core) = core {
-                    affinity::pin(core);
+                if let Some(cores) = cores {
+                    affinity::bind(&cores);
                 }
                 shared.work(index, &mine);
             })?;
@@ -481,7 +486,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let mut threads = Threads::new(3, &[0]).unwrap();
+                    let mut threads = Threads::new(3, &[vec![0]]).unwrap();
                     let total = AtomicUsize::new(0);
                     for _ in 0..300 {
                         threads.run(9, &|turn| {

@@ -121,20 +121,37 @@ fn another_format_of_keys_and_values_is_another_fingerprint() {
     assert_ne!(wide.0, narrow.0);
     assert_eq!(wide.1, 2 * narrow.1);
     assert_eq!(narrow, described(KvType::Fp8E4m3));
+    let scaled = described(KvType::Int8PerTokenHead);
+    assert!(scaled.0 != wide.0 && scaled.0 != narrow.0);
+    // Of 16 tokens, four bytes for each key's and value's scale.
+    let config = Checkpoint::open(&folder("qwen2")).unwrap();
+    let config = config.config();
+    let scales = config.layers_count() * config.heads.kv_heads * 2 * 16 * 4;
+    assert_eq!(scaled.1 as usize, narrow.1 as usize + scales);
 }
 
 /// Keys and values of eight bits, in both number formats.
 #[test]
-fn no_bit_depends_on_the_path_with_fp8_keys_and_values() {
-    for precision in [Precision::F32, Precision::Bf16] {
-        let build = |dir: &Path, limits| {
-            let options = CpuOptions {
-                kv: KvType::Fp8E4m3,
-                ..options(precision, Isa::detect(), 2)
+fn no_bit_depends_on_the_path_with_keys_and_values_of_eight_bits() {
+    for (kv, isa, name) in [
+        (KvType::Fp8E4m3, Isa::detect(), "mistral"),
+        (KvType::Int8PerTokenHead, Isa::detect(), "mistral"),
+        (KvType::Int8PerTokenHead, Isa::Plain, "qwen3"),
+        (KvType::Int8PerTokenHead, Isa::detect(), "llama3"),
+    ] {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let built = AtomicUsize::new(0);
+            let build = |dir: &Path, limits| {
+                let threads = 1 + built.fetch_add(1, Ordering::Relaxed) % 3;
+                let options = CpuOptions {
+                    kv,
+                    ..options(precision, isa, threads)
+                };
+                engine(dir, limits, &options)
             };
-            engine(dir, limits, &options)
-        };
-        path_independence(&folder("mistral"), &build).unwrap();
+            path_independence(&folder(name), &build)
+                .unwrap_or_else(|error| panic!("{isa} {}: {error}", kv.name()));
+        }
     }
 }
 

@@ -14,11 +14,13 @@ use cleave_engine::ops::{
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
 /// How weights and activations are rounded, and how keys and values are.
-const FORMATS: [(Precision, KvType); 4] = [
+const FORMATS: [(Precision, KvType); 6] = [
     (Precision::F32, KvType::F32),
     (Precision::Bf16, KvType::Bf16),
     (Precision::F32, KvType::Fp8E4m3),
     (Precision::Bf16, KvType::Fp8E4m3),
+    (Precision::F32, KvType::Int8PerTokenHead),
+    (Precision::Bf16, KvType::Int8PerTokenHead),
 ];
 
 fn available() -> impl Iterator<Item = Isa> {
@@ -56,6 +58,7 @@ fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
         .collect()
 }
 
+/// One token's key or value in a head.
 fn kept(kv: KvType, values: &[f32]) -> Vec<f64> {
     match kv {
         KvType::F32 => rounded(Precision::F32, values),
@@ -64,7 +67,17 @@ fn kept(kv: KvType, values: &[f32]) -> Vec<f64> {
             let narrow = values.iter().map(|v| e4m3::from_f32(*v));
             narrow.map(|bits| f64::from(e4m3::to_f32(bits))).collect()
         }
+        KvType::Int8PerTokenHead => {
+            let scale = f64::from(scale_of(values));
+            let codes = values.iter().map(|v| (f64::from(*v) / scale).round());
+            codes.map(|code| code * scale).collect()
+        }
     }
+}
+
+/// What the codes of one token's key or value in a head are multiplied with.
+fn scale_of(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |most: f32, v| most.max(v.abs())) / 127.0
 }
 
 fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
@@ -616,6 +629,7 @@ fn attention_follows_its_formula_on_every_instruction_set() {
                 for (sequence, out) in outs.iter().enumerate() {
                     let bound = match (precision, kv) {
                         (Precision::F32, KvType::F32) => 2e-5,
+                        (Precision::F32, KvType::Int8PerTokenHead) => 1e-3,
                         // Queries and weights are rounded on the way, 8 bits each; and where a key is just
                         // between two numbers of eight bits, its last bit may take it to the other.
                         _ => 2e-2,
@@ -672,6 +686,151 @@ fn attention_has_the_same_bits_in_any_chunks_batches_and_threads() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// What one processor drew another goes on with, if their arithmetic has one name.
+#[test]
+fn attention_has_the_same_bits_on_every_instruction_set_of_one_arithmetic() {
+    for (precision, kv) in FORMATS {
+        for case in sequences() {
+            let lengths = case.lengths.iter().enumerate();
+            let whole: Vec<_> = lengths.map(|(i, &n)| (i, 0, n)).collect();
+            let mut seen: Vec<(&str, Vec<Vec<f32>>)> = Vec::new();
+            for isa in available() {
+                let options = CpuOptions {
+                    kv,
+                    ..options(precision, isa, 2)
+                };
+                let name = CpuOps::new(&options).unwrap().arithmetic();
+                let outs = case.run(&options, std::slice::from_ref(&whole));
+                match seen.iter().find(|(other, _)| *other == name) {
+                    None => seen.push((name, outs)),
+                    Some((_, others)) => {
+                        for (a, b) in others.iter().zip(&outs) {
+                            assert!(
+                                same_bits(a, b),
+                                "{isa} {precision:?} {kv:?} {:?}",
+                                case.heads
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A block's bytes when these rows of one sequence are stored in these chunks.
+fn stored(precision: Precision, heads: HeadShape, chunks: &[usize], qkv: &[f32]) -> Vec<u8> {
+    let options = CpuOptions {
+        kv: KvType::Int8PerTokenHead,
+        ..options(precision, Isa::detect(), 1)
+    };
+    let mut ops = CpuOps::new(&options).unwrap();
+    let shape = PoolShape {
+        blocks_count: 1,
+        layers_count: 1,
+        heads,
+        block_tokens: 16,
+        kv: options.kv,
+    };
+    let mut pool = ops.pool(shape).unwrap();
+    let left = vec![0xff; shape.block_bytes()];
+    ops.write_block(&mut pool, BlockIndex(0), 0, &left).unwrap();
+    let half = heads.head_dim / 2;
+    let (cos, sin) = (vec![1.0; 16 * half], vec![0.0; 16 * half]);
+    let (cos, sin) = (&cos, &sin);
+    let rotary = CpuPack::new(&options)
+        .rotary(RotaryTable { cos, sin, half })
+        .unwrap();
+    let mut position = 0;
+    for &rows in chunks {
+        let batch = Batch {
+            tokens: vec![0; rows],
+            positions: (position as u32..).take(rows).collect(),
+            blocks: vec![BlockIndex(0)],
+            segments: vec![BatchSegment {
+                rows: 0..rows,
+                position,
+                blocks: 0..1,
+            }],
+            ..Batch::default()
+        };
+        let width = heads.qkv_width();
+        let values = &qkv[position * width..(position + rows) * width];
+        let mut values = filled(&ops, rows, values);
+        ops.begin(&batch, Wanted::Anything).unwrap();
+        let (pool, layer) = (&mut pool, 0);
+        ops.rotate_store(&batch, &rotary, &mut values, LayerOf { pool, layer })
+            .unwrap();
+        position += rows;
+    }
+    let mut bytes = vec![0; shape.block_bytes()];
+    ops.read_block(&pool, BlockIndex(0), 0, &mut bytes).unwrap();
+    bytes
+}
+
+/// Each head has its tokens' codes, then their scales; what was not stored stays as it was, and nothing depends on what
+/// is stored beside it.
+#[test]
+fn a_tokens_codes_and_scale_are_those_of_its_own_head() {
+    const TOKENS: usize = 11;
+    for (precision, heads) in [
+        (Precision::Bf16, heads(2, 2, 32)),
+        (Precision::F32, heads(2, 2, 32)),
+        (Precision::Bf16, heads(4, 2, 6)),
+    ] {
+        let HeadShape {
+            kv_heads, head_dim, ..
+        } = heads;
+        // Some tokens are a thousand times others, and one is nothing.
+        let mut qkv = numbers(77, TOKENS * heads.qkv_width());
+        for (token, row) in qkv.chunks_exact_mut(heads.qkv_width()).enumerate() {
+            let size = [1.0, 1000.0, 1e-3, 0.0][token % 4];
+            row.iter_mut().for_each(|x| *x *= size);
+        }
+        let bytes = stored(precision, heads, &[TOKENS], &qkv);
+        let section = 16 * (head_dim + 4);
+        assert_eq!(bytes.len(), 2 * kv_heads * section);
+        for (index, section) in bytes.chunks_exact(section).enumerate() {
+            let (codes, scales) = section.split_at(16 * head_dim);
+            let left = codes.iter().filter(|code| **code == 0xff).count();
+            assert!(
+                left >= (16 - TOKENS) * head_dim,
+                "{left} bytes as they were"
+            );
+            let mut found: Vec<i8> = codes.iter().map(|code| code.cast_signed()).collect();
+            let mut expected = vec![-1; (16 - TOKENS) * head_dim];
+            for token in 0..16 {
+                let scale = &scales[4 * token..4 * token + 4];
+                if token >= TOKENS {
+                    assert_eq!(scale, [0xff; 4]);
+                    continue;
+                }
+                let start = token * heads.qkv_width() + (heads.query_heads + index) * head_dim;
+                let head = &qkv[start..start + head_dim];
+                let scale = f32::from_le_bytes(scale.try_into().unwrap());
+                if token % 4 == 3 {
+                    expected.extend(vec![0; head_dim]);
+                    assert!(scale.is_finite());
+                    continue;
+                }
+                assert_eq!(scale, scale_of(head), "token {token} of section {index}");
+                expected.extend(head.iter().map(|x| (x / scale).round_ties_even() as i8));
+            }
+            found.sort_unstable();
+            expected.sort_unstable();
+            // A number that is just between two codes may have either.
+            let is_near = |(a, b): (&i8, &i8)| (i16::from(*a) - i16::from(*b)).abs() <= 1;
+            assert!(found.iter().zip(&expected).all(is_near), "section {index}");
+        }
+        for chunks in [&[1; TOKENS][..], &[3, 7, 1]] {
+            assert!(
+                stored(precision, heads, chunks, &qkv) == bytes,
+                "{chunks:?}"
+            );
         }
     }
 }

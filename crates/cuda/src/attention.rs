@@ -87,6 +87,8 @@ pub(crate) fn kernel_name(kv: KvType) -> &'static str {
         KvType::F32 => "f32",
         KvType::Bf16 => "bf16",
         KvType::Fp8E4m3 => "fp8",
+        // Refused when kernels are loaded: there are none.
+        KvType::Int8PerTokenHead => "int8_per_token_head",
     }
 }
 

@@ -81,6 +81,27 @@ fn build() -> Result<ModelEngine<CudaOps>, String> {
     engine.map_err(|error| told(&error))
 }
 
+#[test]
+fn a_kv_cache_that_no_kernel_reads_is_refused() {
+    let Some(_alone) = alone() else {
+        return;
+    };
+    let device = Device::open(0).unwrap();
+    for (precision, kv) in [
+        (Precision::Bf16, KvType::Int8PerTokenHead),
+        (Precision::F32, KvType::Int8PerTokenHead),
+        (Precision::F32, KvType::Fp8E4m3),
+    ] {
+        let options = CudaOptions {
+            kv,
+            ..CudaOptions::new(precision)
+        };
+        let error = CudaOps::new(&device, &options).err().unwrap().to_string();
+        assert!(error.contains(kv.name()), "{error}");
+        assert!(error.contains("not supported on a GPU"), "{error}");
+    }
+}
+
 /// All sequences after so many draws: their prompts at first, then a token each.
 fn plan(drawn_count: u32) -> StepPlan {
     let open = |slot: u32| OpenSlot {

@@ -42,6 +42,9 @@ pub struct Shape {
     pub head_bytes: u64,
     /// Bytes of a key's or a value's element.
     pub kv_element_bytes: u32,
+    /// Bytes of the scale that a key or a value has in every head, where it has one.
+    #[serde(default)]
+    pub kv_scale_bytes: u32,
 }
 
 impl Shape {
@@ -51,6 +54,7 @@ impl Shape {
             layer_bytes: self.layer_weights() * u64::from(element_bytes),
             head_bytes: self.head_weights() * u64::from(element_bytes),
             kv_element_bytes: element_bytes,
+            kv_scale_bytes: 0,
             ..self
         }
     }
@@ -71,8 +75,9 @@ impl Shape {
 
     /// Bytes of keys and values of a token.
     pub fn token_bytes(&self) -> u64 {
-        let elements = 2 * u64::from(self.kv_heads) * u64::from(self.head_dim);
-        u64::from(self.layers) * elements * u64::from(self.kv_element_bytes)
+        let head = u64::from(self.head_dim) * u64::from(self.kv_element_bytes);
+        let heads = 2 * u64::from(self.layers) * u64::from(self.kv_heads);
+        heads * (head + u64::from(self.kv_scale_bytes))
     }
 
     /// Operations of a query token attending to one token.
@@ -189,6 +194,11 @@ mod tests {
         let saved = dense - bytes(&narrow, &work, steps);
         let (weights, context) = (llama_8b().layer_weights() * 3 / 2, 1000 * (64 << 10));
         assert_eq!(saved, (weights + context) as f64);
+        let scaled = Shape {
+            kv_scale_bytes: 4,
+            ..narrow
+        };
+        assert_eq!(scaled.token_bytes(), 32 * 2 * 8 * (128 + 4));
     }
 
     #[test]

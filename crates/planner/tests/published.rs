@@ -86,6 +86,7 @@ const LLAMA_8B: Shape = Shape {
     layer_bytes: LAYERS,
     head_bytes: HEAD,
     kv_element_bytes: 1,
+    kv_scale_bytes: 0,
 };
 
 /// By its datasheet: dense fp8, HBM3e.

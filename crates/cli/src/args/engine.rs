@@ -4,6 +4,7 @@
 
 use crate::values::{parse_bytes, parse_mock_block_bytes};
 use clap::{Args, ValueEnum};
+use cleave_cpu::Binding;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -32,7 +33,8 @@ pub(crate) struct ModelArgs {
     /// write there can change what a model says.
     #[arg(long, value_name = "DIR", env = "CLEAVE_PACKED_CACHE")]
     pub(crate) packed_cache: Option<PathBuf>,
-    /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1.
+    /// Number format of the KV cache; `auto` is that of the weights, `fp8` is fp8_e4m3 with a scale of 1, `int8` is
+    /// int8_per_token_head, with a scale for every key and value of a head, on a processor.
     #[arg(long, value_enum, default_value_t = KvCacheDtype::Auto)]
     pub(crate) kv_cache_dtype: KvCacheDtype,
     /// Shorten the model's context to this many tokens (prompt and output).
@@ -47,10 +49,15 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
     pub(crate) device: Device,
     /// Processor threads, all workers of this process together; more than there are cores are shared.
-    /// If absent, the machine's cores for one worker, twice as many for several: who has nothing to do
-    /// leaves its cores to the others.
+    /// If absent, the machine's cores (or those of --cpu-bind) for one worker, twice as many for several: who has
+    /// nothing to do leaves its cores to the others.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+    /// Which cores threads keep to: `auto` keeps a worker's threads on one memory node where the machine has several
+    /// (on all alike where none is wide enough), `none` leaves them to the system, `0-3,8` binds each thread to one of
+    /// these, in turn. Weights then lie on the memory nodes of all those cores in turn.
+    #[arg(long, value_name = "auto|none|CORES", default_value_t = Binding::Auto, env = "CLEAVE_CPU_BIND")]
+    pub(crate) cpu_bind: Binding,
     /// Instruction set; the best that the processor has if absent.
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<String>,
@@ -119,9 +126,10 @@ impl EngineArgs {
 
     /// Threads of each of so many workers.
     pub(crate) fn threads_each(&self, workers: usize) -> usize {
-        let all = match self.threads {
-            Some(threads) => threads as usize,
-            None => cleave_cpu::cores_count() * workers.min(2),
+        let all = match (self.threads, &self.cpu_bind) {
+            (Some(threads), _) => threads as usize,
+            (None, Binding::Cores(cores)) => cores.len() * workers.min(2),
+            (None, _) => cleave_cpu::cores_count() * workers.min(2),
         };
         (all / workers).max(1)
     }
@@ -176,6 +184,8 @@ pub(crate) enum KvCacheDtype {
     Bf16,
     #[value(name = "fp8_e4m3", alias = "fp8")]
     Fp8E4m3,
+    #[value(name = "int8_per_token_head", alias = "int8")]
+    Int8PerTokenHead,
 }
 
 /// See [`EngineArgs::gpu_matmul`].
@@ -267,6 +277,9 @@ mod tests {
         assert_eq!(each(&["--threads", "6"], 4), 1);
         assert_eq!(each(&["--threads", "6"], 3), 2);
         assert_eq!(each(&["--threads", "2"], 3), 1, "nobody has none");
+        assert_eq!(each(&["--cpu-bind", "0-2,5"], 1), 4);
+        assert_eq!(each(&["--cpu-bind", "0-2,5"], 2), 4, "shared");
+        assert_eq!(each(&["--cpu-bind", "0-2,5", "--threads", "2"], 1), 2);
     }
 
     /// Two have every core each, since one often waits for the other; more of them do not make more threads.

@@ -13,6 +13,7 @@ pub(crate) use shape::Shape;
 use crate::args::EngineBenchArgs;
 use crate::model::{self, Loaded};
 use anyhow::bail;
+use cleave_cpu::WorkerThreads;
 use cleave_domain::Role;
 use cleave_engine::EngineLimits;
 use floor::{Ceilings, Floor};
@@ -110,7 +111,11 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
         .products()
         .map(|products| Ceilings::new(products, threads, loaded.shape()))
         .transpose()?;
-    let bench = Bench::new(loaded.engine(limits, threads, Role::Both)?);
+    let sole = WorkerThreads {
+        index: 0,
+        count: threads,
+    };
+    let bench = Bench::new(loaded.engine(limits, sole, Role::Both)?);
     let about = About {
         model: loaded.title(),
         device: bench.engine().describe().device.clone(),

@@ -28,16 +28,26 @@ pub(crate) const SPAN: usize = 512;
 /// Query rows (tokens times query heads per KV head) that share a pass over the keys.
 pub(crate) const ROWS: usize = 56;
 
+/// What a pool has.
+#[derive(Clone, Copy)]
+pub(crate) enum Pool<'a, T> {
+    /// Elements, as products read them.
+    Elements(&'a [T]),
+    /// Bytes with a sign, and behind those of each head the scales of its tokens.
+    Codes(&'a [u8]),
+}
+
 /// One layer's attention, seen by all its tasks.
 pub(crate) struct Attend<'a, T> {
     pub heads: HeadShape,
     pub block_tokens: usize,
     pub layout: Layout,
     /// The whole pool.
-    pub pool: &'a [T],
-    /// Elements of a block.
+    pub pool: Pool<'a, T>,
+    /// Elements, or bytes, of a head in a block, and of a block.
+    pub head_elements: usize,
     pub block_elements: usize,
-    /// Elements from a block's start to the layer's first key and first value head.
+    /// The same from a block's start to the layer's first key and first value head.
     pub layer_offsets: (usize, usize),
     /// `(rows, q | k | v)`.
     pub qkv: &'a [f32],
@@ -331,8 +341,9 @@ fn attend_span<S: Simd, F: Format<S>>(
                 true => (0, tile(if keys.end < end { keys.end } else { first })),
             };
             let ahead = where_they_lie::<S, F>(task, next.0, &next.1);
-            let sources = find::<S, F>(s, task, (head, keys.clone()), &mut scratch.gathered);
-            attend_head::<S, F>(s, task, (head, keys.clone()), (sources, ahead), scratch);
+            let place = (head, keys.clone());
+            let both = find::<S, F>(s, task, place.clone(), ahead, &mut scratch.gathered);
+            attend_head::<S, F>(s, task, place, both, scratch);
         }
     }
 }
@@ -387,21 +398,18 @@ impl<T> Task<'_, T> {
         )
     }
 
-    /// The first element of a key's block, and its token there.
-    pub(super) fn place(&self, position: usize) -> (usize, usize) {
-        let block_tokens = self.attend.block_tokens;
-        let block = self.queries.table[position / block_tokens].0 as usize;
-        (block * self.attend.block_elements, position % block_tokens)
-    }
-
-    /// A key's or value's elements, where they lie in rows.
+    /// The first elements of a head's keys and of its values in a key's block, and the key's token there.
     #[inline(always)]
-    pub(super) fn row(&self, layer_offset: usize, (head, position): (usize, usize)) -> &[T] {
-        let (block, token) = self.place(position);
-        let head_dim = self.attend.heads.head_dim;
-        let row = (self.queries.kv_heads.start + head) * self.attend.block_tokens + token;
-        let start = block + layer_offset + row * head_dim;
-        &self.attend.pool[start..start + head_dim]
+    pub(super) fn place(&self, head: usize, position: usize) -> ([usize; 2], usize) {
+        let attend = self.attend;
+        let block = self.queries.table[position / attend.block_tokens].0 as usize;
+        let head = (self.queries.kv_heads.start + head) * attend.head_elements;
+        let start = block * attend.block_elements + head;
+        let (keys, values) = attend.layer_offsets;
+        (
+            [start + keys, start + values],
+            position % attend.block_tokens,
+        )
     }
 }
 
@@ -526,6 +534,10 @@ fn weigh<S: Simd, F: Format<S>>(
     let seen_start = task.first_seen(position).saturating_sub(keys.start);
     let columns = keys.len().next_multiple_of(LANES);
     let scale = s.splat(task.attend.scale);
+    let scales = match task.attend.pool {
+        Pool::Elements(_) => None,
+        Pool::Codes(_) => Some(scratch.gathered.scales()),
+    };
     let scores = scratch.scores[r * TILE..r * TILE + columns]
         .as_chunks_mut()
         .0;
@@ -534,7 +546,11 @@ fn weigh<S: Simd, F: Format<S>>(
         let first = chunk * LANES;
         let from = seen_start.saturating_sub(first);
         let to = seen_end.saturating_sub(first);
-        let mut v = s.mul(s.load(&scores[chunk]), scale);
+        let mut v = s.load(&scores[chunk]);
+        if let Some((keys, _)) = scales {
+            v = s.mul(v, s.load(&keys[chunk]));
+        }
+        v = s.mul(v, scale);
         if from > 0 || to < LANES {
             v = s.keep(v, from, to);
         }
@@ -561,6 +577,11 @@ fn weigh<S: Simd, F: Format<S>>(
     for chunk in 0..scores.len() {
         let weight = s.exp2(s.sub(s.load(&scores[chunk]), top));
         total = s.add(total, weight);
+        // Before it is rounded: that loses the same share of a weight, whatever its value's scale.
+        let weight = match scales {
+            Some((_, values)) => s.mul(weight, s.load(&values[chunk])),
+            None => weight,
+        };
         let mut words = [0; LANES];
         let count = F::words(s, weight, &mut words);
         to[chunk * count..(chunk + 1) * count].copy_from_slice(&words[..count]);

@@ -4,7 +4,8 @@
 //! Invariant: nothing past a sequence's keys has a part in a result, since a block's rest may hold anything: scores of
 //! such keys are thrown away, and their values are never multiplied.
 
-use super::attention::{TILE, Task};
+use super::attention::{Pool, TILE, Task};
+use super::codes::{Scales, widen, widen_row};
 use super::tile::Format;
 use crate::layout::{KEYS_ACROSS, Layout};
 use crate::memory::{Memory, Plain};
@@ -33,11 +34,15 @@ pub(super) struct Sources {
 /// Space to bring them together.
 pub(super) struct Gathered {
     /// `[step][TILE]` words.
-    keys: Memory<f32>,
+    pub(super) keys: Memory<f32>,
     /// `[step][width]` words; or one step.
-    values: Memory<f32>,
+    pub(super) values: Memory<f32>,
     /// Stands in for keys and values that are not there.
     nothing: Memory<u32>,
+    /// Where the pool has codes.
+    pub(super) scales: Scales,
+    /// Codes in rows, widened: `[TILE][width]` elements.
+    rows: Memory<u32>,
 }
 
 impl Gathered {
@@ -46,48 +51,72 @@ impl Gathered {
             keys: Memory::zeroed(width * TILE)?,
             values: Memory::zeroed(TILE * width)?,
             nothing: Memory::zeroed(width)?,
+            scales: Scales::new()?,
+            rows: Memory::zeroed(TILE * width)?,
         })
+    }
+
+    /// Of a tile's keys and of its values.
+    #[inline(always)]
+    pub(super) fn scales(&self) -> (&[[f32; LANES]], &[[f32; LANES]]) {
+        let Scales { keys, values } = &self.scales;
+        (keys.as_chunks().0, values.as_chunks().0)
     }
 }
 
-/// Where a head's keys and values of a tile are.
+/// Where a head's keys and values of a tile are, and what is to be asked for while they are read.
 #[inline(always)]
 pub(super) fn find<S: Simd, F: Format<S>>(
     s: S,
     task: &Task<'_, F::Stored>,
     (head, keys): (usize, Range<usize>),
+    ahead: Sources,
     gathered: &mut Gathered,
-) -> Sources {
+) -> (Sources, Sources) {
     let width = task.width;
-    match task.attend.layout {
-        Layout::Across { .. } => {
+    match (task.attend.layout, task.attend.pool) {
+        (Layout::Across { .. }, Pool::Elements(_)) => {
             let mut sources = where_they_lie::<S, F>(task, head, &keys);
             if !keys.len().is_multiple_of(F::PER_STEP) {
                 sources.values_last =
                     Some(last_step::<S, F>(&sources, keys.len(), width, gathered));
             }
-            sources
+            (sources, ahead)
         }
-        Layout::Rows => {
-            load_keys::<S, F>(s, task, (head, keys.clone()), gathered);
-            load_values::<S, F>(s, task, (head, keys.clone()), gathered);
-            let key = gathered.keys.as_ptr().cast::<u32>();
-            let value = gathered.values.as_ptr().cast::<u32>();
-            let last = keys.len() / F::PER_STEP * width;
-            let group_words = KEYS_ACROSS / F::PER_STEP * width;
-            Sources {
-                keys: std::array::from_fn(|group| key.wrapping_add(group * KEYS_ACROSS)),
-                keys_stride: TILE,
-                values: std::array::from_fn(|group| value.wrapping_add(group * group_words)),
-                values_stride: width,
-                values_last: (!keys.len().is_multiple_of(F::PER_STEP))
-                    .then(|| value.wrapping_add(last)),
-            }
+        (Layout::Across { .. }, Pool::Codes(codes)) => {
+            widen::<S, F>(s, task, (head, keys.clone()), (codes, ahead), gathered);
+            let sources = gathered_sources::<S, F>(gathered, keys.len(), width);
+            // What comes next was asked for already.
+            (sources, sources)
+        }
+        (Layout::Rows, _) => {
+            load::<S, F>(s, task, (head, keys.clone()), gathered);
+            (gathered_sources::<S, F>(gathered, keys.len(), width), ahead)
         }
     }
 }
 
-/// The same without bringing anything together, to be asked for ahead.
+/// What was brought together, of so many keys.
+#[inline(always)]
+fn gathered_sources<S: Simd, F: Format<S>>(
+    gathered: &Gathered,
+    count: usize,
+    width: usize,
+) -> Sources {
+    let key = gathered.keys.as_ptr().cast::<u32>();
+    let value = gathered.values.as_ptr().cast::<u32>();
+    let last = count / F::PER_STEP * width;
+    let group_words = KEYS_ACROSS / F::PER_STEP * width;
+    Sources {
+        keys: std::array::from_fn(|group| key.wrapping_add(group * KEYS_ACROSS)),
+        keys_stride: TILE,
+        values: std::array::from_fn(|group| value.wrapping_add(group * group_words)),
+        values_stride: width,
+        values_last: (!count.is_multiple_of(F::PER_STEP)).then(|| value.wrapping_add(last)),
+    }
+}
+
+/// Where a head's keys and values are in the pool, to be read there or asked for ahead.
 #[inline(always)]
 pub(super) fn where_they_lie<S: Simd, F: Format<S>>(
     task: &Task<'_, F::Stored>,
@@ -95,8 +124,6 @@ pub(super) fn where_they_lie<S: Simd, F: Format<S>>(
     keys: &Range<usize>,
 ) -> Sources {
     let attend = task.attend;
-    let elements = attend.block_tokens * attend.heads.head_dim;
-    let (key_offset, value_offset) = attend.layer_offsets;
     let mut sources = Sources {
         keys: [std::ptr::null(); GROUPS],
         keys_stride: attend.block_tokens,
@@ -111,15 +138,24 @@ pub(super) fn where_they_lie<S: Simd, F: Format<S>>(
             sources.values[group] = sources.values[0];
             continue;
         }
-        let (block, token) = task.place(first);
-        let start = block + (task.queries.kv_heads.start + head) * elements;
-        let of = |offset: usize| {
-            let head = &attend.pool[start + offset..start + offset + elements];
-            head.as_ptr().cast::<u32>()
+        let ([key, value], token) = task.place(head, first);
+        let step = token / F::PER_STEP * attend.heads.head_dim;
+        (sources.keys[group], sources.values[group]) = match attend.pool {
+            Pool::Elements(pool) => {
+                let of = |start: usize| {
+                    let head = &pool[start..start + attend.head_elements];
+                    head.as_ptr().cast::<u32>()
+                };
+                (of(key).wrapping_add(token), of(value).wrapping_add(step))
+            }
+            Pool::Codes(pool) => {
+                let of = |start: usize| pool[start..start + attend.head_elements].as_ptr();
+                (
+                    of(key).wrapping_add(token * F::PER_STEP).cast(),
+                    of(value).wrapping_add(step * F::PER_STEP).cast(),
+                )
+            }
         };
-        sources.keys[group] = of(key_offset).wrapping_add(token);
-        let steps = token / F::PER_STEP;
-        sources.values[group] = of(value_offset).wrapping_add(steps * attend.heads.head_dim);
     }
     sources
 }
@@ -143,22 +179,67 @@ fn last_step<S: Simd, F: Format<S>>(
     gathered.values.as_ptr().cast()
 }
 
-/// Keys across from rows. Missing ones up to a whole vector are zero.
+/// Brings keys and values together that lie in rows.
 #[inline(always)]
-fn load_keys<S: Simd, F: Format<S>>(
+fn load<S: Simd, F: Format<S>>(
     s: S,
     task: &Task<'_, F::Stored>,
     (head, keys): (usize, Range<usize>),
     gathered: &mut Gathered,
 ) {
-    let steps = task.attend.heads.head_dim.div_ceil(F::PER_STEP);
-    let nothing = gathered.nothing.as_ptr();
-    let to = &mut gathered.keys[..steps * TILE];
-    for column in (0..keys.len()).step_by(LANES) {
-        let mut from = [nothing; LANES];
-        for i in 0..LANES.min(keys.len() - column) {
-            let key = task.row(task.attend.layer_offsets.0, (head, keys.start + column + i));
-            from[i] = key.as_ptr().cast();
+    let Gathered {
+        keys: to_keys,
+        values: to_values,
+        nothing,
+        scales,
+        rows,
+    } = gathered;
+    let (dim, width, count) = (task.attend.heads.head_dim, task.width, keys.len());
+    match task.attend.pool {
+        Pool::Elements(pool) => {
+            let row = |which: usize, index: usize| {
+                let (starts, token) = task.place(head, keys.start + index);
+                &pool[starts[which] + token * dim..][..dim]
+            };
+            load_keys::<S, F>(s, (count, dim), |i| row(0, i), nothing, to_keys);
+            load_values::<S, F>(s, (count, dim), |i| row(1, i), nothing, to_values);
+        }
+        Pool::Codes(pool) => {
+            for which in 0..2 {
+                for index in 0..count {
+                    let (starts, token) = task.place(head, keys.start + index);
+                    let codes = &pool[starts[which]..starts[which] + task.attend.head_elements];
+                    let to = &mut as_stored_mut(rows, TILE * width)[index * width..][..width];
+                    let scale = widen_row::<S, F>(s, task, (codes, token), to);
+                    scales.put(which, index, scale);
+                }
+                let widened = as_stored::<F::Stored>(rows, TILE * width);
+                let row = |index: usize| &widened[index * width..][..dim];
+                match which {
+                    0 => load_keys::<S, F>(s, (count, dim), row, nothing, to_keys),
+                    _ => load_values::<S, F>(s, (count, dim), row, nothing, to_values),
+                }
+            }
+            scales.end(count);
+        }
+    }
+}
+
+/// Keys across from rows. Missing ones up to a whole vector are zero.
+#[inline(always)]
+fn load_keys<'a, S: Simd, F: Format<S>>(
+    s: S,
+    (count, dim): (usize, usize),
+    row: impl Fn(usize) -> &'a [F::Stored],
+    nothing: &[u32],
+    to: &mut [f32],
+) {
+    let steps = dim.div_ceil(F::PER_STEP);
+    let to = &mut to[..steps * TILE];
+    for column in (0..count).step_by(LANES) {
+        let mut from = [nothing.as_ptr(); LANES];
+        for i in 0..LANES.min(count - column) {
+            from[i] = row(column + i).as_ptr().cast();
         }
         let whole = steps / LANES * LANES;
         for step in (0..whole).step_by(LANES) {
@@ -183,24 +264,23 @@ fn load_keys<S: Simd, F: Format<S>>(
 
 /// Values step by step from rows. Missing ones up to a whole vector are zero.
 #[inline(always)]
-fn load_values<S: Simd, F: Format<S>>(
+fn load_values<'a, S: Simd, F: Format<S>>(
     s: S,
-    task: &Task<'_, F::Stored>,
-    (head, keys): (usize, Range<usize>),
-    gathered: &mut Gathered,
+    (count, dim): (usize, usize),
+    row: impl Fn(usize) -> &'a [F::Stored],
+    nothing: &'a [u32],
+    to: &mut [f32],
 ) {
-    let dim = task.attend.heads.head_dim;
-    let whole = dim / LANES * LANES;
-    let nothing = as_stored::<F::Stored>(&gathered.nothing, dim);
-    for step in 0..keys.len().next_multiple_of(LANES) / F::PER_STEP {
+    let (whole, width) = (dim / LANES * LANES, dim.next_multiple_of(LANES));
+    let nothing = as_stored::<F::Stored>(nothing, dim);
+    for step in 0..count.next_multiple_of(LANES) / F::PER_STEP {
         let mut rows = [nothing; 2];
         for i in 0..F::PER_STEP {
-            let key = keys.start + step * F::PER_STEP + i;
-            if key < keys.end {
-                rows[i] = task.row(task.attend.layer_offsets.1, (head, key));
+            if step * F::PER_STEP + i < count {
+                rows[i] = row(step * F::PER_STEP + i);
             }
         }
-        let to = &mut gathered.values[step * task.width..(step + 1) * task.width];
+        let to = &mut to[step * width..(step + 1) * width];
         let mut column = 0;
         while column < whole {
             // SAFETY: each row has `dim` elements, and `to` has `width`, which is no less.
@@ -235,4 +315,11 @@ fn as_stored<T: Plain>(words: &[u32], len: usize) -> &[T] {
     assert!(len * size_of::<T>() <= size_of_val(words) && align_of::<T>() <= align_of::<u32>());
     // SAFETY: within the words, aligned, and every bit pattern is a value.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
+}
+
+/// The same, to be written.
+fn as_stored_mut<T: Plain>(words: &mut [u32], len: usize) -> &mut [T] {
+    assert!(len * size_of::<T>() <= size_of_val(words) && align_of::<T>() <= align_of::<u32>());
+    // SAFETY: as above, and borrowed mutably.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), len) }
 }

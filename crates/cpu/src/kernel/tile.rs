@@ -30,6 +30,11 @@ pub(crate) trait Format<S: Simd>: Copy + 'static {
     fn store(s: S, x: S::V, to: &mut [Self::Stored; LANES]);
     /// Sixteen columns of one step of the right side, from one row per element of the step.
     fn gather(s: S, rows: [&[Self::Stored; LANES]; 2]) -> S::V;
+    /// The same from bytes with a sign, column by column.
+    ///
+    /// # Safety
+    /// `16 × PER_STEP` bytes may be read.
+    unsafe fn widen(s: S, codes: *const u8) -> S::V;
 }
 
 /// 32-bit floats.
@@ -74,6 +79,12 @@ impl<S: Simd> Format<S> for Single {
     fn gather(s: S, rows: [&[f32; LANES]; 2]) -> S::V {
         s.load(rows[0])
     }
+
+    #[inline(always)]
+    unsafe fn widen(s: S, codes: *const u8) -> S::V {
+        // SAFETY: as the caller promises.
+        s.widen_codes(unsafe { &*codes.cast() })
+    }
 }
 
 impl<S: Simd> Format<S> for Brain {
@@ -104,6 +115,12 @@ impl<S: Simd> Format<S> for Brain {
     #[inline(always)]
     fn gather(s: S, rows: [&[u16; LANES]; 2]) -> S::V {
         s.zip(rows[0], rows[1])
+    }
+
+    #[inline(always)]
+    unsafe fn widen(s: S, codes: *const u8) -> S::V {
+        // SAFETY: as the caller promises.
+        s.widen_code_pairs(unsafe { &*codes.cast() })
     }
 }
 

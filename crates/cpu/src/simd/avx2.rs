@@ -8,15 +8,16 @@ use std::arch::x86_64::{
     __m128i, __m256, __m256i, _CMP_GE_OQ, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
     _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256,
-    _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps,
-    _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16,
-    _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32,
-    _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
-    _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_ps, _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32,
-    _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
-    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepi8_epi16, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
+    _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps,
+    _mm256_mul_ps, _mm256_mullo_epi32, _mm256_or_si256, _mm256_packus_epi32,
+    _mm256_permute2f128_ps, _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi8,
+    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_ps, _mm256_shuffle_epi32,
+    _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srai_epi16, _mm256_srai_epi32,
+    _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_ps,
+    _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 /// AVX2, FMA and F16C, and perhaps AVX-VNNI.
@@ -231,6 +232,24 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn widen_codes(self, x: &[u8; LANES]) -> V {
+        // SAFETY: `self` proves the instructions; eight bytes are there at each half.
+        unsafe {
+            let (low, high) = (x.as_ptr(), x.as_ptr().add(8));
+            V(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(low.cast()))),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(high.cast()))),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn widen_code_pairs(self, x: &[u8; 2 * LANES]) -> V {
+        // SAFETY: `self` proves the instructions; sixteen bytes are there at each half.
+        unsafe { V(code_pairs(x.as_ptr()), code_pairs(x.as_ptr().add(LANES))) }
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u32) {
         // SAFETY: a prefetch never faults, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
@@ -323,6 +342,23 @@ impl<const VNNI: bool> Bytes for Avx2<VNNI> {
                 _mm256_castsi256_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(high.cast()))),
             )
         }
+    }
+}
+
+/// Eight pairs of bytes as pairs of bf16.
+///
+/// # Safety
+/// The processor has AVX2; sixteen bytes may be read.
+#[inline(always)]
+unsafe fn code_pairs(x: *const u8) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let both = _mm256_cvtepi8_epi16(_mm_loadu_si128(x.cast()));
+        let low = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(both));
+        let low = _mm256_castps_si256(_mm256_cvtepi32_ps(low));
+        let high = _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(both));
+        let low = _mm256_srli_epi32::<16>(low);
+        _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_castps_si256(high)))
     }
 }
 

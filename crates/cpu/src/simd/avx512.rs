@@ -8,16 +8,18 @@ use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
     _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
     _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi8,
-    _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
-    _mm512_cvtneps_pbh, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps,
-    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16,
-    _mm512_maddubs_epi16, _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
+    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi16,
+    _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh,
+    _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_maddubs_epi16,
+    _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
+    _mm512_mullo_epi32, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
     _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi32,
     _mm512_shuffle_i32x4, _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srai_epi16,
-    _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_srai_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+    _mm512_sub_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
 };
 
 /// AVX-512 F, BW, DQ, VL, and perhaps VNNI.
@@ -194,6 +196,12 @@ macro_rules! lanes {
         }
 
         #[inline(always)]
+        fn widen_codes(self, x: &[u8; LANES]) -> __m512 {
+            // SAFETY: `self` proves the instructions; sixteen bytes are one 128-bit load.
+            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+        }
+
+        #[inline(always)]
         fn prefetch(self, address: *const u32) {
             // SAFETY: a prefetch never faults, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
@@ -240,6 +248,19 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         }
         LANES
     }
+
+    #[inline(always)]
+    fn widen_code_pairs(self, x: &[u8; 2 * LANES]) -> __m512 {
+        // SAFETY: `self` proves the instructions; 32 bytes are one 256-bit load.
+        unsafe {
+            let both = _mm512_cvtepi8_epi16(_mm256_loadu_si256(x.as_ptr().cast()));
+            let low = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(both));
+            let low = _mm512_castps_si512(_mm512_cvtepi32_ps(low));
+            let high = _mm512_cvtepi32_ps(_mm512_srai_epi32::<16>(both));
+            let low = _mm512_srli_epi32::<16>(low);
+            _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(high)))
+        }
+    }
 }
 
 impl Simd for Avx512Bf16 {
@@ -271,6 +292,14 @@ impl Simd for Avx512Bf16 {
             _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
         }
         LANES / 2
+    }
+
+    #[inline(always)]
+    fn widen_code_pairs(self, x: &[u8; 2 * LANES]) -> __m512 {
+        let (halves, _) = x.as_chunks();
+        let (low, high) = (self.widen_codes(&halves[0]), self.widen_codes(&halves[1]));
+        // SAFETY: `self` proves the instructions; both types are 512 bits of bf16 pairs.
+        unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
     }
 }
 

@@ -40,6 +40,9 @@ pub enum KvType {
     Bf16,
     /// Eight-bit floats without a scale, see [`crate::e4m3`]: what is beyond ±448 becomes that.
     Fp8E4m3,
+    /// Whole numbers of −127 to 127 times a scale that each token's key, and each token's value, has in every head: a
+    /// 127th of the largest magnitude there.
+    Int8PerTokenHead,
 }
 
 impl KvType {
@@ -48,7 +51,15 @@ impl KvType {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
-            Self::Fp8E4m3 => 1,
+            Self::Fp8E4m3 | Self::Int8PerTokenHead => 1,
+        }
+    }
+
+    /// Bytes of the scale that a token's key or value has in a head: an f32, or nothing.
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::Bf16 | Self::Fp8E4m3 => 0,
+            Self::Int8PerTokenHead => 4,
         }
     }
 
@@ -58,6 +69,7 @@ impl KvType {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Fp8E4m3 => "fp8_e4m3",
+            Self::Int8PerTokenHead => "int8_per_token_head",
         }
     }
 }
@@ -104,6 +116,7 @@ impl HeadShape {
 /// The shape of a KV pool: `[block][layer][K|V][kv_head]`, each block one contiguous span of
 /// little-endian elements. A head's `block_tokens × head_dim` elements stay together, `[token][dim]` unless the device
 /// likes another order better; devices whose orders differ differ in [`Ops::arithmetic`](super::Ops::arithmetic) too.
+/// Where tokens have scales, a head's follow its elements, `[token]`, and count as so many elements as they have bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolShape {
     /// Blocks.
@@ -119,9 +132,10 @@ pub struct PoolShape {
 }
 
 impl PoolShape {
-    /// Elements of one head of K or of V in one block: `block_tokens × head_dim`.
+    /// Elements of one head of K or of V in one block: `block_tokens × head_dim`, and its scales.
     pub const fn head_elements(&self) -> usize {
-        self.block_tokens * self.heads.head_dim
+        let scale = self.kv.scale_bytes() / self.kv.element_bytes();
+        self.block_tokens * (self.heads.head_dim + scale)
     }
 
     /// Elements of one layer in one block, K then V.
@@ -140,7 +154,7 @@ impl PoolShape {
     }
 
     /// First element, within a block, of K's head `kv_head` in `layer`. The head's tokens are
-    /// together, `block_tokens × head_dim` elements.
+    /// together, [`PoolShape::head_elements`].
     pub const fn key_offset(&self, layer: usize, kv_head: usize) -> usize {
         layer * self.layer_elements() + kv_head * self.head_elements()
     }

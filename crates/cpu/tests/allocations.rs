@@ -1,0 +1,132 @@
+//! A step in which nothing is new takes no memory from the system but for what it answers.
+//!
+//! The test has a file, and so a process, of its own: the allocator that counts is that of all threads.
+#![allow(clippy::unwrap_used)] // Tests, and what they share.
+#![allow(unsafe_code)] // An allocator that counts.
+
+use cleave_cpu::{CpuOps, CpuOptions, CpuPack};
+use cleave_domain::{
+    BlockIndex, LogitsWanted, OpenSlot, Sampling, Segment, SlotIndex, StepId, StepPlan,
+};
+use cleave_engine::checkpoint::Checkpoint;
+use cleave_engine::ops::Precision;
+use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does everything; this one counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const STREAMS: u32 = 3;
+const BLOCK_TOKENS: u32 = 16;
+const BLOCKS_EACH: u32 = 8;
+/// Steps before anything is counted: scratch and lists get their sizes, a block of keys begins.
+const FIRST: u32 = 40;
+const COUNTED: u32 = 20;
+
+fn engine(dir: &Path) -> ModelEngine<CpuOps> {
+    let options = CpuOptions {
+        threads: 2,
+        ..CpuOptions::new(Precision::Bf16)
+    };
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let weights = Weights::load(&CpuPack::new(&options), &checkpoint, None, &mut |_| {});
+    let limits = EngineLimits {
+        block_tokens: BLOCK_TOKENS,
+        blocks_count: STREAMS * BLOCKS_EACH,
+        slots_count: STREAMS,
+        step_tokens_max: 64,
+    };
+    let ops = CpuOps::new(&options).unwrap();
+    ModelEngine::new(ops, Arc::new(weights.unwrap()), limits).unwrap()
+}
+
+/// The step that computes the last token of every stream.
+fn plan(step: u32, sampling: &Arc<Sampling>) -> StepPlan {
+    let opens = (0..STREAMS).filter(|_| step == 0).map(|slot| OpenSlot {
+        slot: SlotIndex(slot),
+        sampling: Arc::clone(sampling),
+        prompt: Arc::from([5 + slot]),
+        output: Vec::with_capacity(1000),
+        stop_tokens: Arc::from([]),
+        min_tokens: 0,
+    });
+    let segments = (0..STREAMS).map(|slot| Segment {
+        slot: SlotIndex(slot),
+        position: step,
+        len: 1,
+        blocks: (slot * BLOCKS_EACH..(slot + 1) * BLOCKS_EACH)
+            .map(BlockIndex)
+            .collect(),
+        logits: LogitsWanted::Sample,
+        drafts: Vec::new(),
+    });
+    StepPlan {
+        step: StepId(u64::from(step)),
+        opens: opens.collect(),
+        segments: segments.collect(),
+    }
+}
+
+#[test]
+fn a_decode_step_took_memory_for_more_than_its_answer() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
+    // What counts the tokens that a stream has had takes memory for new ones.
+    for (sampling, each_max) in [(Sampling::greedy(), 1), (drawn(), 2)] {
+        let sampling = Arc::new(sampling);
+        let mut engine = engine(&folder);
+        let mut taken = 0;
+        for step in 0..FIRST + COUNTED {
+            let plan = plan(step, &sampling);
+            let before = TAKEN.load(Ordering::Relaxed);
+            let result = engine.step(&plan).unwrap();
+            let of_step = TAKEN.load(Ordering::Relaxed) - before;
+            assert_eq!(result.sampled.len(), STREAMS as usize);
+            if step >= FIRST {
+                taken += of_step;
+            }
+        }
+        assert!(
+            taken <= (each_max * COUNTED) as usize,
+            "{taken} times in {COUNTED} steps, with {sampling:?}"
+        );
+    }
+}
+
+/// With everything that looks at the whole vocabulary.
+fn drawn() -> Sampling {
+    Sampling {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.9,
+        min_p: 0.01,
+        frequency_penalty: 0.5,
+        ..Sampling::greedy()
+    }
+}
