@@ -90,7 +90,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 fn cpu(kv: KvType) -> Side<CpuOps> {
     let kv = match kv {
         KvType::F32 | KvType::Bf16 => KvType::F32,
-        KvType::Fp8E4m3 => kv,
+        KvType::Fp8E4m3 | KvType::Int8PerTokenHead => kv,
     };
     let options = CpuOptions {
         threads: 1,
@@ -382,6 +382,7 @@ impl<O: Reach> Side<O> {
                 .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
                 .collect(),
             KvType::Fp8E4m3 => bytes.iter().map(|bits| e4m3::to_f32(*bits)).collect(),
+            KvType::Int8PerTokenHead => unreachable!("a GPU has none"),
         }
     }
 }
@@ -722,6 +723,7 @@ fn attention_is_that_of_the_processor() {
             let (answers, keys) = match kv {
                 KvType::F32 | KvType::Bf16 => (tolerance(precision), tolerance(precision)),
                 KvType::Fp8E4m3 => (3e-2, 0.13),
+                KvType::Int8PerTokenHead => unreachable!("a GPU has none"),
             };
             let what = format!("case {number}, {}", kv.name());
             near(&what, answers, &got[0], &want[0]);
