@@ -277,6 +277,32 @@ fn the_start_says_what_runs_where() {
     }
 }
 
+/// Threads that compute keep to their core; those that listen, tokenize and move blocks are not on it with them.
+#[test]
+#[cfg(target_os = "linux")]
+fn binding_the_threads_that_compute_bound_all_others_too() {
+    let cores_of = |path: std::path::PathBuf| {
+        let status = std::fs::read_to_string(path.join("status")).ok()?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some(line.trim().to_owned())
+    };
+    let all = cores_of("/proc/self".into()).expect("Linux says which cores there are");
+    let first = all.split(['-', ',']).next().expect("one core at least");
+    let (server, client) = serve(&["--both", "--cpu-bind", first]);
+    client.complete(&json!({"prompt": "Ownership is", "max_tokens": 4}));
+    let folder = format!("/proc/{}/task", server.id());
+    let tasks = std::fs::read_dir(folder).expect("the server's threads");
+    let mut cores: Vec<_> = tasks
+        .filter_map(|task| cores_of(task.expect("a thread").path()))
+        .collect();
+    let count = cores.len();
+    cores.retain(|cores| *cores == first);
+    assert!(!cores.is_empty(), "nobody computes where it was told to");
+    assert!(all == first || 2 * cores.len() < count, "{} of {count}", cores.len());
+}
+
 #[test]
 fn each_request_goes_through_prefill_hand_off_and_decode() {
     let (_process, client) = serve(&["--placement", "split"]);

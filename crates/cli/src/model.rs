@@ -218,6 +218,10 @@ impl Place {
         match engine.device {
             Device::Cpu => Processor::find(engine).map(Self::Cpu),
             Device::Cuda(number) => {
+                if engine.cpu_bind != Binding::Auto {
+                    let binding = &engine.cpu_bind;
+                    tracing::warn!(%binding, "--cpu-bind is for --device cpu; nothing is bound");
+                }
                 let device = cleave_cuda::Device::open(number)
                     .with_context(|| format!("--device cuda:{number}"))?;
                 Ok(Self::Cuda(device))
@@ -394,7 +398,7 @@ impl Loaded {
             .map(|(index, role)| self.engine(limits, WorkerThreads { index, count }, *role))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(first) = engines.first_mut() {
-            probe(first.as_mut()).context("the model cannot take a single step")?;
+            apart(|| probe(first.as_mut())).context("the model cannot take a single step")?;
         }
         Ok(engines)
     }
@@ -538,6 +542,15 @@ impl Loaded {
         };
         shape.block_bytes() as u64
     }
+}
+
+/// On a thread that ends with it: an engine binds the thread that steps it to cores, and threads started from there
+/// would keep to them too.
+pub(crate) fn apart<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| match scope.spawn(act).join() {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
 }
 
 /// One token through the whole model: weights that are not numbers show here, before a port is

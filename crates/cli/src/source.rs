@@ -4,7 +4,7 @@
 
 use crate::args::{EngineArgs, EngineKind, MockArgs, ModelArgs};
 use crate::mock::Mock;
-use crate::model::{self, Loaded};
+use crate::model::{self, Loaded, apart};
 use anyhow::Context;
 use cleave_api::ModelFiles;
 use cleave_domain::Role;
@@ -87,7 +87,7 @@ impl Source {
     ) -> anyhow::Result<Option<Calibration>> {
         match self {
             Self::Model(loaded) if !budget.is_zero() => {
-                let found = calibrate(engine, &loaded.shape(), budget);
+                let found = apart(|| calibrate(engine, &loaded.shape(), budget));
                 let found =
                     found.context("the engine cannot be measured; --calibrate 0 skips it")?;
                 let errors = found.learner.errors();

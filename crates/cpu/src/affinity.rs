@@ -7,42 +7,48 @@
 use cleave_domain::DeviceId;
 use std::sync::OnceLock;
 
-/// Cores this process may use.
+/// Cores this process may use, counted once: to be asked before a thread is bound to fewer.
 pub fn cores_count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Numbers of the cores this process may use, ascending; empty where the system does not say.
+/// Numbers of the cores this process may use, ascending, as far as threads can be bound to them; empty where the system
+/// does not say.
 pub(crate) fn cores_allowed() -> Vec<usize> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    line.and_then(cores_of).unwrap_or_default()
+    let mut cores = line.and_then(cores_of).unwrap_or_default();
+    cores.retain(|core| *core < BOUND_MAX);
+    cores
 }
 
-/// Binds the calling thread to some cores. Cores that the process may not use are left out; if none remains, so is
-/// the binding.
+/// Cores whose numbers fit what the system call takes.
+const BOUND_MAX: usize = 1024;
+
+/// Binds the calling thread to some cores. Cores that the process may not use are left out; false if none remains, or
+/// the system refuses.
 #[cfg(target_os = "linux")]
-pub(crate) fn bind(cores: &[usize]) {
+pub(crate) fn bind(cores: &[usize]) -> bool {
+    const { assert!(BOUND_MAX <= libc::CPU_SETSIZE as usize) };
     // SAFETY: an all-zero `cpu_set_t` is the empty set, every core put into it is below its size, and the system call
     // reads the set during the call only. 0 names the calling thread. A refusal changes nothing.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for &core in cores
-            .iter()
-            .filter(|core| **core < libc::CPU_SETSIZE as usize)
-        {
+        for &core in cores.iter().filter(|core| **core < BOUND_MAX) {
             libc::CPU_SET(core, &mut set);
         }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0
     }
 }
 
 /// Other systems offer no binding; threads run where they are put.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn bind(_cores: &[usize]) {}
+pub(crate) fn bind(_cores: &[usize]) -> bool {
+    false
+}
 
 /// Asks that pages of this memory, when they are first touched, lie on these memory nodes in turn. Whole pages only;
 /// one node, or none, is asked for nothing where the machine has no other.
@@ -175,7 +181,8 @@ mod tests {
         let allowed = cores_allowed();
         let last = allowed[allowed.len() - 1];
         let seen = std::thread::spawn(move || {
-            bind(&[last, 1 << 20]);
+            assert!(bind(&[last, 1 << 20]));
+            assert!(!bind(&[]), "no core is no binding");
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
             let line = status
                 .lines()

@@ -114,7 +114,7 @@ pub enum CpuError {
         precision: Precision,
     },
     /// Choose among those that are there.
-    #[error("this process may not use core {asked}; it may use {there}")]
+    #[error("this process may not use cores {asked}; it may use {there}")]
     NoCores {
         /// Those that are missing.
         asked: String,

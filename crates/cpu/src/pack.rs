@@ -383,6 +383,8 @@ struct Bench {
     row: Vec<f32>,
     /// `(PANEL, stride)`.
     words: Vec<u32>,
+    /// Pairs of f16, `[pair][PANEL]`.
+    pairs: Vec<u32>,
     stride: usize,
 }
 
@@ -392,6 +394,7 @@ impl Bench {
         Self {
             row: vec![0.0; width],
             words: vec![0; PANEL * stride],
+            pairs: Vec::new(),
             stride,
         }
     }
@@ -425,7 +428,8 @@ impl Bench {
                 words[pairs.len()] = u32::from_le_bytes([*low, *high, 0, 0]);
             }
         }
-        let mut pairs = vec![0; self.row.len().div_ceil(2) * PANEL];
+        let mut pairs = std::mem::take(&mut self.pairs);
+        pairs.resize(self.row.len().div_ceil(2) * PANEL, 0);
         self.interleave(&mut pairs);
         // Of a pair of elements, all columns of the one, then of the other.
         let both = to.chunks_mut(2 * ELEMENT_WORDS);
@@ -438,6 +442,7 @@ impl Bench {
                 *to = pair[0] >> 16 | pair[1] & 0xffff_0000;
             }
         }
+        self.pairs = pairs;
     }
 
     /// Columns to steps.

@@ -8,9 +8,9 @@
 //! machine has several nodes, a worker that fits on one has its threads there, and a wider one has them on all in
 //! equal parts; each thread may move within its node. Workers of a process share one copy of the weights: its pages
 //! lie on all their nodes in turn, so that all memory channels serve them. KV blocks lie where they were first
-//! written, which is where their worker runs.
+//! written, which is where their worker runs. Weights that are mapped from a file lie where whoever read it first was.
 
-use crate::affinity::{cores_allowed, cores_of, listed};
+use crate::affinity::{cores_allowed, cores_count, cores_of, listed};
 use crate::options::CpuError;
 use std::path::Path;
 use std::str::FromStr;
@@ -23,7 +23,8 @@ pub enum Binding {
     Auto,
     /// The system places them.
     None,
-    /// Each thread keeps to one of these, in turn, ascending; threads of several workers one after the other.
+    /// Each thread keeps to one of these, in turn, ascending; threads of several workers one after the other. Where
+    /// there are not enough for the next worker it begins anew: two have the same cores, or none in common.
     Cores(Vec<usize>),
 }
 
@@ -69,9 +70,12 @@ pub struct WorkerThreads {
     pub count: usize,
 }
 
-/// The cores that this process may use, by memory node.
+/// The cores that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
+    /// All; empty where the system does not say.
+    cores: Vec<usize>,
+    /// Those near each memory node, where the system says so.
     nodes: Vec<Node>,
 }
 
@@ -84,6 +88,8 @@ struct Node {
 impl Machine {
     /// This one.
     pub fn here() -> Self {
+        // Counted before any thread has fewer.
+        cores_count();
         Self::read(Path::new("/sys/devices/system/node"), &cores_allowed())
     }
 
@@ -100,7 +106,8 @@ impl Machine {
         };
         let mut nodes: Vec<Node> = entries.filter_map(node).collect();
         nodes.sort_by_key(|node| node.number);
-        Self { nodes }
+        let cores = allowed.to_vec();
+        Self { cores, nodes }
     }
 
     /// Where a worker's threads run.
@@ -111,9 +118,13 @@ impl Machine {
         self.check(binding)?;
         let threads = match binding {
             Binding::None => Vec::new(),
-            Binding::Cores(cores) => (0..worker.count)
-                .map(|thread| vec![cores[(worker.index * worker.count + thread) % cores.len()]])
-                .collect(),
+            Binding::Cores(cores) => {
+                let apart = (cores.len() / worker.count.max(1)).max(1);
+                let first = worker.index % apart * worker.count;
+                (first..first + worker.count)
+                    .map(|thread| vec![cores[thread % cores.len()]])
+                    .collect()
+            }
             Binding::Auto if self.nodes.len() < 2 => Vec::new(),
             Binding::Auto => self.near(worker),
         };
@@ -167,23 +178,13 @@ impl Machine {
         let Binding::Cores(cores) = binding else {
             return Ok(());
         };
-        let mut there: Vec<usize> = self
-            .nodes
-            .iter()
-            .flat_map(|node| node.cores.clone())
-            .collect();
-        there.sort_unstable();
-        let missing: Vec<usize> = cores
-            .iter()
-            .copied()
-            .filter(|core| !there.contains(core))
-            .collect();
-        // Where the system lists no nodes it lists no cores either: nothing is known to be missing.
-        match missing.is_empty() || there.is_empty() {
+        let is_missing = |core: &usize| !self.cores.contains(core);
+        let missing: Vec<usize> = cores.iter().copied().filter(is_missing).collect();
+        match missing.is_empty() || self.cores.is_empty() {
             true => Ok(()),
             false => Err(CpuError::NoCores {
                 asked: listed(&missing),
-                there: listed(&there),
+                there: listed(&self.cores),
             }),
         }
     }
@@ -235,6 +236,8 @@ mod tests {
         let machine = two_sockets();
         assert_eq!(threads_of(&machine, "1,3-5", 0, 2), ["1", "3"]);
         assert_eq!(threads_of(&machine, "1,3-5", 1, 2), ["4", "5"]);
+        assert_eq!(threads_of(&machine, "1,3-5", 2, 2), ["1", "3"]);
+        assert_eq!(threads_of(&machine, "1,3-5", 1, 3), ["1", "3", "4"]);
         assert_eq!(threads_of(&machine, "1,3", 0, 3), ["1", "3", "1"]);
         let asked = "5-7,9".parse().unwrap();
         let worker = WorkerThreads { index: 0, count: 1 };
@@ -251,6 +254,7 @@ mod tests {
         assert_eq!(nodes("none"), [0; 0]);
         let one = Machine {
             nodes: machine.nodes[..1].to_vec(),
+            ..machine.clone()
         };
         assert_eq!(one.nodes_of(&Binding::Auto), [0; 0]);
         assert_eq!(threads_of(&one, "auto", 0, 3), [""; 0]);
@@ -270,6 +274,20 @@ mod tests {
     fn this_machine_has_the_cores_that_may_be_used() {
         let machine = Machine::here();
         let cores = machine.nodes.iter().map(|node| node.cores.len());
-        assert!([0, cores_allowed().len()].contains(&cores.sum()));
+        let expected = match Path::new("/sys/devices/system/node/node0/cpulist").exists() {
+            true => cores_allowed().len(),
+            false => 0,
+        };
+        assert_eq!(cores.sum::<usize>(), expected);
+    }
+
+    #[test]
+    fn cores_that_are_not_there_were_taken_where_no_node_is_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::read(folder.path(), &[0, 1]);
+        let worker = WorkerThreads { index: 0, count: 1 };
+        assert!(machine.place(&Binding::Cores(vec![2]), worker).is_err());
+        assert!(machine.place(&Binding::Cores(vec![1]), worker).is_ok());
+        assert_eq!(threads_of(&machine, "auto", 0, 2), [""; 0]);
     }
 }

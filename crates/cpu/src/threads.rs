@@ -116,6 +116,8 @@ impl Threads {
     /// # Errors
     /// If the system gives no more threads.
     pub fn new(count: usize, cores: &[Vec<usize>]) -> std::io::Result<Self> {
+        // Counted before any thread has fewer.
+        affinity::cores_count();
         let shared = Arc::new(Shared {
             gate: Line::default(),
             next: Line::default(),
@@ -210,7 +212,7 @@ impl Threads {
             return;
         };
         if BOUND.replace(self.number) != self.number {
-            affinity::bind(cores);
+            bind(cores);
         }
     }
 
@@ -222,7 +224,7 @@ impl Threads {
             .name(format!("cpu-{index}"))
             .spawn(move || {
                 if let Some(cores) = cores {
-                    affinity::bind(&cores);
+                    bind(&cores);
                 }
                 shared.work(index, &mine);
             })?;
@@ -232,6 +234,17 @@ impl Threads {
             thread: handle.thread().clone(),
             handle: Some(handle),
         })
+    }
+}
+
+/// Binds this thread, or says that it could not.
+fn bind(cores: &[usize]) {
+    if !affinity::bind(cores) {
+        let cores = affinity::listed(cores);
+        tracing::warn!(
+            cores,
+            "the system does not bind a thread to these cores; it runs where it is put"
+        );
     }
 }
 
@@ -483,10 +496,15 @@ mod tests {
 
     #[test]
     fn several_sets_run_side_by_side() {
+        let cores: Vec<Vec<usize>> = affinity::cores_allowed()
+            .chunks(1)
+            .take(1)
+            .map(<[usize]>::to_vec)
+            .collect();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let mut threads = Threads::new(3, &[vec![0]]).unwrap();
+                    let mut threads = Threads::new(3, &cores).unwrap();
                     let total = AtomicUsize::new(0);
                     for _ in 0..300 {
                         threads.run(9, &|turn| {

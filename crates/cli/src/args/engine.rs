@@ -55,7 +55,7 @@ pub(crate) struct EngineArgs {
     pub(crate) threads: Option<u32>,
     /// Which cores threads keep to: `auto` keeps a worker's threads on one memory node where the machine has several
     /// (on all alike where none is wide enough), `none` leaves them to the system, `0-3,8` binds each thread to one of
-    /// these, in turn. Weights then lie on the memory nodes of all those cores in turn.
+    /// these, in turn. Weights that are packed here lie on the memory nodes of all those cores in turn.
     #[arg(long, value_name = "auto|none|CORES", default_value_t = Binding::Auto, env = "CLEAVE_CPU_BIND")]
     pub(crate) cpu_bind: Binding,
     /// Instruction set; the best that the processor has if absent.
