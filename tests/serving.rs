@@ -300,7 +300,11 @@ fn binding_the_threads_that_compute_bound_all_others_too() {
     let count = cores.len();
     cores.retain(|cores| *cores == first);
     assert!(!cores.is_empty(), "nobody computes where it was told to");
-    assert!(all == first || 2 * cores.len() < count, "{} of {count}", cores.len());
+    assert!(
+        all == first || 2 * cores.len() < count,
+        "{} of {count}",
+        cores.len()
+    );
 }
 
 #[test]

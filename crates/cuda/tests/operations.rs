@@ -537,7 +537,14 @@ impl Quantised {
                 .iter()
                 .map(|x| half::f16::from_f32(0.01 + x.abs() / 50.0).to_f32())
                 .collect();
-            let zeros: Vec<u8> = bytes(seed + 2, rows * groups).map(|x| x & 15).collect();
+            // No kernel has int8 with zero points.
+            let zero_max = match (self.element, self.is_narrow) {
+                (NarrowType::Int8, true) => 0,
+                _ => 15,
+            };
+            let zeros: Vec<u8> = bytes(seed + 2, rows * groups)
+                .map(|x| x & zero_max)
+                .collect();
             let coded = ByteCodes {
                 element: self.element,
                 codes: &codes,
@@ -583,11 +590,12 @@ fn products_with_quantised_weights_are_those_of_the_processor() {
         quantised(Int4, 64, (32, 1088, 67)),
         quantised(Int4, 128, (129, 640, 130)),
         quantised(Int4, 1 << 20, (2, 96, 8)),
-        // What kernels do not take: widths and groups that are no multiples, and int8 in groups.
+        // What kernels do not take: widths and groups that are no multiples, and int8 in groups or with zero points.
         widened(quantised(E4m3, 1 << 20, (2, 40, 9))),
         widened(quantised(Int4, 24, (2, 96, 9))),
         widened(quantised(Int4, 32, (5, 112, 9))),
         widened(quantised(Int8, 32, (5, 64, 9))),
+        widened(quantised(Int8, 1 << 20, (5, 64, 9))),
     ];
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
         return;
