@@ -290,7 +290,7 @@ fn binding_the_threads_that_compute_bound_all_others_too() {
     };
     let all = cores_of("/proc/self".into()).expect("Linux says which cores there are");
     let first = all.split(['-', ',']).next().expect("one core at least");
-    let (server, client) = serve(&["--both", "--cpu-bind", first]);
+    let (server, client) = serve(&["--both", "1", "--cpu-bind", first]);
     client.complete(&json!({"prompt": "Ownership is", "max_tokens": 4}));
     let folder = format!("/proc/{}/task", server.id());
     let tasks = std::fs::read_dir(folder).expect("the server's threads");

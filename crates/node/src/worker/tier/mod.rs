@@ -800,9 +800,14 @@ mod tests {
         let blocks: Vec<_> = (0..8)
             .map(|of| (hash(of), BlockIndex(u32::from(of))))
             .collect();
-        for _ in 0..50 {
-            host.engine.fetch(handoff(), blocks.clone());
-            host.engine.stop_fetch(handoff());
+        for attempt in 0..50 {
+            // A sequence asks once: blocks of a fetch that was stopped may come late.
+            let handoff = HandoffId {
+                attempt,
+                ..handoff()
+            };
+            host.engine.fetch(handoff, blocks.clone());
+            host.engine.stop_fetch(handoff);
             let (came, outcome) = host.fetched().await;
             assert_eq!(
                 came == 8,
