@@ -20,6 +20,7 @@ mod mock;
 mod model;
 mod page;
 mod plan;
+mod processor;
 mod replay;
 mod router_cost;
 mod scale;

@@ -7,6 +7,7 @@
 use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs, QuantizeArg};
 use crate::bench::Products;
 use crate::demo;
+use crate::processor::Processor;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
 use cleave_cpu::{
@@ -179,38 +180,6 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
 enum Place {
     Cpu(Processor),
     Cuda(Arc<cleave_cuda::Device>),
-}
-
-/// The processor, as the user wants it used.
-struct Processor {
-    isa: Option<Isa>,
-    binding: Binding,
-    machine: Machine,
-}
-
-impl Processor {
-    fn find(engine: &EngineArgs) -> anyhow::Result<Self> {
-        let isa = engine.isa.as_deref().map(str::parse::<Isa>);
-        let found = Self {
-            isa: isa.transpose().map_err(anyhow::Error::msg)?,
-            binding: engine.cpu_bind.clone(),
-            machine: Machine::here(),
-        };
-        let sole = WorkerThreads { index: 0, count: 1 };
-        let placed = found.machine.place(&found.binding, sole);
-        placed.with_context(|| format!("--cpu-bind {}", found.binding))?;
-        Ok(found)
-    }
-
-    /// For one worker.
-    fn options(&self, precision: Precision, worker: WorkerThreads) -> anyhow::Result<CpuOptions> {
-        Ok(CpuOptions {
-            threads: worker.count,
-            isa: self.isa,
-            placement: self.machine.place(&self.binding, worker)?,
-            ..CpuOptions::new(precision)
-        })
-    }
 }
 
 impl Place {
