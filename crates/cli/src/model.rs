@@ -10,9 +10,7 @@ use crate::demo;
 use crate::processor::Processor;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
-use cleave_cpu::{
-    Binding, CpuOps, CpuOptions, CpuPack, Dot, Isa, Machine, Quantize, WorkerThreads,
-};
+use cleave_cpu::{Binding, CpuOps, CpuOptions, CpuPack, Dot, Isa, Quantize, WorkerThreads};
 use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Share};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
