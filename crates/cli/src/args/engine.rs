@@ -20,7 +20,7 @@ pub(crate) struct ModelArgs {
     pub(crate) served_model_name: Option<String>,
     /// Number format of weights and activations; `auto` takes the checkpoint's (f16 runs as bf16). `f16` keeps the weights
     /// of an f16 checkpoint as they are, on a processor: no bit of theirs is lost and activations keep 13 bits instead of 8,
-    /// one sequence decodes as fast, but prompts and large batches take about twice as long. Quantised weights run beside it
+    /// one sequence reads no more bytes, but prompts and large batches take about twice as long. Quantised weights run beside it
     /// as they are; on a processor fp8, and what its kernels do not take, is rounded to it.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub(crate) dtype: Dtype,
