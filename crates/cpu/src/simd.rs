@@ -126,6 +126,23 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
     }
 
+    /// Rows of words to columns: `to[word × to_stride + row] = from[row × stride + word]`, for `[rows, words, stride]`. At most
+    /// sixteen rows, and no more than `to_stride`.
+    #[inline(always)]
+    fn turn(
+        self,
+        from: &[u32],
+        [rows, words, stride]: [usize; 3],
+        (to, to_stride): (&mut [u32], usize),
+    ) {
+        for row in 0..rows {
+            let to = to[row..].iter_mut().step_by(to_stride);
+            for (to, word) in to.zip(&from[row * stride..row * stride + words]) {
+                *to = *word;
+            }
+        }
+    }
+
     /// The sum of the lanes, as a tree: 16 to 8, 4, 2, 1.
     #[inline(always)]
     fn sum(self, x: Self::V) -> f32 {
