@@ -430,6 +430,7 @@ async fn live<N: Node>(
 ) -> anyhow::Result<()> {
     let ready = async {
         node.ready().await;
+        cleave_cpu::give_back_freed();
         say_ready(&node);
         std::future::pending().await
     };
