@@ -138,7 +138,8 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
                 found.append(Engine(f"vLLM {form}", [*program, model, str(CONTEXT), str(SEQUENCES)], environment))
     if args.openvino:
         program = [str(Path(args.openvino) / "bin/python"), str(HERE / "speed_openvino.py")]
-        for form in ("bf16", "q8_0", "q4_0"):
+        # Its reader of these files knows no bf16.
+        for form in ("f16", "q8_0", "q4_0"):
             found.append(Engine(f"OpenVINO {form}", [*program, gguf(args, form), str(SEQUENCES), threads]))
     if args.transformers:
         python = str(Path(args.vllm) / "venv/bin/python") if args.vllm else sys.executable
@@ -174,10 +175,15 @@ def wait_for_quiet() -> float:
     return share
 
 
-def measure(found: list[Engine | Llama], rounds: int) -> Iterator[dict[str, dict[str, list[dict]]]]:
-    """What there is after each round."""
-    samples: dict[str, dict[str, list[dict]]] = {engine.name: {} for engine in found}
-    for number in range(rounds):
+Samples = dict[str, dict[str, list[dict]]]
+
+
+def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Iterator[Samples]:
+    """What there is after each round, beside what there was."""
+    for engine in found:
+        samples.setdefault(engine.name, {})
+    first = max((len(shapes.get(SHAPES[0], [])) for shapes in samples.values()), default=0)
+    for number in range(first, first + rounds):
         for shape in SHAPES:
             turn = number % len(found)
             for engine in found[turn:] + found[:turn]:
@@ -196,7 +202,7 @@ def measure(found: list[Engine | Llama], rounds: int) -> Iterator[dict[str, dict
         yield samples
 
 
-def table(samples: dict[str, dict[str, list[dict]]]) -> str:
+def table(samples: Samples) -> str:
     lines = ["| best (median), tokens/s | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]
     most = {shape: {} for shape in SHAPES}
     for engine, shapes in samples.items():
@@ -229,17 +235,27 @@ def main() -> None:
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--go-on", action="store_true", help="add to the rounds that the file of --out has")
     parser.add_argument("--only", nargs="*", help="engines by the beginning of their names")
     parser.add_argument("--log", default="target/peers", help="folder for what the engines say")
     args = parser.parse_args()
+    if args.go_on and not args.out:
+        parser.error("--go-on adds to the file of --out: name it")
+    # Engines that are stopped do not end by themselves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     log = Path(args.log)
     log.mkdir(parents=True, exist_ok=True)
     found = [engine for engine in engines(args) if not args.only or engine.name.startswith(tuple(args.only))]
     try:
-        for engine in found:
+        for engine in list(found):
             print(f"starting {engine.name}", flush=True)
-            engine.start(log)
-        for samples in measure(found, args.rounds):
+            try:
+                engine.start(log)
+            except RuntimeError as error:
+                print(f"left out: {error}", file=sys.stderr)
+                found.remove(engine)
+        before = json.loads(Path(args.out).read_text()) if args.go_on else {}
+        for samples in measure(found, args.rounds, before):
             if args.out:
                 Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")
             text = table(samples)

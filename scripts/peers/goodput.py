@@ -30,6 +30,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import goodput_report
@@ -75,6 +76,7 @@ class Ask:
             raise RuntimeError(f"{counted} tokens instead of {tokens}")
         self.ttft = times[0] - start
         self.tpot = (times[-1] - times[0]) / max(1, tokens - 1)
+        self.gaps = [after - before for before, after in pairwise(times)]
 
 
 class Server:

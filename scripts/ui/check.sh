@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The page for operators in a real browser: `check.sh [flags of check.mjs]`. Needs Chromium (CHROMIUM=PATH, or
 # one that is installed: Debian's package `chromium` with `fonts-dejavu-core`), Node.js and two npm packages,
-# which go to target/ui-check. What cannot be had is said, and skipped.
+# which go to target/ui-check. What cannot be had is said, and skipped. The program is CLEAVE=PATH, or built.
 #
 # For the pictures of the README: check.sh --shots docs
 set -euo pipefail
@@ -19,5 +19,8 @@ if ! [ -d "$modules/node_modules/axe-core" ]; then
   (cd "$modules" && npm install --no-fund --no-audit --save-exact playwright-core@1.65.1 axe-core@4.14.1 >install.log 2>&1) \
     || skip "playwright-core and axe-core could not be had from npm ($modules/install.log)"
 fi
-cargo build -q -p cleave-cli
-exec node scripts/ui/check.mjs --cleave "${CARGO_TARGET_DIR:-target}/debug/cleave" --browser "$browser" --modules "$modules" "$@"
+if [ -z "${CLEAVE:-}" ]; then
+  cargo build -q -p cleave-cli
+  CLEAVE=${CARGO_TARGET_DIR:-target}/debug/cleave
+fi
+exec node scripts/ui/check.mjs --cleave "$CLEAVE" --browser "$browser" --modules "$modules" "$@"

@@ -108,6 +108,8 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         (None, Some(_)) => {}
     }
     ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
+    // Reading a tokenizer takes several times its size; weights come next.
+    cleave_cpu::give_back_freed();
     let precision = precision(model.dtype, &checkpoint);
     check_f16(model, &place, &checkpoint)?;
     let kv = match model.kv_cache_dtype {

@@ -44,6 +44,7 @@ pub use affinity::cores_count;
 pub use buffers::{CpuPool, CpuRows};
 pub use ceiling::{Dot, Reader, operations_per_second};
 pub use isa::Isa;
+pub use memory::give_back_freed;
 pub use ops::CpuOps;
 pub use options::{CpuError, CpuOptions, Quantize};
 pub use pack::{CpuMatrix, CpuPack, CpuRotary, CpuTable, CpuVector};

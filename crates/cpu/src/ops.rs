@@ -185,8 +185,9 @@ impl Ops for CpuOps {
         self.each_row(rows, width, &|row| {
             // SAFETY: each row is written by one task.
             let out = unsafe { out.part(row * width..(row + 1) * width) };
-            table.0.read_row(batch.tokens[row] as usize, out);
+            table.read_row(batch.tokens[row] as usize, out);
         });
+        table.were_read(rows);
         Ok(())
     }
 

@@ -25,6 +25,9 @@ use std::sync::{Mutex, PoisonError};
 /// column of a panel has which row. To be raised with any of it, because files on disk have it in their names.
 pub(crate) const LAYOUT: u64 = 1;
 
+/// Of a checkpoint's file, at most, while a matrix is packed: in bytes, as if its elements were the largest there are.
+const SOURCE_BYTES_HELD: usize = 64 << 20;
+
 /// Packs weights, with several threads.
 #[derive(Debug)]
 pub struct CpuPack {
@@ -81,7 +84,42 @@ pub(crate) enum Form {
 
 /// Embedding rows, where the file is mapped.
 #[derive(Debug)]
-pub struct CpuTable(pub(crate) StoredTensor);
+pub struct CpuTable {
+    stored: StoredTensor,
+    /// Since pages were let go.
+    rows_read: AtomicUsize,
+}
+
+impl CpuTable {
+    /// What the system maps for a row that is not there: sixteen pages, or one of the larger ones.
+    const MAPPED_BYTES: usize = 1 << 16;
+    /// Of the table, at most, in this process's memory; in bytes.
+    const HELD_BYTES: usize = 32 << 20;
+
+    fn new(stored: StoredTensor) -> Self {
+        Self {
+            stored,
+            rows_read: AtomicUsize::new(0),
+        }
+    }
+
+    /// A token's row, as f32.
+    pub(crate) fn read_row(&self, token: usize, out: &mut [f32]) {
+        self.stored.read_row(token, out);
+    }
+
+    /// To be told after rows were read. A tied head is packed, so that the rows of a large table would be in memory twice once
+    /// every token has come by: their pages go back to the system's cache of files, from where the next read has them.
+    pub(crate) fn were_read(&self, rows: usize) {
+        let before = self.rows_read.fetch_add(rows, Ordering::Relaxed);
+        if self.stored.bytes().len() > Self::HELD_BYTES
+            && (before + rows) * Self::MAPPED_BYTES > Self::HELD_BYTES
+        {
+            self.rows_read.store(0, Ordering::Relaxed);
+            self.stored.release();
+        }
+    }
+}
 
 /// A norm's weight.
 #[derive(Debug)]
@@ -237,6 +275,7 @@ impl CpuPack {
         let parts = Parts::new(&mut words);
         let of_parts = of_columns.as_mut().map(Columns::parts);
         let next = AtomicUsize::new(0);
+        let panels_held = (SOURCE_BYTES_HELD / (PANEL * width * size_of::<f32>()).max(1)).max(1);
         std::thread::scope(|scope| {
             for _ in 0..self.threads.min(panels) {
                 scope.spawn(|| {
@@ -261,6 +300,11 @@ impl CpuPack {
                             }
                             (Kept::Int8, None) => unreachable!("eight bits come with scales"),
                             (Kept::Groups(units), _) => bench.pack_groups(sources, units, to),
+                        }
+                        // What was read for earlier panels stays in this process's memory until it is let go; another
+                        // thread that is still reading has its pages back at once.
+                        if panel % panels_held == panels_held - 1 {
+                            stack.iter().for_each(StoredMatrix::release);
                         }
                     }
                 });
@@ -509,7 +553,7 @@ impl Pack for CpuPack {
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CpuTable, EngineError> {
-        Ok(CpuTable(stored.clone()))
+        Ok(CpuTable::new(stored.clone()))
     }
 
     fn vector(&self, values: &[f32]) -> Result<CpuVector, EngineError> {

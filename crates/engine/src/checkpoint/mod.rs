@@ -239,13 +239,9 @@ impl Checkpoint {
 
     /// What tells these weights from others.
     pub fn revision(&self) -> Revision {
-        *self.revision.get_or_init(|| {
-            let revision = revision::of(&self.config, &self.tensors, &self.narrow);
-            // A system may map half a megabyte for each sample, of thousands.
-            self.tensors.values().for_each(StoredTensor::release);
-            self.narrow.values().for_each(|tensor| tensor.release());
-            revision
-        })
+        *self
+            .revision
+            .get_or_init(|| revision::of(&self.config, &self.tensors, &self.narrow))
     }
 
     /// What changes with the weights, and with whatever is done to their files.

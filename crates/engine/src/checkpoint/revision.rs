@@ -94,6 +94,8 @@ pub(super) fn of(
         );
         hash.update(line.as_bytes());
         sample(&mut hash, tensor.bytes());
+        // A system may map half a megabyte for each sample, of thousands.
+        tensor.release();
     }
     for (name, tensor) in narrow {
         let line = format!(
@@ -106,6 +108,7 @@ pub(super) fn of(
         for part in tensor.parts() {
             sample(&mut hash, part);
         }
+        tensor.release();
     }
     Revision(*hash.finalize().as_bytes())
 }

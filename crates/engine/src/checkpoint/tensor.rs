@@ -149,7 +149,7 @@ impl StoredTensor {
     }
 
     /// See [`StoredMatrix::release`](super::StoredMatrix::release).
-    pub(super) fn release(&self) {
+    pub fn release(&self) {
         self.span.release();
     }
 
