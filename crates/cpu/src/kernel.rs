@@ -15,7 +15,7 @@ pub(crate) mod tile;
 
 use crate::isa::Isa;
 use crate::memory::Plain;
-use crate::simd::Simd;
+use crate::simd::{Simd, Turned};
 use attention::{Attend, Queries, Scratch, Share};
 use cleave_engine::e4m3;
 use product::bytes::Byte;
@@ -41,7 +41,7 @@ pub(crate) struct Kernels {
     /// See [`rows::expect`].
     pub expect: unsafe fn(&[u8]),
     /// See [`Simd::turn`].
-    pub turn: unsafe fn(&[u32], [usize; 3], (&mut [u32], usize)),
+    pub turn: unsafe fn(&[u32], [usize; 3], Turned<'_>),
     /// See [`rows::rotate`].
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     /// Products with weights of f16.
@@ -191,7 +191,7 @@ macro_rules! kernels {
             rows::expect(unsafe { $token }, bytes);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn turn(from: &[u32], rows: [usize; 3], to: (&mut [u32], usize)) {
+        unsafe fn turn(from: &[u32], rows: [usize; 3], to: Turned<'_>) {
             // SAFETY: as in `norm`.
             Simd::turn(unsafe { $token }, from, rows, to);
         }

@@ -5,6 +5,7 @@
 //! all processors' blocks are alike. A head's elements stay together, whatever their order.
 
 use crate::memory::{Plain, words_of, words_of_mut};
+use crate::simd::Turned;
 use cleave_engine::ops::{HeadShape, Precision};
 
 /// Keys that lie side by side, a vector of them.
@@ -60,7 +61,7 @@ impl Spot {
         self,
         keys: &[T],
         head: &mut [T],
-        turn: impl Fn(&[u32], [usize; 3], (&mut [u32], usize)),
+        turn: impl Fn(&[u32], [usize; 3], Turned<'_>),
     ) {
         let tokens = keys.len() / self.head_dim;
         match self.layout {

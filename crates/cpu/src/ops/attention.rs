@@ -58,7 +58,7 @@ struct Storing<'a, T> {
     round: &'a Round<'a, T>,
 }
 
-impl<T: Plain> Storing<'_, T> {
+impl<'a, T: Plain> Storing<'a, T> {
     /// Asks for the memory that a token alone goes to: its keys are in as many cache lines as all of a block.
     fn expect(&self, run: &StoredRun) {
         if run.rows.len() > 1 {
@@ -78,13 +78,13 @@ impl<T: Plain> Storing<'_, T> {
     }
 
     /// A head of a run's block, from this element of the block on.
-    fn head(&self, run: &StoredRun, offset: usize) -> &mut [T] {
+    fn head(&self, run: &StoredRun, offset: usize) -> &'a mut [T] {
         let start = run.block.0 as usize * self.shape.block_elements() + offset;
         // SAFETY: a block is of one run, as the plan has seen, and a run of one task, which takes one head at a time.
         unsafe { self.stored.part(start..start + self.shape.head_elements()) }
     }
 
-    fn row(&self, row: usize) -> &mut [f32] {
+    fn row(&self, row: usize) -> &'a mut [f32] {
         let width = self.shape.heads.qkv_width();
         // SAFETY: a row is of one run, and a run of one task.
         unsafe { self.qkv.part(row * width..(row + 1) * width) }

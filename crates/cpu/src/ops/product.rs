@@ -18,6 +18,7 @@ use cleave_engine::EngineError;
 use cleave_engine::ops::{Norm, Normed, Precision};
 
 /// What rows of a product are made of.
+#[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     /// They are there, `(rows, width)`.
     Rows(&'a [f32]),

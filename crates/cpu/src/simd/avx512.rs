@@ -3,7 +3,7 @@
 //! Invariant: a value of these types exists only where the processor has the instructions.
 
 use super::bytes::{Bytes, LeftBytes};
-use super::{LANES, Simd};
+use super::{LANES, Simd, Turned};
 use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
     _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128,
@@ -217,7 +217,7 @@ macro_rules! lanes {
         }
 
         #[inline(always)]
-        fn turn(self, from: &[u32], rows: [usize; 3], to: (&mut [u32], usize)) {
+        fn turn(self, from: &[u32], rows: [usize; 3], to: Turned<'_>) {
             // SAFETY: `self` proves the instructions.
             unsafe { turn(from, rows, to) }
         }
@@ -459,11 +459,7 @@ impl<const VNNI: bool> Bytes for Avx512<VNNI> {
 /// # Safety
 /// The processor has AVX-512 F.
 #[inline(always)]
-unsafe fn turn(
-    from: &[u32],
-    [rows, words, stride]: [usize; 3],
-    (to, to_stride): (&mut [u32], usize),
-) {
+unsafe fn turn(from: &[u32], [rows, words, stride]: [usize; 3], (to, to_stride): Turned<'_>) {
     assert!((1..=LANES).contains(&rows) && rows <= to_stride && words <= stride);
     assert!(rows * stride <= from.len() && words * to_stride <= to.len() + to_stride - rows);
     let mut square = [0; LANES * LANES];
