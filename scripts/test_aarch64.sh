@@ -2,6 +2,7 @@
 # Tests the operations of 64-bit Arm on any machine: builds most of cleave-cpu's tests for aarch64 and runs them in qemu, with processors
 # that have all of NEON's extensions, the dot product alone, and none. Says nothing about speed.
 # usage: test_aarch64.sh [TEST ...]      names of tests; all of the kernels' if none
+# Exits with 77 where something that it needs cannot be had, and says SKIPPED.
 # Takes some ten minutes. Needs qemu's user emulation (apt-get install qemu-user-static), Rust's target (rustup target add
 # aarch64-unknown-linux-musl) and Python 3 with venv: Zig's C compiler, for two dependencies with parts in C, is fetched
 # with pip into target/aarch64.
@@ -12,7 +13,7 @@ folder=$PWD/target/aarch64
 
 skip() {
   echo "SKIPPED: $1"
-  exit 0
+  exit 77
 }
 
 emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || skip "there is no qemu-aarch64 to run the tests in"

@@ -32,7 +32,8 @@ const BOUND_MAX: usize = 1024;
 /// the system refuses.
 #[cfg(target_os = "linux")]
 pub(crate) fn bind(cores: &[usize]) -> bool {
-    const { assert!(BOUND_MAX <= libc::CPU_SETSIZE as usize) };
+    // Not `CPU_SETSIZE`, which counts bytes in some versions of musl.
+    const { assert!(BOUND_MAX <= 8 * size_of::<libc::cpu_set_t>()) };
     // SAFETY: an all-zero `cpu_set_t` is the empty set, every core put into it is below its size, and the system call
     // reads the set during the call only. 0 names the calling thread. A refusal changes nothing.
     unsafe {

@@ -19,6 +19,8 @@ pub enum Isa {
     Avx2Vnni,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// 64-bit Arm with the dot product of bytes, bfloat16, and products of two rows of bytes with two columns (i8mm).
+    NeonI8mm,
     /// 64-bit Arm with the dot product of bytes and bfloat16.
     NeonBf16,
     /// 64-bit Arm with the dot product of bytes.
@@ -31,12 +33,13 @@ pub enum Isa {
 
 impl Isa {
     /// All, best first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Avx512Bf16,
         Self::Avx512Vnni,
         Self::Avx512,
         Self::Avx2Vnni,
         Self::Avx2,
+        Self::NeonI8mm,
         Self::NeonBf16,
         Self::NeonDot,
         Self::Neon,
@@ -68,7 +71,7 @@ impl Isa {
             Self::Avx512 => avx512,
             Self::Avx2Vnni => avx2 && is_x86_feature_detected!("avxvnni"),
             Self::Avx2 => avx2,
-            Self::NeonBf16 | Self::NeonDot | Self::Neon => false,
+            Self::NeonI8mm | Self::NeonBf16 | Self::NeonDot | Self::Neon => false,
             Self::Plain => true,
         }
     }
@@ -77,6 +80,9 @@ impl Isa {
     #[cfg(target_arch = "aarch64")]
     pub fn available(self) -> bool {
         match self {
+            Self::NeonI8mm => {
+                Self::NeonBf16.available() && std::arch::is_aarch64_feature_detected!("i8mm")
+            }
             Self::NeonBf16 => {
                 Self::NeonDot.available() && std::arch::is_aarch64_feature_detected!("bf16")
             }
@@ -105,6 +111,7 @@ impl Isa {
             Self::Avx512 => "avx512",
             Self::Avx2Vnni => "avx2-vnni",
             Self::Avx2 => "avx2",
+            Self::NeonI8mm => "neon-i8mm",
             Self::NeonBf16 => "neon-bf16",
             Self::NeonDot => "neon-dot",
             Self::Neon => "neon",
@@ -120,6 +127,7 @@ impl Isa {
             Self::Avx512 => "AVX-512",
             Self::Avx2Vnni => "AVX2 with VNNI",
             Self::Avx2 => "AVX2",
+            Self::NeonI8mm => "NEON with dot, bf16 and i8mm",
             Self::NeonBf16 => "NEON with bf16 and dot",
             Self::NeonDot => "NEON with dot",
             Self::Neon => "NEON",

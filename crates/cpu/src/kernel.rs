@@ -337,7 +337,7 @@ fn table(isa: Isa) -> Option<&'static Kernels> {
             "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
         ),
         Isa::Avx2Vnni | Isa::Avx2 => kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
-        Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
+        Isa::NeonI8mm | Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
         Isa::Plain => kernels!(Plain::new(), Plain),
     })
 }
@@ -358,7 +358,7 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
         ),
         Isa::Avx2Vnni => bytes_kernels!(Avx2::<true>::new(), Avx2<true>, "avx2,fma,f16c,avxvnni"),
         Isa::Avx2 => bytes_kernels!(Avx2::<false>::new(), Avx2<false>, "avx2,fma,f16c"),
-        Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
+        Isa::NeonI8mm | Isa::NeonBf16 | Isa::NeonDot | Isa::Neon => return None,
         Isa::Plain => bytes_kernels!(Plain::new(), Plain),
     })
 }
@@ -367,12 +367,21 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
 fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
     use crate::simd::{neon::Neon, plain::Plain};
     Some(match isa {
+        Isa::NeonI8mm => bytes_kernels!(
+            Neon::<true, true, false>::new(),
+            Neon<true, true, false>,
+            "neon,dotprod,i8mm"
+        ),
         Isa::NeonBf16 | Isa::NeonDot => bytes_kernels!(
-            Neon::<true, false>::new(),
-            Neon<true, false>,
+            Neon::<true, false, false>::new(),
+            Neon<true, false, false>,
             "neon,dotprod"
         ),
-        Isa::Neon => bytes_kernels!(Neon::<false, false>::new(), Neon<false, false>, "neon"),
+        Isa::Neon => bytes_kernels!(
+            Neon::<false, false, false>::new(),
+            Neon<false, false, false>,
+            "neon"
+        ),
         Isa::Plain => bytes_kernels!(Plain::new(), Plain),
         Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
     })
@@ -388,12 +397,16 @@ fn bytes_table(isa: Isa) -> Option<&'static BytesKernels> {
 fn table(isa: Isa) -> Option<&'static Kernels> {
     use crate::simd::{neon::Neon, plain::Plain};
     Some(match isa {
-        Isa::NeonBf16 => {
-            kernels!(Neon::<false, true>::new(), Neon<false, true>, "neon,bf16")
-        }
-        Isa::NeonDot | Isa::Neon => {
-            kernels!(Neon::<false, false>::new(), Neon<false, false>, "neon")
-        }
+        Isa::NeonI8mm | Isa::NeonBf16 => kernels!(
+            Neon::<false, false, true>::new(),
+            Neon<false, false, true>,
+            "neon,bf16"
+        ),
+        Isa::NeonDot | Isa::Neon => kernels!(
+            Neon::<false, false, false>::new(),
+            Neon<false, false, false>,
+            "neon"
+        ),
         Isa::Plain => kernels!(Plain::new(), Plain),
         Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::Avx512 | Isa::Avx2Vnni | Isa::Avx2 => return None,
     })

@@ -125,6 +125,7 @@ impl Ops for CpuOps {
             | Isa::Avx512
             | Isa::Avx2Vnni
             | Isa::Avx2
+            | Isa::NeonI8mm
             | Isa::NeonBf16
             | Isa::NeonDot
             | Isa::Neon => "fused-2",

@@ -16,6 +16,7 @@ pub(crate) mod groups;
 pub(crate) mod halves;
 pub(crate) mod left;
 pub(crate) mod nibbles;
+mod pairs;
 
 use super::rows::silu;
 use super::tile::{Tiles, with_rows};

@@ -27,6 +27,9 @@ impl LeftBytes {
     }
 }
 
+/// Why what pairs need is not called.
+const NO_PAIRS: &str = "this set takes rows one by one";
+
 /// What products of bytes need beyond [`Simd`].
 pub(crate) trait Bytes: Simd {
     /// See there.
@@ -50,6 +53,37 @@ pub(crate) trait Bytes: Simd {
     /// acc + Σ left · codes over four; `left` are bytes with a sign, none of them −128, `codes` 0 to 15, or what
     /// [`Bytes::octet_phase`] makes of more where [`Bytes::LEFT_OCTETS`] are with a sign.
     fn code_dot(self, acc: Self::V, left: Self::V, codes: Self::V) -> Self::V;
+
+    /// Whether [`Bytes::pair_dots`] is one instruction: sums of two rows and two columns at once, of two steps.
+    /// [`Bytes::LEFT`] is then with a sign, and bytes and codes are multiplied alike.
+    const PAIRS: bool = false;
+
+    /// Two rows' words at each of two steps, as [`Bytes::pair_dots`] takes them.
+    ///
+    /// # Safety
+    /// Two words may be read at each.
+    #[inline(always)]
+    unsafe fn left_pair(self, _steps: [*const u32; 2]) -> Self::V {
+        unreachable!("{NO_PAIRS}")
+    }
+
+    /// What two steps have of sixteen columns, as [`Bytes::pair_dots`] takes it.
+    #[inline(always)]
+    fn right_pair(self, _steps: [Self::V; 2]) -> [Self::V; 2] {
+        unreachable!("{NO_PAIRS}")
+    }
+
+    /// Sums of two rows as [`Bytes::pair_dots`] adds to them; and back again.
+    #[inline(always)]
+    fn pair_sums(self, _rows: [Self::V; 2]) -> [Self::V; 2] {
+        unreachable!("{NO_PAIRS}")
+    }
+
+    /// sums + Σ left · right over two steps.
+    #[inline(always)]
+    fn pair_dots(self, _sums: [Self::V; 2], _left: Self::V, _right: [Self::V; 2]) -> [Self::V; 2] {
+        unreachable!("{NO_PAIRS}")
+    }
 
     /// What one phase needs of four codes of eight bits of each column.
     #[inline(always)]

@@ -1,4 +1,5 @@
-//! NEON: four registers of four lanes, with or without the dot product of bytes, and multiply-adds of bf16.
+//! NEON: four registers of four lanes, with or without the dot product of bytes, their product of two rows and two columns,
+//! and multiply-adds of bf16.
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
@@ -6,24 +7,26 @@ use super::bytes::{Bytes, LeftBytes};
 use super::{LANES, Simd};
 use std::arch::aarch64::{
     float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u8, vandq_u32,
-    vbslq_f32, vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcvtnq_s32_f32, vcvtq_f32_s32,
-    vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32,
-    vget_high_s8, vget_low_s8, vld1_u16, vld1q_f32, vld1q_u32, vmaxq_f32, vmaxvq_f32, vminq_f32,
-    vmovl_u16, vmull_s8, vmulq_f32, vmulq_s32, vorrq_u32, vpaddlq_s16, vpaddq_s32,
-    vreinterpretq_f32_s32, vreinterpretq_f32_u8, vreinterpretq_f32_u32, vreinterpretq_s8_f32,
-    vreinterpretq_s32_f32, vreinterpretq_u8_f32, vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32,
-    vshlq_n_s32, vshlq_n_u32, vshrn_n_u32, vshrq_n_u8, vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32,
-    vsubq_f32, vsubq_s32,
+    vbslq_f32, vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcombine_u32, vcvtnq_s32_f32,
+    vcvtq_f32_s32, vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u8,
+    vfmaq_f32, vget_high_s8, vget_low_s8, vld1_u16, vld1_u32, vld1q_f32, vld1q_u32, vmaxq_f32,
+    vmaxvq_f32, vminq_f32, vmovl_u16, vmull_s8, vmulq_f32, vmulq_s32, vorrq_u32, vpaddlq_s16,
+    vpaddq_s32, vreinterpretq_f32_f64, vreinterpretq_f32_s32, vreinterpretq_f32_u8,
+    vreinterpretq_f32_u32, vreinterpretq_f64_f32, vreinterpretq_s8_f32, vreinterpretq_s32_f32,
+    vreinterpretq_u8_f32, vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32,
+    vshrn_n_u32, vshrq_n_u8, vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32, vsubq_f32, vsubq_s32,
+    vzip1_u32, vzip1q_f32, vzip1q_f64, vzip2_u32, vzip2q_f32, vzip2q_f64,
 };
 
-/// NEON, and perhaps the dot product of bytes, and multiply-adds of bf16. Not its dot product, which rounds otherwise.
+/// NEON, and perhaps the dot product of bytes, their product of two rows and two columns, and multiply-adds of bf16. Not
+/// bf16's dot product, which rounds otherwise.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon<const DOT: bool, const BRAIN: bool>(());
+pub(crate) struct Neon<const DOT: bool, const PAIRS: bool, const BRAIN: bool>(());
 
 /// Lanes 0..4, 4..8, 8..12 and 12..16.
 type V = [float32x4_t; 4];
 
-impl<const DOT: bool, const BRAIN: bool> Neon<DOT, BRAIN> {
+impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Neon<DOT, PAIRS, BRAIN> {
     /// # Safety
     /// The processor has NEON, and what else it says.
     #[inline(always)]
@@ -40,7 +43,7 @@ macro_rules! each {
     };
 }
 
-impl<const DOT: bool, const BRAIN: bool> Simd for Neon<DOT, BRAIN> {
+impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, PAIRS, BRAIN> {
     type V = V;
     const ROWS: usize = 6;
     const COLUMNS: usize = 1;
@@ -231,8 +234,9 @@ impl<const DOT: bool, const BRAIN: bool> Simd for Neon<DOT, BRAIN> {
     }
 }
 
-impl<const DOT: bool, const BRAIN: bool> Bytes for Neon<DOT, BRAIN> {
+impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Bytes for Neon<DOT, PAIRS, BRAIN> {
     const LEFT: LeftBytes = LeftBytes::Signed;
+    const PAIRS: bool = PAIRS;
 
     #[inline(always)]
     fn byte_dot(self, acc: V, left: V, right: V) -> V {
@@ -245,6 +249,42 @@ impl<const DOT: bool, const BRAIN: bool> Bytes for Neon<DOT, BRAIN> {
     #[inline(always)]
     fn code_dot(self, acc: V, left: V, codes: V) -> V {
         self.byte_dot(acc, left, codes)
+    }
+
+    #[inline(always)]
+    unsafe fn left_pair(self, steps: [*const u32; 2]) -> V {
+        // SAFETY: as the caller promises; `self` proves the instructions.
+        unsafe {
+            let [first, second] = steps.map(|step| vld1_u32(step));
+            let rows = vcombine_u32(vzip1_u32(first, second), vzip2_u32(first, second));
+            [vreinterpretq_f32_u32(rows); 4]
+        }
+    }
+
+    #[inline(always)]
+    fn right_pair(self, steps: [V; 2]) -> [V; 2] {
+        let [first, second] = steps;
+        [
+            each!(vzip1q_f32, first, second),
+            each!(vzip2q_f32, first, second),
+        ]
+    }
+
+    #[inline(always)]
+    fn pair_sums(self, rows: [V; 2]) -> [V; 2] {
+        let [upper, lower] = rows;
+        [
+            each!(first_halves, upper, lower),
+            each!(second_halves, upper, lower),
+        ]
+    }
+
+    #[inline(always)]
+    fn pair_dots(self, sums: [V; 2], left: V, right: [V; 2]) -> [V; 2] {
+        [
+            each!(products, sums[0], left, right[0]),
+            each!(products, sums[1], left, right[1]),
+        ]
     }
 
     /// Less 128, since both sides of the dot product have signs.
@@ -338,6 +378,50 @@ unsafe fn dot(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float3
         );
     }
     sum
+}
+
+/// acc + left · right, two rows of eight bytes times two columns of eight.
+///
+/// # Safety
+/// The processor has i8mm.
+#[inline(always)]
+unsafe fn products(acc: float32x4_t, left: float32x4_t, right: float32x4_t) -> float32x4_t {
+    let mut sums = acc;
+    // SAFETY: as the caller promises; the instruction touches registers only. The compiler's own name for it is not
+    // stable.
+    unsafe {
+        std::arch::asm!(
+            ".arch_extension i8mm",
+            "smmla {sums:v}.4s, {left:v}.16b, {right:v}.16b",
+            sums = inout(vreg) sums,
+            left = in(vreg) left,
+            right = in(vreg) right,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn first_halves(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
+        vreinterpretq_f32_f64(vzip1q_f64(a, b))
+    }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn second_halves(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
+        vreinterpretq_f32_f64(vzip2q_f64(a, b))
+    }
 }
 
 /// # Safety

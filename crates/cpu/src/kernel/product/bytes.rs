@@ -3,6 +3,7 @@
 //! Invariant: sums are whole numbers, exact whatever the order. The result is rounded twice: times the column's scale,
 //! then times the row's.
 
+use super::pairs::{self, Right};
 use super::{Form, PANEL, Product, Sides, Sums, load_sums, store_sums};
 use crate::simd::LANES;
 use crate::simd::bytes::{Bytes, LeftBytes};
@@ -10,6 +11,19 @@ use crate::simd::bytes::{Bytes, LeftBytes};
 /// See the module.
 #[derive(Clone, Copy)]
 pub(crate) struct Byte;
+
+impl<S: Bytes> Right<S> for Byte {
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C] {
+        let mut columns = [s.splat(0.0); C];
+        for c in 0..C {
+            let at = step * PANEL + (sides.vector + c) * LANES;
+            // SAFETY: as the caller promises.
+            columns[c] = s.load(unsafe { &*sides.right.add(at).cast() });
+        }
+        columns
+    }
+}
 
 impl<S: Bytes> Form<S> for Byte {
     const PHASES: usize = S::LEFT.phases();
@@ -36,9 +50,10 @@ impl<S: Bytes> Form<S> for Byte {
         let phases = S::LEFT.phases();
         // SAFETY: within the sides and the sums, as the caller promises.
         unsafe {
-            let mut sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
+            let sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
+            let (mut sums, done) = pairs::add::<S, Self, R, C>(s, sides, sums);
             let right = sides.right.add(sides.vector * LANES);
-            for step in 0..sides.steps {
+            for step in done..sides.steps {
                 sides.ahead.ask(s, step);
                 for phase in 0..phases {
                     let left = sides.left.add((step * phases + phase) * R);

@@ -4,6 +4,8 @@
 //! Invariant: a group's sum is a whole number, exact whatever the order; groups are added in order, each rounded twice:
 //! times the row's scale of the group, then, fused, times the column's and added. Both widths do the same.
 
+use super::bytes::Byte;
+use super::pairs::{self, Right};
 use super::{Form, PANEL, Product, Sides, Sums};
 use crate::simd::LANES;
 use crate::simd::bytes::{Bytes, LeftBytes};
@@ -129,6 +131,18 @@ impl<S: Bytes> Codes<S> for Octet {
     }
 }
 
+impl<S: Bytes> Right<S> for Octet {
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C] {
+        // SAFETY: as the caller promises.
+        let mut columns = unsafe { Byte::columns::<C>(s, sides, step) };
+        for c in 0..C {
+            columns[c] = s.octet_phase(columns[c], 0);
+        }
+        columns
+    }
+}
+
 impl<S: Bytes> Form<S> for Octet {
     const PHASES: usize = S::LEFT_OCTETS.phases();
     /// Sums of groups are added to those of all.
@@ -166,7 +180,7 @@ pub(super) fn units<S: Bytes, K: Codes<S>>(product: &Product<'_>) -> Units {
 /// # Safety
 /// As [`Form::add`].
 #[inline(always)]
-pub(super) unsafe fn add<S: Bytes, K: Codes<S>, const R: usize, const C: usize>(
+pub(super) unsafe fn add<S: Bytes, K: Codes<S> + Right<S>, const R: usize, const C: usize>(
     s: S,
     product: &Product<'_>,
     (sides, group_words): (Sides, usize),
@@ -177,9 +191,12 @@ pub(super) unsafe fn add<S: Bytes, K: Codes<S>, const R: usize, const C: usize>(
         // SAFETY: within the sides and the sums, as the caller promises; this is how units are laid out.
         unsafe {
             let unit = sides.packed.add(group * units.words());
-            let mut sums = start::<S, K, R, C>(s, product, (sides, group), unit);
-            let right = sides.right.add(group * group_words + sides.vector * LANES);
-            for step in 0..units.steps {
+            let sums = start::<S, K, R, C>(s, product, (sides, group), unit);
+            let right = sides.right.add(group * group_words);
+            let of_group = of_group_sides::<R>(sides, (group, units), right);
+            let (mut sums, done) = pairs::add::<S, K, R, C>(s, of_group, sums);
+            let right = right.add(sides.vector * LANES);
+            for step in done..units.steps {
                 sides.ahead.ask(s, group * group_words / PANEL + step);
                 for phase in 0..K::PHASES {
                     let at = (group * units.steps + step) * K::PHASES + phase;
@@ -199,6 +216,21 @@ pub(super) unsafe fn add<S: Bytes, K: Codes<S>, const R: usize, const C: usize>(
             }
             finish::<S, K, R, C>(s, product, (sides, group), sums, (unit, kept));
         }
+    }
+}
+
+/// A group's part of the sides of a block, where the left side has one phase.
+#[inline(always)]
+pub(super) fn of_group_sides<const R: usize>(
+    sides: Sides,
+    (group, units): (usize, Units),
+    right: *const u32,
+) -> Sides {
+    Sides {
+        left: sides.left.wrapping_add(group * units.steps * R),
+        right,
+        steps: units.steps,
+        ..sides
     }
 }
 

@@ -4,7 +4,9 @@
 //! first cache.
 //! Invariant: both ways add the same numbers in the same order.
 
-use super::groups::{self, Bits, Codes, finish, start, units};
+use super::bytes::Byte;
+use super::groups::{self, Bits, Codes, finish, of_group_sides, start, units};
+use super::pairs::{self, Right};
 use super::{BLOCK_STEPS, Form, PANEL, Product, Sides, Sums};
 use crate::simd::LANES;
 use crate::simd::bytes::Bytes;
@@ -16,6 +18,19 @@ pub(crate) struct Nibble;
 /// The same codes, a block of a panel at a time as bytes, `[step of four][PANEL]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread;
+
+impl<S: Bytes> Right<S> for Nibble {
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C] {
+        // SAFETY: as the caller promises; a step's codes are a vector.
+        let both = s.nibbles(s.load(unsafe { &*sides.right.add(step * LANES).cast() }));
+        let mut columns = [both[0]; C];
+        for c in 0..C {
+            columns[c] = both[sides.vector + c];
+        }
+        columns
+    }
+}
 
 impl<S: Bytes> Form<S> for Nibble {
     const PHASES: usize = 1;
@@ -39,8 +54,10 @@ impl<S: Bytes> Form<S> for Nibble {
             // SAFETY: within the sides and the sums, as the caller promises; this is how units are laid out.
             unsafe {
                 let unit = sides.packed.add(group * units.words());
-                let mut sums = start::<S, Spread, R, C>(s, product, (sides, group), unit);
-                for step in 0..units.steps {
+                let sums = start::<S, Spread, R, C>(s, product, (sides, group), unit);
+                let of_group = of_group_sides::<R>(sides, (group, units), unit);
+                let (mut sums, done) = pairs::add::<S, Self, R, C>(s, of_group, sums);
+                for step in done..units.steps {
                     sides.ahead.ask(s, group * units.words() / LANES + step);
                     let codes = s.load(&*unit.add(step * units.step_words()).cast());
                     let both = s.nibbles(codes);
@@ -70,6 +87,14 @@ impl<S: Bytes> Codes<S> for Spread {
     #[inline(always)]
     fn dot(s: S, acc: S::V, left: S::V, codes: S::V) -> S::V {
         s.code_dot(acc, left, codes)
+    }
+}
+
+impl<S: Bytes> Right<S> for Spread {
+    #[inline(always)]
+    unsafe fn columns<const C: usize>(s: S, sides: Sides, step: usize) -> [S::V; C] {
+        // SAFETY: as the caller promises; codes of four bits are bytes here.
+        unsafe { Byte::columns::<C>(s, sides, step) }
     }
 }
 
