@@ -38,7 +38,11 @@ fn options(host_blocks: usize, disk: Option<(&Path, usize)>) -> TierOptions {
 }
 
 async fn serve(tier: TierOptions) -> Running {
-    let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+    serve_with(tier, Abacus::new(&Gate::new())).await
+}
+
+async fn serve_with(tier: TierOptions, engine: Abacus) -> Running {
+    let engine: Box<dyn cleave_engine::Engine> = Box::new(engine);
     let worker = WorkerOptions {
         tier,
         ..WorkerOptions::new("both-0", Role::Both)
@@ -137,11 +141,7 @@ async fn a_worker_that_starts_again_finds_its_disk() {
     kept(&frontend, "disk", 20).await;
     running.drain(PATIENCE).await;
     drop(frontend);
-    // A worker of the same model in another process would find the file locked; here threads let go of it
-    // when they end.
-    let file = folder.0.join("kv-0.cleave");
-    let locked = || std::fs::File::open(&file).unwrap().try_lock().is_err();
-    until(|| !locked()).await;
+    unlocked(&folder).await;
 
     let running = serve(options(100, Some((&folder.0, 300)))).await;
     let frontend = running.frontend();
@@ -150,6 +150,23 @@ async fn a_worker_that_starts_again_finds_its_disk() {
     // Another tenant's is not.
     assert_eq!(cached(&frontend, &prompt, 3).await, 0);
     running.drain(PATIENCE).await;
+    drop(frontend);
+    unlocked(&folder).await;
+
+    // Nor is another model's.
+    let another = Abacus::new(&Gate::new()).another();
+    let running = serve_with(options(100, Some((&folder.0, 300))), another).await;
+    let frontend = running.frontend();
+    assert_eq!(cached(&frontend, &prompt, 0).await, 0);
+    running.drain(PATIENCE).await;
+}
+
+/// A worker of the same model in another process would find the file locked; here threads let go of it
+/// when they end.
+async fn unlocked(folder: &Folder) {
+    let file = folder.0.join("kv-0.cleave");
+    let locked = || std::fs::File::open(&file).unwrap().try_lock().is_err();
+    until(|| !locked()).await;
 }
 
 #[tokio::test]

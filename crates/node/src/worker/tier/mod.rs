@@ -548,17 +548,11 @@ mod tests {
     impl Host {
         /// A pool of eight blocks, each full of its own number.
         fn new(folder: Option<&Folder>) -> Self {
-            let disk = folder.map(|folder| DiskOptions {
-                folder: folder.0.clone(),
-                bytes: 100_000,
-            });
-            let options = TierOptions {
-                host_bytes: 8 * BLOCK as u64,
-                disk,
-            };
-            let fingerprint = Fingerprint("m".into());
-            let tier = Opened::open(&options, &fingerprint, BLOCK as u32);
-            let tier = tier.unwrap().unwrap();
+            Self::with_disk(folder, 90)
+        }
+
+        fn with_disk(folder: Option<&Folder>, slots_count: usize) -> Self {
+            let tier = open((8 * BLOCK, folder, disk_bytes(slots_count)), "m").unwrap();
             let shelves = tier.shelves();
             let limits = EngineLimits {
                 block_bytes: BLOCK as u32,
@@ -642,6 +636,26 @@ mod tests {
         BlockHash([of; 16])
     }
 
+    /// What a file of so many blocks takes: a page, and a head before each block.
+    fn disk_bytes(slots_count: usize) -> usize {
+        4096 + slots_count * (64 + BLOCK)
+    }
+
+    fn open(
+        (host_bytes, folder, disk_bytes): (usize, Option<&Folder>, usize),
+        model: &str,
+    ) -> Result<Opened, SlabError> {
+        let options = TierOptions {
+            host_bytes: host_bytes as u64,
+            disk: folder.map(|folder| DiskOptions {
+                folder: folder.0.clone(),
+                bytes: disk_bytes as u64,
+            }),
+        };
+        let opened = Opened::open(&options, &Fingerprint(model.into()), BLOCK as u32);
+        opened.map(|opened| opened.expect("something is to be kept"))
+    }
+
     fn handoff() -> HandoffId {
         HandoffId {
             flight: FlightId(1),
@@ -665,18 +679,10 @@ mod tests {
         assert_eq!(host.content(0).await, [2; BLOCK]);
         // In the next life what is on disk still is.
         drop(host);
-        let options = TierOptions {
-            host_bytes: BLOCK as u64,
-            disk: Some(DiskOptions {
-                folder: folder.0.clone(),
-                bytes: 100_000,
-            }),
-        };
-        let fingerprint = Fingerprint("m".into());
         let found = loop {
             // The threads of the first life let go of the file when they end.
-            let opened = Opened::open(&options, &fingerprint, BLOCK as u32);
-            let found = opened.unwrap().unwrap().found;
+            let opened = open((BLOCK, Some(&folder), disk_bytes(90)), "m");
+            let found = opened.unwrap().found;
             if !found.is_empty() {
                 break found;
             }
@@ -730,6 +736,84 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let unreadable = (0, FetchOutcome::Unreadable);
         assert_eq!(host.fetch(&[(2, 7)]).await, unreadable);
+    }
+
+    #[test]
+    fn a_place_has_room_for_whole_blocks_only() {
+        let folder = Folder::new("room");
+        let room = |host_bytes, disk_bytes| {
+            let opened = open((host_bytes, Some(&folder), disk_bytes), "m");
+            opened.map(|opened| (opened.host_blocks, opened.disk_blocks))
+        };
+        let short = (3 * BLOCK - 1, disk_bytes(5) - 1);
+        assert_eq!(room(short.0, short.1).unwrap(), (2, 4));
+        assert_eq!(room(3 * BLOCK, disk_bytes(5)).unwrap(), (3, 5));
+        let none = room(BLOCK - 1, disk_bytes(5));
+        assert!(matches!(none, Err(SlabError::NoRoom { .. })));
+    }
+
+    #[tokio::test]
+    async fn memory_of_what_was_dropped_is_used_again() {
+        let mut host = Host::new(None);
+        for of in 0..8_u8 {
+            host.keep(of).await;
+            if of > 0 {
+                host.engine.drop_kept(hash(of - 1), Place::Host);
+            }
+            let state = host.shelves.lock();
+            let (kept, spare) = (state.host.len(), state.spare.len());
+            assert!(kept == 1 && spare <= 1, "{kept} and {spare}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_took_the_place_of_what_it_kept_or_grew() {
+        let folder = Folder::new("full");
+        let mut host = Host::with_disk(Some(&folder), 2);
+        host.keep(1).await;
+        host.keep(2).await;
+        host.write_on(1).await;
+        host.write_on(2).await;
+        host.keep(3).await;
+        host.engine.write_on(hash(3));
+        let Input::WrittenOn { outcome, .. } = host.answer().await else {
+            panic!("another answer")
+        };
+        assert_eq!(outcome, KeepOutcome::Broken, "there is no room");
+        let copied = |count| (count, FetchOutcome::Copied);
+        assert_eq!(host.fetch(&[(1, 5), (2, 6)]).await, copied(2));
+        assert_eq!(host.content(5).await, [1; BLOCK]);
+        assert_eq!(host.content(6).await, [2; BLOCK]);
+        // What is dropped makes room, each time.
+        for of in 3..=7 {
+            host.engine.drop_kept(hash(of - 2), Place::Disk);
+            if of > 3 {
+                host.keep(of).await;
+            }
+            host.write_on(of).await;
+        }
+        assert_eq!(host.fetch(&[(6, 1)]).await, copied(1));
+        assert_eq!(host.fetch(&[(5, 1)]).await, (0, FetchOutcome::Missing));
+        let file = std::fs::metadata(folder.0.join("kv-0.cleave")).unwrap();
+        assert_eq!(file.len(), disk_bytes(2) as u64);
+    }
+
+    #[test]
+    fn lesson_07_what_another_model_kept_was_found() {
+        let folder = Folder::new("model");
+        let open = |model| open((BLOCK, Some(&folder), disk_bytes(2)), model).unwrap();
+        let opened = open("m");
+        opened.shelves.keep(hash(1), vec![1; BLOCK]);
+        opened.shelves.write(hash(1)).unwrap();
+        drop(opened);
+        let opened = open("m");
+        assert_eq!(opened.found, [hash(1)]);
+        // What was found is not written over.
+        opened.shelves.keep(hash(2), vec![2; BLOCK]);
+        opened.shelves.write(hash(2)).unwrap();
+        drop(opened);
+        assert_eq!(open("m").found.len(), 2);
+        assert_eq!(open("n").found, []);
     }
 
     #[tokio::test]
