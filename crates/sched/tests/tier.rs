@@ -261,6 +261,24 @@ scenarios! {
         prefill 3 on b to b
         run 900
         empty"
+    one_that_lost_its_blocks_has_them_brought_back: "
+        worker b both blocks=12 context=48 host=40
+        reserve 1 on b from b prompt=16 max=28 expect=1
+        reserve 2 on b from b prompt=20 max=12 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        run 900
+        empty"
+    one_whose_blocks_do_not_come_back_computes_them: "
+        worker b both blocks=12 context=48 host=40
+        reserve 1 on b from b prompt=16 max=28 expect=1
+        reserve 2 on b from b prompt=20 max=12 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        run 300
+        fetches b fail
+        run 900
+        empty"
     a_copy_that_fails_keeps_nothing_and_holds_nothing: "
         worker b both blocks=20 context=80 host=16
         reserve 1 on b from b prompt=20 max=1 family=1

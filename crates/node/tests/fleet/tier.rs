@@ -42,14 +42,18 @@ async fn serve(tier: TierOptions) -> Running {
 }
 
 async fn serve_with(tier: TierOptions, engine: Abacus) -> Running {
-    let engine: Box<dyn cleave_engine::Engine> = Box::new(engine);
     let worker = WorkerOptions {
         tier,
         ..WorkerOptions::new("both-0", Role::Both)
     };
+    start(RouterOptions::default(), worker, engine).await
+}
+
+async fn start(router: RouterOptions, worker: WorkerOptions, engine: Abacus) -> Running {
+    let engine: Box<dyn cleave_engine::Engine> = Box::new(engine);
     let serve = Serve {
         listen: "127.0.0.1:0".into(),
-        router: RouterOptions::default(),
+        router,
         workers: vec![(worker, engine)],
         files: files(),
     };
@@ -124,6 +128,35 @@ async fn an_evicted_prefix_comes_back_from_memory_and_no_token_changes() {
     // Another tenant's equal prompt finds nothing of it, wherever that is.
     evict(&frontend, 0).await;
     assert_eq!(cached(&frontend, &prompt, 8).await, 0);
+    for kind in ["held", "leaked"] {
+        let kind = format!("kind=\"{kind}\"");
+        until(|| metric(&frontend.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
+    }
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_lost_its_blocks_has_them_brought_back_and_no_token_changes() {
+    let mut router = RouterOptions::default();
+    // So little is set aside that more is admitted than the pool can hold.
+    router.limits.expected_output_tokens = 1;
+    let worker = WorkerOptions {
+        tier: options(200, None),
+        swap_bytes: Some(0),
+        ..WorkerOptions::new("both-0", Role::Both)
+    };
+    let running = start(router, worker, Abacus::new(&Gate::new())).await;
+    let frontend = running.frontend();
+    let (long, short) = (prompt(1, 40), prompt(2, 40));
+    let first = frontend.submit(request(&long, 80));
+    let second = frontend.submit(request(&short, 40));
+    let (first, second) = tokio::join!(collect(first), collect(second));
+    assert_eq!(first.0, expected(&long, 80));
+    assert_eq!(second.0, expected(&short, 40));
+    let text = frontend.metrics();
+    let preempted = metric(&text, "cleave_preemptions_total", "");
+    assert!(preempted > 0.0, "the pool was never short\n{text}");
+    assert!(fetched(&frontend) > 0.0, "all was computed again\n{text}");
     for kind in ["held", "leaked"] {
         let kind = format!("kind=\"{kind}\"");
         until(|| metric(&frontend.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;

@@ -13,7 +13,7 @@
 mod bring;
 mod slab;
 
-pub(super) use bring::{Brought, Incoming, Incomings, Shelving};
+pub(super) use bring::{Brought, FetchId, Incoming, Incomings, Shelving};
 pub use slab::SlabError;
 use slab::{Meaning, Slab};
 
@@ -74,13 +74,16 @@ struct State {
     spare: Vec<Vec<u8>>,
     on_disk: HashMap<BlockHash, u32>,
     slots_free: Vec<u32>,
-    /// Fetches that a reader has, or will have.
+    /// Fetches that a reader has, or will have; of a sequence the latest.
     wanted: BTreeMap<HandoffId, Wanted>,
+    /// So far; names the next one.
+    fetches: u64,
 }
 
 /// A fetch that a reader has, or will have.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
+    number: u64,
     still: Still,
     /// Since when a reader has been at the present block of it; buffers and the engine are not waited for then.
     reading: Option<Instant>,
@@ -118,7 +121,7 @@ impl Drop for Seat {
 /// A sequence's blocks, to be brought back.
 #[derive(Debug)]
 struct Fetch {
-    handoff: HandoffId,
+    id: FetchId,
     blocks: Vec<(BlockHash, BlockIndex)>,
 }
 
@@ -265,18 +268,30 @@ impl EngineDoor {
 }
 
 impl Keeper {
-    /// Has a sequence's blocks brought back; the engine's thread answers.
-    pub(super) fn fetch(&self, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
+    /// A sequence's blocks are to be brought back. Nobody waits for an earlier fetch of it any more.
+    pub(super) fn want(&self, handoff: HandoffId) -> FetchId {
         let mut state = self.shelves.lock();
-        let (still, reading) = (Still::Wanted, None);
-        state.wanted.insert(handoff, Wanted { still, reading });
+        state.fetches += 1;
+        let number = state.fetches;
+        let wanted = Wanted {
+            number,
+            still: Still::Wanted,
+            reading: None,
+        };
+        state.wanted.insert(handoff, wanted);
+        FetchId { handoff, number }
+    }
+
+    /// Has them brought back; the engine's thread answers.
+    pub(super) fn fetch(&self, id: FetchId, blocks: Vec<(BlockHash, BlockIndex)>) {
+        let state = self.shelves.lock();
         let in_host = |(content, _): &(BlockHash, _)| state.host.contains_key(content);
         let reader = match blocks.iter().all(in_host) {
             true => &self.from_host,
             false => &self.from_disk,
         };
         // A reader ends only with its keeper.
-        let _ = reader.send(Fetch { handoff, blocks });
+        let _ = reader.send(Fetch { id, blocks });
     }
 
     /// No more of it is brought.
@@ -302,6 +317,14 @@ impl Keeper {
                 state.slots_free.extend(slot);
             }
         }
+    }
+}
+
+impl State {
+    /// What is known of a fetch, if a later one of the same sequence has not taken its place.
+    fn wanted_of(&mut self, fetch: FetchId) -> Option<&mut Wanted> {
+        let wanted = self.wanted.get_mut(&fetch.handoff)?;
+        (wanted.number == fetch.number).then_some(wanted)
     }
 }
 
@@ -340,13 +363,14 @@ impl Shelves {
         wanted.reading.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    fn is_wanted(&self, handoff: HandoffId) -> bool {
-        let wanted = self.lock().wanted.get(&handoff).copied();
+    fn is_wanted(&self, fetch: FetchId) -> bool {
+        let mut state = self.lock();
+        let wanted = state.wanted_of(fetch);
         wanted.is_some_and(|wanted| wanted.still == Still::Wanted)
     }
 
-    fn reading(&self, handoff: HandoffId, since: Option<Instant>) {
-        if let Some(wanted) = self.lock().wanted.get_mut(&handoff) {
+    fn reading(&self, fetch: FetchId, since: Option<Instant>) {
+        if let Some(wanted) = self.lock().wanted_of(fetch) {
             wanted.reading = since;
         }
     }
@@ -396,15 +420,18 @@ impl Shelves {
     /// Brings a sequence's blocks to the engine, up to the first that is amiss.
     fn bring(self: &Arc<Self>, fetch: &Fetch, engine: &EngineDoor) {
         self.bring_all(fetch, engine);
-        self.lock().wanted.remove(&fetch.handoff);
+        let mut state = self.lock();
+        if state.wanted_of(fetch.id).is_some() {
+            state.wanted.remove(&fetch.id.handoff);
+        }
     }
 
     fn bring_all(self: &Arc<Self>, fetch: &Fetch, engine: &EngineDoor) {
         for (ordinal, (content, block)) in (0..).zip(&fetch.blocks) {
-            let (content, took) = self.get(*content, (fetch.handoff, engine));
+            let (content, took) = self.get(*content, (fetch.id, engine));
             let amiss = content.is_err();
             let pushed = engine.push(Work::Bring(Brought {
-                handoff: fetch.handoff,
+                fetch: fetch.id,
                 ordinal,
                 block: *block,
                 content,
@@ -420,9 +447,9 @@ impl Shelves {
     fn get(
         self: &Arc<Self>,
         content: BlockHash,
-        (handoff, engine): (HandoffId, &EngineDoor),
+        (fetch, engine): (FetchId, &EngineDoor),
     ) -> (Found, Duration) {
-        if !self.is_wanted(handoff) {
+        if !self.is_wanted(fetch) {
             return (Err(FetchOutcome::Stopped), Duration::ZERO);
         }
         let state = self.lock();
@@ -430,16 +457,16 @@ impl Shelves {
         let (copy, slot) = (copy.cloned(), slot.copied());
         drop(state);
         let seat = match (&copy, slot) {
-            (None, Some(_)) => match self.seat(handoff, engine) {
+            (None, Some(_)) => match self.seat(fetch, engine) {
                 None => return (Err(FetchOutcome::Stopped), Duration::ZERO),
                 seat => seat,
             },
             _ => None,
         };
         let began = Instant::now();
-        self.reading(handoff, Some(began));
+        self.reading(fetch, Some(began));
         let checked = self.checked(content, (copy, slot));
-        self.reading(handoff, None);
+        self.reading(fetch, None);
         (checked.map(|copy| (copy, seat)), began.elapsed())
     }
 
@@ -475,10 +502,10 @@ impl Shelves {
     }
 
     /// Waits until the engine has taken some of what was read. `None` if nobody wants it any more.
-    fn seat(self: &Arc<Self>, handoff: HandoffId, engine: &EngineDoor) -> Option<Seat> {
+    fn seat(self: &Arc<Self>, fetch: FetchId, engine: &EngineDoor) -> Option<Seat> {
         loop {
             // Asked with nothing locked: whoever drops what is queued gives seats back.
-            if engine.queue.lock().closed || !self.is_wanted(handoff) {
+            if engine.queue.lock().closed || !self.is_wanted(fetch) {
                 return None;
             }
             let left = self.staged.left.lock();
@@ -876,6 +903,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_came_late_of_a_fetch_was_taken_for_the_next_one_of_the_same_sequence() {
+        let folder = Folder::new("late");
+        let mut host = Host::new(Some(&folder));
+        host.keep(1).await;
+        host.keep(2).await;
+        host.write_on(2).await;
+        let shelves = Arc::clone(&host.shelves);
+        let still = shelves.slab.as_ref().unwrap().still.lock().await;
+        let (first, slow) = ((hash(1), BlockIndex(5)), (hash(2), BlockIndex(6)));
+        host.engine.fetch(handoff(), vec![first, slow]);
+        let reads = || shelves.lock().wanted[&handoff()].reading.is_some();
+        // Its first block came, its second is being read.
+        while host.content(5).await != [1; BLOCK] || !reads() {
+            tokio::task::yield_now().await;
+        }
+        host.engine.stop_fetch(handoff());
+        assert_eq!(host.fetched().await, (1, FetchOutcome::Stopped));
+        // The same sequence, which has other blocks now, while the reader still is at the old one.
+        host.engine.fetch(handoff(), vec![(hash(1), BlockIndex(3))]);
+        assert_eq!(host.fetched().await, (1, FetchOutcome::Copied));
+        let again = vec![(hash(1), BlockIndex(4)), (hash(2), BlockIndex(7))];
+        host.engine.fetch(handoff(), again);
+        drop(still);
+        assert_eq!(host.fetched().await, (2, FetchOutcome::Copied));
+        let late = host.content(6).await;
+        assert_eq!(late, [6; BLOCK], "what came late was written");
+        assert_eq!(host.content(7).await, [2; BLOCK]);
+        let done = || shelves.lock().wanted.is_empty();
+        while !done() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
     async fn a_fetch_is_answered_once_whenever_it_is_stopped() {
         let mut host = Host::new(None);
         for of in 0..8 {
@@ -885,9 +946,9 @@ mod tests {
             .map(|of| (hash(of), BlockIndex(u32::from(of))))
             .collect();
         for attempt in 0..50 {
-            // A sequence asks once: blocks of a fetch that was stopped may come late.
+            // One that lost its blocks asks again, while blocks of the fetch that was stopped may come late.
             let handoff = HandoffId {
-                attempt,
+                attempt: attempt / 10,
                 ..handoff()
             };
             host.engine.fetch(handoff, blocks.clone());
