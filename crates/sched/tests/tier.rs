@@ -275,7 +275,7 @@ scenarios! {
         reserve 2 on b from b prompt=20 max=12 expect=1
         prefill 1 on b to b
         prefill 2 on b to b
-        run 300
+        run 291
         fetches b fail
         run 900
         empty"
