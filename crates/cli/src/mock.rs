@@ -54,8 +54,8 @@ impl Mock {
         })
     }
 
-    pub(crate) fn files(&self) -> &ModelFiles {
-        &self.files
+    pub(crate) fn into_files(self) -> ModelFiles {
+        self.files
     }
 
     pub(crate) fn title(&self) -> String {

@@ -65,7 +65,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         listen: SocketAddr::new(args.address, args.port).to_string(),
         router,
         workers,
-        files: source.files().clone(),
+        files: source.into_files(),
     };
     runtime()?.block_on(async {
         let stop = Stop::new()?;
@@ -132,7 +132,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let node = WorkerNode {
         options,
         engine,
-        files: source.files().clone(),
+        files: source.into_files(),
         routers: args.router.clone(),
         data_listen: args.data_listen.to_string(),
         data_address: args.data_advertise.clone(),

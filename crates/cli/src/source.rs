@@ -37,10 +37,10 @@ impl Source {
     }
 
     /// The text side, as the API and routers want it.
-    pub(crate) fn files(&self) -> &ModelFiles {
+    pub(crate) fn into_files(self) -> ModelFiles {
         match self {
-            Self::Model(loaded) => &loaded.files,
-            Self::Mock(mock) => mock.files(),
+            Self::Model(loaded) => loaded.files,
+            Self::Mock(mock) => mock.into_files(),
         }
     }
 

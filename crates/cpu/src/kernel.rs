@@ -15,7 +15,7 @@ pub(crate) mod tile;
 
 use crate::isa::Isa;
 use crate::memory::Plain;
-use crate::simd::Simd;
+use crate::simd::{Simd, Turned};
 use attention::{Attend, Queries, Scratch, Share};
 use cleave_engine::e4m3;
 use product::bytes::Byte;
@@ -38,6 +38,10 @@ pub(crate) struct Kernels {
     pub norm: unsafe fn(&mut [f32], &[f32], f32),
     /// See [`rows::add`].
     pub add: unsafe fn(&mut [f32], &[f32]),
+    /// See [`rows::expect`].
+    pub expect: unsafe fn(&[u8]),
+    /// See [`Simd::turn`].
+    pub turn: unsafe fn(&[u32], [usize; 3], Turned<'_>),
     /// See [`rows::rotate`].
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     /// Products with weights of f16.
@@ -182,6 +186,16 @@ macro_rules! kernels {
             rows::add(unsafe { $token }, x, delta);
         }
         $(#[target_feature(enable = $features)])?
+        unsafe fn expect(bytes: &[u8]) {
+            // SAFETY: as in `norm`.
+            rows::expect(unsafe { $token }, bytes);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn turn(from: &[u32], rows: [usize; 3], to: Turned<'_>) {
+            // SAFETY: as in `norm`.
+            Simd::turn(unsafe { $token }, from, rows, to);
+        }
+        $(#[target_feature(enable = $features)])?
         unsafe fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
             // SAFETY: as in `norm`.
             rows::rotate(unsafe { $token }, head, cos, sin);
@@ -201,6 +215,8 @@ macro_rules! kernels {
             interleave,
             norm,
             add,
+            expect,
+            turn,
             rotate,
             half: ProductKernels {
                 phases: <Half as Form<$simd>>::PHASES,

@@ -4,7 +4,8 @@
 //! Invariant: it depends on the pool's shape and the precision of the model alone, never on the instruction set, so
 //! all processors' blocks are alike. A head's elements stay together, whatever their order.
 
-use crate::memory::Plain;
+use crate::memory::{Plain, words_of, words_of_mut};
+use crate::simd::Turned;
 use cleave_engine::ops::{HeadShape, Precision};
 
 /// Keys that lie side by side, a vector of them.
@@ -54,6 +55,62 @@ impl Layout {
 }
 
 impl Spot {
+    /// Puts the keys of consecutive tokens of a block, `(tokens, head_dim)`, into their head. `turn` is
+    /// [`Simd::turn`](crate::simd::Simd::turn).
+    pub(crate) fn put_keys<T: Plain>(
+        self,
+        keys: &[T],
+        head: &mut [T],
+        turn: impl Fn(&[u32], [usize; 3], Turned<'_>),
+    ) {
+        let tokens = keys.len() / self.head_dim;
+        match self.layout {
+            Layout::Across { per_step }
+                if tokens > 1 && per_step * size_of::<T>() == size_of::<u32>() =>
+            {
+                let steps = self.head_dim / per_step;
+                let to = &mut words_of_mut(head)[self.token..];
+                turn(
+                    words_of(keys),
+                    [tokens, steps, steps],
+                    (to, self.block_tokens),
+                );
+            }
+            Layout::Across { .. } | Layout::Rows => {
+                for (key, token) in keys.chunks_exact(self.head_dim).zip(self.token..) {
+                    Self { token, ..self }.put_key(key, head);
+                }
+            }
+        }
+    }
+
+    /// Puts the values of consecutive tokens of a block, `(tokens, head_dim)`, into their head.
+    pub(crate) fn put_values<T: Plain>(self, values: &[T], head: &mut [T]) {
+        let mut token = self.token;
+        let mut values = values;
+        while !values.is_empty() {
+            let spot = Self { token, ..self };
+            match (self.layout, values.split_at_checked(self.head_dim)) {
+                (Layout::Across { per_step: 2 }, Some((first, rest)))
+                    if token.is_multiple_of(2) && !rest.is_empty() =>
+                {
+                    let (second, rest) = rest.split_at(self.head_dim);
+                    let to = &mut head[token * self.head_dim..][..2 * self.head_dim];
+                    let pairs = to.as_chunks_mut::<2>().0.iter_mut();
+                    for ((to, first), second) in pairs.zip(first).zip(second) {
+                        *to = [*first, *second];
+                    }
+                    (values, token) = (rest, token + 2);
+                }
+                (_, both) => {
+                    let (first, rest) = both.expect("whole heads");
+                    spot.put_value(first, head);
+                    (values, token) = (rest, token + 1);
+                }
+            }
+        }
+    }
+
     /// Puts a key into its head, `(block_tokens × head_dim)`.
     pub(crate) fn put_key<T: Plain>(self, key: &[T], head: &mut [T]) {
         match self.layout {

@@ -185,6 +185,28 @@ pub(crate) fn bytes_of_mut<T: Plain>(numbers: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
+/// Numbers as words.
+///
+/// # Panics
+/// If they are no whole words, or begin where none may.
+pub(crate) fn words_of<T: Plain>(numbers: &[T]) -> &[u32] {
+    // SAFETY: every bit pattern is a word.
+    let (before, words, after) = unsafe { numbers.align_to() };
+    assert!(before.is_empty() && after.is_empty(), "whole words");
+    words
+}
+
+/// The same, to be written.
+///
+/// # Panics
+/// As [`words_of`].
+pub(crate) fn words_of_mut<T: Plain>(numbers: &mut [T]) -> &mut [u32] {
+    // SAFETY: every bit pattern is a word, and every word is numbers.
+    let (before, words, after) = unsafe { numbers.align_to_mut() };
+    assert!(before.is_empty() && after.is_empty(), "whole words");
+    words
+}
+
 /// A mutable slice that several threads write, each its own parts.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a, T> {
@@ -207,6 +229,11 @@ impl<'a, T> Parts<'a, T> {
             len: slice.len(),
             borrow: PhantomData,
         }
+    }
+
+    /// Elements of all parts.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Where an element is, or would be if the slice were that long.

@@ -8,6 +8,7 @@
 mod attention;
 mod product;
 
+use self::product::Source;
 use crate::affinity;
 use crate::buffers::{CpuPool, CpuRows};
 use crate::grid::piece;
@@ -24,8 +25,8 @@ use crate::widened::Widened;
 use cleave_domain::{BlockIndex, DeviceId};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm, Ops,
-    Pass, PoolShape, Precision, Residual, Wanted,
+    Attention, AttentionIo, Batch, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf, Norm,
+    Normed, Ops, Pass, PoolShape, Precision, Residual, Wanted,
 };
 
 /// One engine's share of the processor.
@@ -43,6 +44,8 @@ pub struct CpuOps {
     left_sums: Memory<u32>,
     /// [`SCRATCH_WORDS`] per thread.
     products_scratch: Memory<f32>,
+    /// Normed rows of a register tile per thread.
+    normed: Memory<f32>,
     plan: AttentionPlan,
     /// One per thread, for the heads at hand.
     scratch: Vec<Scratch>,
@@ -81,6 +84,7 @@ impl CpuOps {
             left_scales: Memory::zeroed(0).map_err(no_memory)?,
             left_sums: Memory::zeroed(0).map_err(no_memory)?,
             products_scratch: Memory::zeroed(count * SCRATCH_WORDS).map_err(no_memory)?,
+            normed: Memory::zeroed(0).map_err(no_memory)?,
             plan: AttentionPlan::default(),
             scratch: Vec::new(),
             scratch_heads: None,
@@ -248,6 +252,30 @@ impl Ops for CpuOps {
         self.logits(matrix, rows, x, out.head_mut(rows))
     }
 
+    fn norm_matmul(
+        &mut self,
+        norm: &Norm<'_, CpuVector>,
+        rows: usize,
+        from: Normed<'_, CpuRows>,
+        (matrix, out): (&CpuMatrix, &mut CpuRows),
+    ) -> Result<(), EngineError> {
+        assert!(!matrix.is_gated, "a matrix with a gate");
+        let from = Source::normed(norm, rows, from);
+        self.product(matrix, rows, from, out.head_mut(rows))
+    }
+
+    fn norm_gated(
+        &mut self,
+        norm: &Norm<'_, CpuVector>,
+        rows: usize,
+        from: Normed<'_, CpuRows>,
+        (matrix, to): (&CpuMatrix, Gated<'_, CpuRows>),
+    ) -> Result<(), EngineError> {
+        assert!(matrix.is_gated, "a matrix without a gate");
+        let from = Source::normed(norm, rows, from);
+        self.product(matrix, rows, from, to.out.head_mut(rows))
+    }
+
     fn head_norm(
         &mut self,
         norms: &HeadNorms<'_, CpuVector>,
@@ -282,7 +310,29 @@ impl Ops for CpuOps {
         qkv: &mut CpuRows,
         pool: LayerOf<'_, CpuPool>,
     ) -> Result<(), EngineError> {
-        self.store_rows((batch, rotary), qkv, pool);
+        let rows = attention::Rows {
+            batch,
+            rotary,
+            norms: None,
+        };
+        self.store_rows(&rows, qkv, pool);
+        Ok(())
+    }
+
+    fn norm_rotate_store(
+        &mut self,
+        norms: Option<&HeadNorms<'_, CpuVector>>,
+        (batch, rotary): (&Batch, &CpuRotary),
+        qkv: &mut CpuRows,
+        (heads, pool): (HeadShape, LayerOf<'_, CpuPool>),
+    ) -> Result<(), EngineError> {
+        assert_eq!(pool.pool.shape.heads, heads, "a pool of other heads");
+        let rows = attention::Rows {
+            batch,
+            rotary,
+            norms,
+        };
+        self.store_rows(&rows, qkv, pool);
         Ok(())
     }
 
@@ -333,7 +383,7 @@ impl Ops for CpuOps {
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         assert_eq!(x.width, head.width, "width of a product's left side");
-        self.product(head, rows, x.head(rows), out)
+        self.product(head, rows, Source::Rows(x.head(rows)), out)
     }
 
     fn read_block(

@@ -94,7 +94,7 @@ impl CpuTable {
     /// What the system maps for a row that is not there: sixteen pages, or one of the larger ones.
     const MAPPED_BYTES: usize = 1 << 16;
     /// Of the table, at most, in this process's memory; in bytes.
-    const HELD_BYTES: usize = 64 << 20;
+    const HELD_BYTES: usize = 32 << 20;
 
     fn new(stored: StoredTensor) -> Self {
         Self {

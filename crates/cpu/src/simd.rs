@@ -23,6 +23,9 @@ pub(crate) mod plain;
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
+/// Where rows become columns, and how many words it is from one word of a row to the next.
+pub(crate) type Turned<'a> = (&'a mut [u32], usize);
+
 /// Sixteen lanes.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// A vector.
@@ -122,6 +125,18 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
                 unsafe {
                     *to.add(column * stride + row) = source.add(column).read_unaligned();
                 }
+            }
+        }
+    }
+
+    /// Rows of words to columns: `to[word × to_stride + row] = from[row × stride + word]`, for `[rows, words, stride]`. At most
+    /// sixteen rows, and no more than `to_stride`.
+    #[inline(always)]
+    fn turn(self, from: &[u32], [rows, words, stride]: [usize; 3], (to, to_stride): Turned<'_>) {
+        for row in 0..rows {
+            let to = to[row..].iter_mut().step_by(to_stride);
+            for (to, word) in to.zip(&from[row * stride..row * stride + words]) {
+                *to = *word;
             }
         }
     }

@@ -111,13 +111,15 @@ thread_local! {
 
 impl Threads {
     /// `count` threads, the caller's included; 0 counts as 1. With `cores`, worker `i` keeps to
-    /// `cores[i % cores.len()]`; the caller's thread from its first run.
+    /// `cores[i % cores.len()]`; the caller's thread from its first run. Where the system refuses any of
+    /// them that is a warning, and none is bound.
     ///
     /// # Errors
     /// If the system gives no more threads.
     pub fn new(count: usize, cores: &[Vec<usize>]) -> std::io::Result<Self> {
         // Counted before any thread has fewer.
         affinity::cores_count();
+        let cores = if_bindable(cores)?;
         let shared = Arc::new(Shared {
             gate: Line::default(),
             next: Line::default(),
@@ -212,7 +214,7 @@ impl Threads {
             return;
         };
         if BOUND.replace(self.number) != self.number {
-            bind(cores);
+            affinity::bind(cores);
         }
     }
 
@@ -224,7 +226,7 @@ impl Threads {
             .name(format!("cpu-{index}"))
             .spawn(move || {
                 if let Some(cores) = cores {
-                    bind(&cores);
+                    affinity::bind(&cores);
                 }
                 shared.work(index, &mine);
             })?;
@@ -237,15 +239,28 @@ impl Threads {
     }
 }
 
-/// Binds this thread, or says that it could not.
-fn bind(cores: &[usize]) {
-    if !affinity::bind(cores) {
-        let cores = affinity::listed(cores);
-        tracing::warn!(
-            cores,
-            "the system does not bind a thread to these cores; it runs where it is put"
-        );
+/// The same, or none if the system binds no thread to one of them: tried by a thread that ends, because what is told of a
+/// worker's cores must be so before it computes.
+fn if_bindable(cores: &[Vec<usize>]) -> std::io::Result<&[Vec<usize>]> {
+    if cores.is_empty() {
+        return Ok(cores);
     }
+    let refused = std::thread::scope(|scope| {
+        let tried = std::thread::Builder::new()
+            .spawn_scoped(scope, || cores.iter().find(|cores| !affinity::bind(cores)))?;
+        std::io::Result::Ok(tried.join().unwrap_or(None))
+    })?;
+    Ok(match refused {
+        None => cores,
+        Some(refused) => {
+            let cores = affinity::listed(refused);
+            tracing::warn!(
+                cores,
+                "the system does not bind a thread to these cores; all threads run where they are put"
+            );
+            &[]
+        }
+    })
 }
 
 impl Drop for Threads {
@@ -492,6 +507,30 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn threads_that_the_system_does_not_bind_are_said_to_be_bound_to_nothing() {
+        let allowed = affinity::cores_allowed();
+        let there = vec![allowed[0]];
+        assert_eq!(
+            Threads::new(2, std::slice::from_ref(&there))
+                .unwrap()
+                .cores(),
+            there
+        );
+        let absent = (0..1024).rev().find(|core| !allowed.contains(core));
+        let one_is_absent = [there, vec![absent.unwrap()]];
+        let mut threads = Threads::new(2, &one_is_absent).unwrap();
+        assert!(threads.cores().is_empty());
+        let may_use = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let mut lines = status.lines().map(str::to_owned);
+            lines.find(|line| line.starts_with("Cpus_allowed_list:"))
+        };
+        let before = may_use();
+        threads.run(2, &|_| assert_eq!(may_use(), before));
     }
 
     #[test]

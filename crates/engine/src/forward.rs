@@ -8,8 +8,8 @@
 use crate::EngineError;
 use crate::ops;
 use crate::ops::{
-    Attention, AttentionIo, Batch, DrawRule, Gated, HeadNorms, HeadShape, Holds, LayerOf, Norm,
-    Ops, Residual,
+    Attention, AttentionIo, Batch, DrawRule, Gated, HeadNorms, Holds, LayerOf, Norm, Normed, Ops,
+    Residual,
 };
 use crate::weights::{Layer, Weights};
 
@@ -96,8 +96,7 @@ impl<O: Ops> Pass<'_, O> {
             .embed(batch, &weights.table, &mut self.buffers.residual)?;
         let last = weights.layers.len() - 1;
         for (index, layer) in weights.layers.iter().enumerate() {
-            self.enter(index, layer, rows)?;
-            self.store_kv(batch, index, layer)?;
+            self.enter(batch, index, layer)?;
             if index < last {
                 self.attend(batch, index)?;
                 self.leave(layer, rows)?;
@@ -155,57 +154,41 @@ impl<O: Ops> Pass<'_, O> {
         self.ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)
     }
 
-    /// From the residual stream to normed input; adds what the layer before left in `delta`.
+    /// From the residual stream to queries, keys and values; adds what the layer before left in `delta`. Keys and values
+    /// go to the pool.
     fn enter(
-        &mut self,
-        index: usize,
-        layer: &Layer<O::Pack>,
-        rows: usize,
-    ) -> Result<(), EngineError> {
-        let buffers = &mut *self.buffers;
-        let norm = Norm {
-            weight: &layer.input_norm,
-            epsilon: self.weights.config.norm_epsilon,
-        };
-        if index == 0 {
-            return self
-                .ops
-                .rms_norm(&norm, rows, &buffers.residual, &mut buffers.normed);
-        }
-        let sum = Residual {
-            residual: &mut buffers.residual,
-            delta: &buffers.delta,
-        };
-        self.ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)
-    }
-
-    /// Queries, keys and values; keys and values go to the pool.
-    fn store_kv(
         &mut self,
         batch: &Batch,
         index: usize,
         layer: &Layer<O::Pack>,
     ) -> Result<(), EngineError> {
-        let rows = batch.rows_count();
         let config = &self.weights.config;
-        let heads: HeadShape = config.heads;
         let buffers = &mut *self.buffers;
-        self.ops
-            .matmul(&layer.qkv, rows, &buffers.normed, &mut buffers.qkv)?;
-        if let (Some(query), Some(key)) = (&layer.query_norm, &layer.key_norm) {
-            let norms = HeadNorms {
-                query,
-                key,
-                epsilon: config.norm_epsilon,
-            };
-            self.ops.head_norm(&norms, heads, rows, &mut buffers.qkv)?;
-        }
+        let norm = Norm {
+            weight: &layer.input_norm,
+            epsilon: config.norm_epsilon,
+        };
+        let from = Normed {
+            residual: &mut buffers.residual,
+            delta: (index > 0).then_some(&buffers.delta),
+            normed: &mut buffers.normed,
+        };
+        let to = (&layer.qkv, &mut buffers.qkv);
+        self.ops.norm_matmul(&norm, batch.rows_count(), from, to)?;
+        let both = layer.query_norm.as_ref().zip(layer.key_norm.as_ref());
+        let norms = both.map(|(query, key)| HeadNorms {
+            query,
+            key,
+            epsilon: config.norm_epsilon,
+        });
         let pool = LayerOf {
             pool: &mut *self.pool,
             layer: index,
         };
+        let rows = (batch, &self.weights.rotary);
+        let to = (config.heads, pool);
         self.ops
-            .rotate_store(batch, &self.weights.rotary, &mut buffers.qkv, pool)
+            .norm_rotate_store(norms.as_ref(), rows, &mut buffers.qkv, to)
     }
 
     fn attend(&mut self, batch: &Batch, index: usize) -> Result<(), EngineError> {
@@ -244,16 +227,16 @@ impl<O: Ops> Pass<'_, O> {
             epsilon: self.weights.config.norm_epsilon,
         };
         ops.matmul(&layer.output, rows, &buffers.attended, &mut buffers.delta)?;
-        let sum = Residual {
+        let from = Normed {
             residual: &mut buffers.residual,
-            delta: &buffers.delta,
+            delta: Some(&buffers.delta),
+            normed: &mut buffers.normed,
         };
-        ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)?;
         let gated = Gated {
             gate_up: &mut buffers.gate_up,
             out: &mut buffers.gated,
         };
-        ops.gated(&layer.gate_up, rows, &buffers.normed, gated)?;
+        ops.norm_gated(&norm, rows, from, (&layer.gate_up, gated))?;
         ops.matmul(&layer.down, rows, &buffers.gated, &mut buffers.delta)
     }
 }

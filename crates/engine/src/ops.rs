@@ -19,7 +19,7 @@ mod io;
 mod shapes;
 
 pub use draw::{Change, DrawRule, Edit};
-pub use io::{AttentionIo, Gated, LayerOf, Residual};
+pub use io::{AttentionIo, Gated, LayerOf, Normed, Residual};
 pub use shapes::{HeadShape, KvType, PoolShape, Precision};
 
 use crate::EngineError;
@@ -354,6 +354,53 @@ pub trait Ops: Send {
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
+    /// Normalises rows of the residual stream, with what is added first, and multiplies: [`Ops::rms_norm`] or
+    /// [`Ops::add_rms_norm`], then [`Ops::matmul`]. Normed rows are for this product alone, so that a device need
+    /// not write them.
+    fn norm_matmul(
+        &mut self,
+        norm: &Norm<'_, VectorOf<Self>>,
+        rows: usize,
+        from: Normed<'_, Self::Rows>,
+        (matrix, out): (&MatrixOf<Self>, &mut Self::Rows),
+    ) -> Result<(), EngineError> {
+        let normed = self.normed(norm, rows, from)?;
+        self.matmul(matrix, rows, normed, out)
+    }
+
+    /// The same with [`Ops::gated`].
+    fn norm_gated(
+        &mut self,
+        norm: &Norm<'_, VectorOf<Self>>,
+        rows: usize,
+        from: Normed<'_, Self::Rows>,
+        (matrix, to): (&MatrixOf<Self>, Gated<'_, Self::Rows>),
+    ) -> Result<(), EngineError> {
+        let normed = self.normed(norm, rows, from)?;
+        self.gated(matrix, rows, normed, to)
+    }
+
+    /// Normalises rows, with what is added first, into where they are for.
+    fn normed<'a>(
+        &mut self,
+        norm: &Norm<'_, VectorOf<Self>>,
+        rows: usize,
+        from: Normed<'a, Self::Rows>,
+    ) -> Result<&'a Self::Rows, EngineError> {
+        let Normed {
+            residual,
+            delta,
+            normed,
+        } = from;
+        match delta {
+            None => self.rms_norm(norm, rows, residual, normed)?,
+            Some(delta) => {
+                self.add_rms_norm(norm, rows, Residual { residual, delta }, normed)?;
+            }
+        }
+        Ok(normed)
+    }
+
     /// Normalises each query head and each key head of `qkv` `(rows, q | k | v)` in place.
     fn head_norm(
         &mut self,
@@ -373,6 +420,20 @@ pub trait Ops: Send {
         qkv: &mut Self::Rows,
         pool: LayerOf<'_, Self::Pool>,
     ) -> Result<(), EngineError>;
+
+    /// [`Ops::head_norm`] where there are norms, then [`Ops::rotate_store`]. A device may do both to a row at once.
+    fn norm_rotate_store(
+        &mut self,
+        norms: Option<&HeadNorms<'_, VectorOf<Self>>>,
+        (batch, rotary): (&Batch, &RotaryOf<Self>),
+        qkv: &mut Self::Rows,
+        (heads, pool): (HeadShape, LayerOf<'_, Self::Pool>),
+    ) -> Result<(), EngineError> {
+        if let Some(norms) = norms {
+            self.head_norm(norms, heads, batch.rows_count(), qkv)?;
+        }
+        self.rotate_store(batch, rotary, qkv, pool)
+    }
 
     /// Causal attention of every row over its own sequence's keys and values in the pool, which
     /// hold this batch's too (`rotate_store` came first). Reads the queries of `qkv`; `out` is

@@ -46,6 +46,8 @@ pub(crate) const SCRATCH_WORDS: usize = SUMS_WORDS + BLOCK_STEPS * PANEL;
 pub(crate) trait Form<S: Simd>: Copy + 'static {
     /// Words of the left side per step and row.
     const PHASES: usize;
+    /// Whether sums are taken up and left once a block, and so may come from nowhere and go elsewhere.
+    const IS_CHAIN: bool = true;
     /// Tiles have no fewer rows than this.
     const ROWS_MIN: usize = 1;
 
@@ -67,15 +69,16 @@ pub(crate) trait Form<S: Simd>: Copy + 'static {
         right.as_ptr()
     }
 
-    /// Adds one block to the sums of R rows and 16·C columns.
+    /// Adds one block to the sums of R rows and 16·C columns. Those of the first block of a chain are not taken up: they
+    /// are what [`Form::start`] says.
     ///
     /// # Safety
-    /// The sides hold what [`Sides`] claims; 16·C words at each of R times [`PANEL`] from `sums` on are this task's.
+    /// The sides hold what [`Sides`] claims; 16·C words at each of R times [`PANEL`] from each of `sums` on are this task's.
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
         product: &Product<'_>,
         sides: Sides,
-        sums: *mut f32,
+        sums: Sums,
     );
 
     /// Sums after the last block as floats.
@@ -83,6 +86,13 @@ pub(crate) trait Form<S: Simd>: Copy + 'static {
     fn finish(_: S, _: &Product<'_>, sum: S::V, _place: (usize, usize)) -> S::V {
         sum
     }
+}
+
+/// Where the sums of a tile are kept, `[row][PANEL]`; one place for both, unless they are a chain.
+#[derive(Clone, Copy)]
+pub(crate) struct Sums {
+    pub from: *const f32,
+    pub to: *mut f32,
 }
 
 /// A block of a panel and of a tile.
@@ -99,6 +109,8 @@ pub(crate) struct Sides {
     pub steps: usize,
     /// First row of the tile.
     pub row: usize,
+    /// First column of the panel, in panels that are whole.
+    pub column: usize,
     /// Which vector of the panel is the tile's first: 0, or 1 where it has but one.
     pub vector: usize,
     /// What to ask memory for.
@@ -258,7 +270,7 @@ impl Walk<'_, '_> {
                 for tile in tiles.clone() {
                     let rows_at = cut.start(tile)..cut.start(tile + 1);
                     let kept = (panel - panels.start) * rows + rows_at.start - first_row;
-                    let sums = &mut scratch[kept * PANEL..(kept + rows_at.len()) * PANEL];
+                    let kept = &mut scratch[kept * PANEL..(kept + rows_at.len()) * PANEL];
                     let words = rows_at.len() * (end - first) * F::PHASES;
                     let left = (first * product.rows + rows_at.start * (end - first)) * F::PHASES;
                     let sides = Sides {
@@ -268,18 +280,27 @@ impl Walk<'_, '_> {
                         first,
                         steps: end - first,
                         row: rows_at.start,
+                        column: panel * PANEL,
                         vector: 0,
                         ahead: self.ahead(packed, &next, tile - tiles.start),
                     };
-                    if first == 0 {
-                        begin::<S, F>(s, product, panel, sums);
+                    if first == 0 && !F::IS_CHAIN {
+                        begin::<S, F>(s, product, panel, kept);
                     }
+                    let from = kept.as_ptr();
+                    // The last sums go to one place for all tiles, which stays in the first cache. What is spread out is no
+                    // chain.
+                    let sums = match end == product.steps && F::IS_CHAIN {
+                        true => &mut spread[..rows_at.len() * PANEL],
+                        false => kept,
+                    };
                     if end == product.steps {
                         expect_out(s, product, &rows_at, panel);
                     }
+                    let to = sums.as_mut_ptr();
                     // SAFETY: the slices above hold exactly what the sides claim.
                     with_rows!(rows_at.len(), R => unsafe {
-                        one::<S, F, R>(s, product, sides, sums.as_mut_ptr());
+                        one::<S, F, R>(s, product, sides, Sums { from, to });
                     });
                     if end == product.steps {
                         // SAFETY: no other task has these rows of these panels.
@@ -332,7 +353,7 @@ unsafe fn one<S: Simd, F: Form<S>, const R: usize>(
     s: S,
     product: &Product<'_>,
     sides: Sides,
-    sums: *mut f32,
+    sums: Sums,
 ) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -343,7 +364,11 @@ unsafe fn one<S: Simd, F: Form<S>, const R: usize>(
             F::add::<R, 2>(s, product, sides, sums);
         } else {
             F::add::<R, 1>(s, product, sides, sums);
-            F::add::<R, 1>(s, product, Sides { vector: 1, ..sides }, sums.add(LANES));
+            let sums = Sums {
+                from: sums.from.add(LANES),
+                to: sums.to.add(LANES),
+            };
+            F::add::<R, 1>(s, product, Sides { vector: 1, ..sides }, sums);
         }
     }
 }
@@ -396,53 +421,54 @@ unsafe fn put<S: Simd, F: Form<S>>(
                 values[vector] = s.add(values[vector], bias);
             }
         }
+        let whole = product.panel_columns();
+        let columns = (panel * whole).min(product.columns)..product.columns;
+        let start = row * product.columns + columns.start;
         // SAFETY: as the caller promises.
-        unsafe {
-            if product.is_gated {
-                let [gate, up] = values;
-                put_vector(s, product, (row, panel * LANES), silu(s, gate, up));
-            } else {
-                put_vector(s, product, (row, panel * PANEL), values[0]);
-                put_vector(s, product, (row, panel * PANEL + LANES), values[1]);
-            }
+        let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
+        if product.is_gated {
+            let [gate, up] = values;
+            put_vector(s, silu(s, gate, up), out);
+        } else {
+            let (first, second) = out.split_at_mut(out.len().min(LANES));
+            put_vector(s, values[0], first);
+            put_vector(s, values[1], second);
         }
     }
 }
 
 /// Writes sixteen columns of a row, or as many as there are.
-///
-/// # Safety
-/// As [`put`].
 #[inline(always)]
-unsafe fn put_vector<S: Simd>(
-    s: S,
-    product: &Product<'_>,
-    (row, column): (usize, usize),
-    value: S::V,
-) {
-    let left = product.columns.saturating_sub(column).min(LANES);
-    if left == 0 {
-        return;
-    }
-    let start = row * product.columns + column;
-    // SAFETY: as the caller promises.
-    let out = unsafe { product.out.part(start..start + left) };
-    match out.first_chunk_mut::<LANES>() {
-        Some(out) => s.store(value, out),
-        None => s.store_part(value, out),
+fn put_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
+    if let Some(out) = out.first_chunk_mut::<LANES>() {
+        s.store(value, out);
+    } else if !out.is_empty() {
+        s.store_part(value, out);
     }
 }
 
-/// The sums of a register tile, from where they are kept.
+/// The sums of a register tile of a chain, from where they are kept, or before the first block.
 ///
 /// # Safety
 /// As [`Form::add`].
 #[inline(always)]
-unsafe fn load_sums<S: Simd, const R: usize, const C: usize>(
+unsafe fn load_sums<S: Simd, F: Form<S>, const R: usize, const C: usize>(
     s: S,
+    product: &Product<'_>,
+    sides: Sides,
     kept: *const f32,
 ) -> [[S::V; C]; R] {
     let mut sums = [[s.splat(0.0); C]; R];
+    if sides.first == 0 {
+        for c in 0..C {
+            let column = sides.column + (sides.vector + c) * LANES;
+            let start = F::start(s, product, column);
+            for row in &mut sums {
+                row[c] = start;
+            }
+        }
+        return sums;
+    }
     for r in 0..R {
         for c in 0..C {
             // SAFETY: as the caller promises.

@@ -40,6 +40,15 @@ pub(crate) fn add<S: Simd>(s: S, x: &mut [f32], delta: &[f32]) {
     }
 }
 
+/// Asks for memory that is about to be written.
+#[inline(always)]
+pub(crate) fn expect<S: Simd>(s: S, bytes: &[u8]) {
+    const LINE: usize = 64;
+    for line in bytes.chunks(LINE) {
+        s.prefetch(line.as_ptr().cast());
+    }
+}
+
 /// Rotates one head, pairs `(i, i + half)`.
 #[inline(always)]
 pub(crate) fn rotate<S: Simd>(s: S, head: &mut [f32], cos: &[f32], sin: &[f32]) {

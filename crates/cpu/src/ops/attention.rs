@@ -7,17 +7,25 @@
 use super::{CpuOps, PIECE_ELEMENTS, grow};
 use crate::buffers::{CpuPool, CpuRows};
 use crate::grid::piece;
-use crate::kernel::Stored;
 use crate::kernel::attention::{Attend, Pool, Scratch, head_width};
+use crate::kernel::{Kernels, Stored};
 use crate::layout::{Layout, Spot};
-use crate::memory::{Parts, Plain, bytes_of_mut};
-use crate::pack::CpuRotary;
+use crate::memory::{Parts, Plain, bytes_of, bytes_of_mut};
+use crate::pack::{CpuRotary, CpuVector};
 use crate::plan::Stored as StoredRun;
-use cleave_engine::ops::{Attention, AttentionIo, Batch, HeadShape, KvType, LayerOf, PoolShape};
+use crate::simd::LANES;
+use cleave_engine::ops::{
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, KvType, LayerOf, PoolShape,
+};
 use cleave_engine::{EngineError, e4m3};
 
-/// Elements of the widest head that a checkpoint may have.
-const HEAD_DIM_MAX: usize = 1024;
+/// Elements that are rounded before they are stored: those of the widest head that a checkpoint may have, or of a block's
+/// tokens of most.
+const RUN_ELEMENTS: usize = 2048;
+
+/// Heads that were rounded, where words may begin.
+#[repr(align(64))]
+struct Rounded<T>([T; RUN_ELEMENTS]);
 
 /// Rounds a head; gives its scale where heads have one.
 type Round<'a, T> = dyn Fn(&[f32], &mut [T]) -> Option<f32> + Sync + 'a;
@@ -30,11 +38,137 @@ struct View<'a, T> {
     elements: Pool<'a, T>,
 }
 
+/// Rows whose keys and values are to be stored.
+pub(super) struct Rows<'a> {
+    pub(super) batch: &'a Batch,
+    pub(super) rotary: &'a CpuRotary,
+    /// What queries and keys go through before they are rotated.
+    pub(super) norms: Option<&'a HeadNorms<'a, CpuVector>>,
+}
+
+/// One layer's storing, seen by all its tasks, each of which has rows of its own and their blocks.
+struct Storing<'a, T> {
+    kernels: &'static Kernels,
+    shape: PoolShape,
+    layer: usize,
+    layout: Layout,
+    /// `(rows, q | k | v)`.
+    qkv: Parts<'a, f32>,
+    stored: Parts<'a, T>,
+    round: &'a Round<'a, T>,
+}
+
+impl<'a, T: Plain> Storing<'a, T> {
+    /// Asks for the memory that a token alone goes to: its keys are in as many cache lines as all of a block.
+    fn expect(&self, run: &StoredRun) {
+        if run.rows.len() > 1 {
+            return;
+        }
+        let token = run.position % self.shape.block_tokens;
+        for kv_head in 0..self.shape.heads.kv_heads {
+            let keys = self.head(run, self.shape.key_offset(self.layer, kv_head));
+            let values = self.head(run, self.shape.value_offset(self.layer, kv_head));
+            let first = token / 2 * 2 * self.shape.heads.head_dim;
+            let values = &values[first..values.len().min(first + 2 * self.shape.heads.head_dim)];
+            for part in [bytes_of(keys), bytes_of(values)] {
+                // SAFETY: `Kernels::of` checked the instructions.
+                unsafe { (self.kernels.expect)(part) };
+            }
+        }
+    }
+
+    /// A head of a run's block, from this element of the block on.
+    fn head(&self, run: &StoredRun, offset: usize) -> &'a mut [T] {
+        let start = run.block.0 as usize * self.shape.block_elements() + offset;
+        // SAFETY: a block is of one run, as the plan has seen, and a run of one task, which takes one head at a time.
+        unsafe { self.stored.part(start..start + self.shape.head_elements()) }
+    }
+
+    fn row(&self, row: usize) -> &'a mut [f32] {
+        let width = self.shape.heads.qkv_width();
+        // SAFETY: a row is of one run, and a run of one task.
+        unsafe { self.qkv.part(row * width..(row + 1) * width) }
+    }
+
+    /// Normalises and rotates queries and keys where they are.
+    fn turn(&self, rows: &Rows<'_>, run: &StoredRun) {
+        let HeadShape {
+            query_heads,
+            kv_heads,
+            head_dim,
+        } = self.shape.heads;
+        let half = head_dim / 2;
+        for (row, position) in run.rows.clone().zip(run.position..) {
+            let cos = &rows.rotary.cos[position * half..][..half];
+            let sin = &rows.rotary.sin[position * half..][..half];
+            let heads = &mut self.row(row)[..(query_heads + kv_heads) * head_dim];
+            for (index, head) in heads.chunks_exact_mut(head_dim).enumerate() {
+                if let Some(norms) = rows.norms {
+                    let weight = match index < query_heads {
+                        true => norms.query,
+                        false => norms.key,
+                    };
+                    // SAFETY: `Kernels::of` checked the instructions.
+                    unsafe { (self.kernels.norm)(head, &weight.0, norms.epsilon) };
+                }
+                // SAFETY: as above.
+                unsafe { (self.kernels.rotate)(head, cos, sin) };
+            }
+        }
+    }
+
+    /// Rounds keys and values and puts them where attention reads them.
+    fn store(&self, run: &StoredRun) {
+        let HeadShape {
+            query_heads,
+            kv_heads,
+            head_dim,
+        } = self.shape.heads;
+        let mut rounded = Rounded([T::default(); RUN_ELEMENTS]);
+        let tokens_each = (RUN_ELEMENTS / head_dim).min(LANES);
+        for first in run.rows.clone().step_by(tokens_each) {
+            let rows = first..run.rows.end.min(first + tokens_each);
+            let spot = Spot {
+                layout: self.layout,
+                block_tokens: self.shape.block_tokens,
+                head_dim,
+                token: (run.position + first - run.rows.start) % self.shape.block_tokens,
+            };
+            for head in 0..2 * kv_heads {
+                let (of_values, kv_head) = (head >= kv_heads, head % kv_heads);
+                let to = self.head(
+                    run,
+                    match of_values {
+                        false => self.shape.key_offset(self.layer, kv_head),
+                        true => self.shape.value_offset(self.layer, kv_head),
+                    },
+                );
+                let column = (query_heads + head) * head_dim;
+                let rounded = &mut rounded.0[..rows.len() * head_dim];
+                for (row, rounded) in rows.clone().zip(rounded.chunks_exact_mut(head_dim)) {
+                    let scale = (self.round)(&self.row(row)[column..column + head_dim], rounded);
+                    if let Some(scale) = scale {
+                        let token = spot.token + row - rows.start;
+                        Spot { token, ..spot }.put_scale(scale, bytes_of_mut(to));
+                    }
+                }
+                match of_values {
+                    // SAFETY: `Kernels::of` checked the instructions.
+                    false => spot.put_keys(rounded, to, |from, tokens, to| unsafe {
+                        (self.kernels.turn)(from, tokens, to);
+                    }),
+                    true => spot.put_values(rounded, to),
+                }
+            }
+        }
+    }
+}
+
 impl CpuOps {
-    /// Rotates rows, and stores their keys and values.
+    /// Normalises and rotates rows, and stores their keys and values.
     pub(super) fn store_rows(
         &mut self,
-        rows: (&Batch, &CpuRotary),
+        rows: &Rows<'_>,
         qkv: &mut CpuRows,
         pool: LayerOf<'_, CpuPool>,
     ) {
@@ -66,72 +200,31 @@ impl CpuOps {
         }
     }
 
-    /// Rotates rows, and stores their keys and values in a pool of `T`.
+    /// Normalises and rotates rows, and stores their keys and values in a pool of `T`.
     fn store_as<T: Plain>(
         &mut self,
-        (batch, rotary): (&Batch, &CpuRotary),
+        rows: &Rows<'_>,
         qkv: &mut CpuRows,
         pool: LayerOf<'_, CpuPool>,
         round: &Round<'_, T>,
     ) {
         let LayerOf { pool, layer } = pool;
         let shape = pool.shape;
-        let HeadShape {
-            query_heads,
-            kv_heads,
-            head_dim,
-        } = shape.heads;
+        let Rows { batch, rotary, .. } = rows;
         assert_eq!(qkv.width, shape.heads.qkv_width());
-        assert_eq!(rotary.half * 2, head_dim);
-        let kernels = self.kernels;
+        assert_eq!(rotary.half * 2, shape.heads.head_dim);
+        let threads = self.threads.count();
+        self.plan
+            .make(batch, (shape.heads, shape.block_tokens), threads);
         let width = qkv.width;
-        let layout = Layout::of(self.precision, shape.heads, shape.block_tokens);
-        let (heads, threads) = (shape.heads, self.threads.count());
-        self.plan.make(batch, (heads, shape.block_tokens), threads);
-        let rows = Parts::new(qkv.head_mut(batch.rows_count()));
-        let stored = Parts::new(pool.elements_mut::<T>());
-        let store_run = |run: &StoredRun| {
-            let mut rounded = [T::default(); HEAD_DIM_MAX];
-            let rounded = &mut rounded[..head_dim];
-            let block = run.block.0 as usize * shape.block_elements();
-            for (row, position) in run.rows.clone().zip(run.position..) {
-                let cos = &rotary.cos[position * rotary.half..][..rotary.half];
-                let sin = &rotary.sin[position * rotary.half..][..rotary.half];
-                let spot = Spot {
-                    layout,
-                    block_tokens: shape.block_tokens,
-                    head_dim,
-                    token: position % shape.block_tokens,
-                };
-                // SAFETY: a row is of one run.
-                let row = unsafe { rows.part(row * width..(row + 1) * width) };
-                let (keys_end, heads) = ((query_heads + kv_heads) * head_dim, query_heads);
-                for head in row[..keys_end].chunks_exact_mut(head_dim) {
-                    // SAFETY: `Kernels::of` checked the instructions.
-                    unsafe { (kernels.rotate)(head, cos, sin) };
-                }
-                let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
-                let both = keys
-                    .chunks_exact(head_dim)
-                    .zip(values.chunks_exact(head_dim));
-                for (kv_head, (key, value)) in both.enumerate() {
-                    // SAFETY: a block is of one run, as the plan has seen.
-                    let in_block = |offset: usize| unsafe {
-                        let start = block + offset;
-                        stored.part(start..start + shape.head_elements())
-                    };
-                    let head = in_block(shape.key_offset(layer, kv_head));
-                    if let Some(scale) = round(key, rounded) {
-                        spot.put_scale(scale, bytes_of_mut(head));
-                    }
-                    spot.put_key(rounded, head);
-                    let head = in_block(shape.value_offset(layer, kv_head));
-                    if let Some(scale) = round(value, rounded) {
-                        spot.put_scale(scale, bytes_of_mut(head));
-                    }
-                    spot.put_value(rounded, head);
-                }
-            }
+        let storing = Storing {
+            kernels: self.kernels,
+            shape,
+            layer,
+            layout: Layout::of(self.precision, shape.heads, shape.block_tokens),
+            qkv: Parts::new(qkv.head_mut(batch.rows_count())),
+            stored: Parts::new(pool.elements_mut::<T>()),
+            round,
         };
         let runs = self.plan.stored();
         let elements = batch.rows_count() * width;
@@ -139,8 +232,14 @@ impl CpuOps {
             .div_ceil(elements.max(1))
             .max(1);
         self.threads.run(runs.len().div_ceil(each), &|turn| {
-            for run in &runs[piece(turn.task, each, runs.len())] {
-                store_run(run);
+            let mine = &runs[piece(turn.task, each, runs.len())];
+            for (index, run) in mine.iter().enumerate() {
+                // Memory takes as long as a row does: the next one's is asked for before this one is done.
+                for run in &mine[index + usize::from(index > 0)..mine.len().min(index + 2)] {
+                    storing.expect(run);
+                }
+                storing.turn(rows, run);
+                storing.store(run);
             }
         });
     }

@@ -3,23 +3,26 @@
 //! Invariant: a value of these types exists only where the processor has the instructions.
 
 use super::bytes::{Bytes, LeftBytes};
-use super::{LANES, Simd};
+use super::{LANES, Simd, Turned};
 use std::arch::x86_64::{
     __m256bh, __m256i, __m512, __m512bh, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
-    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
-    _mm256_loadu_si256, _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi16,
-    _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
-    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh,
-    _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
-    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_maddubs_epi16,
-    _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
-    _mm512_mullo_epi32, _mm512_or_si512, _mm512_reduce_max_ps, _mm512_roundscale_ps,
-    _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi32,
-    _mm512_shuffle_i32x4, _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srai_epi16,
-    _mm512_srai_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
-    _mm512_sub_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
-    _mm512_unpacklo_epi64,
+    _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128,
+    _mm_movehdup_ps, _mm_movehl_ps, _mm_prefetch, _mm_storeu_si128, _mm256_add_ps,
+    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm256_storeu_si256,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi16, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+    _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_cvtph_ps,
+    _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
+    _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_madd_epi16, _mm512_maddubs_epi16, _mm512_mask_mov_epi32, _mm512_mask_mov_ps,
+    _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_max_ps,
+    _mm512_min_ps, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_or_si512, _mm512_reduce_max_ps,
+    _mm512_roundscale_ps, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_shuffle_epi32, _mm512_shuffle_i32x4, _mm512_slli_epi16, _mm512_slli_epi32,
+    _mm512_srai_epi16, _mm512_srai_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps,
+    _mm512_storeu_si512, _mm512_sub_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
 /// AVX-512 F, BW, DQ, VL, and perhaps VNNI.
@@ -212,7 +215,46 @@ macro_rules! lanes {
             // SAFETY: `self` proves the instructions; the caller vouches for the memory.
             unsafe { transpose(from, to, stride) }
         }
+
+        #[inline(always)]
+        fn turn(self, from: &[u32], rows: [usize; 3], to: Turned<'_>) {
+            // SAFETY: `self` proves the instructions.
+            unsafe { turn(from, rows, to) }
+        }
+
+        #[inline(always)]
+        fn load_part(self, x: &[f32]) -> __m512 {
+            // SAFETY: `self` proves the instructions; no lane is read that the slice does not have.
+            unsafe { _mm512_maskz_loadu_ps(first_lanes(x.len()), x.as_ptr()) }
+        }
+
+        #[inline(always)]
+        fn store_part(self, x: __m512, to: &mut [f32]) {
+            // SAFETY: `self` proves the instructions; no lane is written that the slice does not have.
+            unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), first_lanes(to.len()), x) }
+        }
+
+        #[inline(always)]
+        fn sum(self, x: __m512) -> f32 {
+            // SAFETY: `self` proves the instructions.
+            unsafe {
+                let halves =
+                    _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+                let quarters = _mm_add_ps(
+                    _mm256_castps256_ps128(halves),
+                    _mm256_extractf128_ps::<1>(halves),
+                );
+                let pairs = _mm_add_ps(quarters, _mm_movehl_ps(quarters, quarters));
+                _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
+            }
+        }
     };
+}
+
+/// A mask of so many lanes, at most all.
+#[inline(always)]
+fn first_lanes(count: usize) -> u16 {
+    ((1_u32 << count.min(LANES)) - 1) as u16
 }
 
 impl<const VNNI: bool> Simd for Avx512<VNNI> {
@@ -409,6 +451,41 @@ impl<const VNNI: bool> Bytes for Avx512<VNNI> {
             _mm_storeu_si128(bytes.as_mut_ptr().cast(), low);
         }
         bytes
+    }
+}
+
+/// See [`Simd::turn`].
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline(always)]
+unsafe fn turn(from: &[u32], [rows, words, stride]: [usize; 3], (to, to_stride): Turned<'_>) {
+    assert!((1..=LANES).contains(&rows) && rows <= to_stride && words <= stride);
+    assert!(rows * stride <= from.len() && words * to_stride <= to.len() + to_stride - rows);
+    let mut square = [0; LANES * LANES];
+    let whole = words / LANES * LANES;
+    let mask = first_lanes(rows);
+    for first in (0..whole).step_by(LANES) {
+        // Rows that are not there are the first one again.
+        let mut sources = [from.as_ptr().wrapping_add(first); LANES];
+        for row in 1..rows {
+            sources[row] = sources[0].wrapping_add(row * stride);
+        }
+        // SAFETY: sixteen words of each row are there, and room for all in the square.
+        unsafe { transpose(&sources, square.as_mut_ptr(), LANES) };
+        for word in 0..LANES {
+            // SAFETY: as many words are written as there are rows, which `to` has of each word.
+            unsafe {
+                let column = _mm512_loadu_si512(square.as_ptr().add(word * LANES).cast());
+                let to = to.as_mut_ptr().add((first + word) * to_stride);
+                _mm512_mask_storeu_epi32(to.cast(), mask, column);
+            }
+        }
+    }
+    for word in whole..words {
+        for row in 0..rows {
+            to[word * to_stride + row] = from[row * stride + word];
+        }
     }
 }
 

@@ -13,6 +13,17 @@ pub struct Residual<'a, R> {
     pub delta: &'a R,
 }
 
+/// Rows of the residual stream on their way through a norm, all `(rows, width)`.
+#[derive(Debug)]
+pub struct Normed<'a, R> {
+    /// Grows by `delta`, if there is any.
+    pub residual: &'a mut R,
+    /// What is added.
+    pub delta: Option<&'a R>,
+    /// Left with anything: for a device that writes normed rows down.
+    pub normed: &'a mut R,
+}
+
 /// What a gated product writes.
 #[derive(Debug)]
 pub struct Gated<'a, R> {

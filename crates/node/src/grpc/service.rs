@@ -27,12 +27,6 @@ pub(crate) struct ModelDesk {
     served: Arc<Mutex<Option<Served>>>,
 }
 
-/// The model that the HTTP face speaks for.
-struct Served {
-    files: Arc<ModelFiles>,
-    tokens: Tokens,
-}
-
 impl ModelDesk {
     pub(crate) fn new(app: App) -> Self {
         Self {
@@ -63,9 +57,9 @@ impl ModelDesk {
             .await
             .map_err(|error| format!("cannot read the model's text side: {error}"))?;
         let text = text.map_err(|error| format!("cannot use the model's text side: {error}"))?;
-        let tokens = Tokens::of(files, &text);
+        let told = Served::of(files, &text);
         if let Some(known) = served.as_ref() {
-            known.tokens.check(&tokens).map_err(|difference| {
+            known.check(&told).map_err(|difference| {
                 let name = &known.files.name;
                 format!(
                     "this router serves another model of the name \"{name}\": {difference}; give \
@@ -75,28 +69,24 @@ impl ModelDesk {
         }
         // Templates and defaults may change with a rolling upgrade; the newest ones count.
         self.app.serve_model(text);
-        *served = Some(Served {
-            files: Arc::clone(files),
-            tokens,
-        });
+        *served = Some(told);
         Ok(())
     }
 }
 
-/// What all workers of a router must share: requests become tokens before a worker is chosen.
-/// With another tokenizer the rest of the fleet would answer nonsense, and a shorter context would
-/// cut everyone's requests.
-#[derive(Clone, Debug)]
-struct Tokens {
-    tokenizer: String,
+/// The model that the HTTP face speaks for, and of it what all workers of a router must share: requests
+/// become tokens before a worker is chosen. With another tokenizer the rest of the fleet would answer
+/// nonsense, and a shorter context would cut everyone's requests.
+struct Served {
+    files: Arc<ModelFiles>,
     vocabulary_count: u32,
     context_tokens_max: u32,
 }
 
-impl Tokens {
-    fn of(files: &ModelFiles, text: &ModelText) -> Self {
+impl Served {
+    fn of(files: &Arc<ModelFiles>, text: &ModelText) -> Self {
         Self {
-            tokenizer: files.tokenizer.clone(),
+            files: Arc::clone(files),
             vocabulary_count: text.vocabulary_count(),
             context_tokens_max: text.context_tokens_max(),
         }
@@ -109,7 +99,7 @@ impl Tokens {
         if self.vocabulary_count != other.vocabulary_count {
             return differ("vocabulary", self.vocabulary_count, other.vocabulary_count);
         }
-        if self.tokenizer != other.tokenizer {
+        if self.files.tokenizer != other.files.tokenizer {
             return Err("its tokenizer.json differs from the worker's".into());
         }
         if self.context_tokens_max != other.context_tokens_max {
@@ -357,21 +347,23 @@ mod tests {
 
     #[test]
     fn a_worker_of_the_same_name_changed_everyones_tokens() {
-        let known = Tokens {
-            tokenizer: "{}".into(),
-            vocabulary_count: 400,
-            context_tokens_max: 1024,
+        let with = |tokenizer: &str, vocabulary_count, context_tokens_max| Served {
+            files: Arc::new(ModelFiles {
+                tokenizer: tokenizer.into(),
+                ..ModelFiles::default()
+            }),
+            vocabulary_count,
+            context_tokens_max,
         };
-        let mut other = known.clone();
-        assert_eq!(known.check(&other), Ok(()));
-        other.context_tokens_max = 64;
+        let known = with("{}", 400, 1024);
+        assert_eq!(known.check(&with("{}", 400, 1024)), Ok(()));
         assert_eq!(
-            known.check(&other),
+            known.check(&with("{}", 400, 64)),
             Err("its context is 1024, the worker's 64".into())
         );
-        other.tokenizer.push(' ');
-        assert!(known.check(&other).unwrap_err().contains("tokenizer.json"));
-        other.vocabulary_count = 500;
-        assert!(known.check(&other).unwrap_err().contains("400"));
+        let other = known.check(&with("{} ", 400, 64));
+        assert!(other.unwrap_err().contains("tokenizer.json"));
+        let other = known.check(&with("{} ", 500, 64));
+        assert!(other.unwrap_err().contains("400"));
     }
 }

@@ -3,7 +3,7 @@
 //! Invariant: sums are whole numbers, exact whatever the order. The result is rounded twice: times the column's scale,
 //! then times the row's.
 
-use super::{Form, PANEL, Product, Sides, load_sums, store_sums};
+use super::{Form, PANEL, Product, Sides, Sums, load_sums, store_sums};
 use crate::simd::LANES;
 use crate::simd::bytes::{Bytes, LeftBytes};
 
@@ -29,14 +29,14 @@ impl<S: Bytes> Form<S> for Byte {
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
-        _: &Product<'_>,
+        product: &Product<'_>,
         sides: Sides,
-        kept: *mut f32,
+        kept: Sums,
     ) {
         let phases = S::LEFT.phases();
         // SAFETY: within the sides and the sums, as the caller promises.
         unsafe {
-            let mut sums = load_sums::<S, R, C>(s, kept);
+            let mut sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
             let right = sides.right.add(sides.vector * LANES);
             for step in 0..sides.steps {
                 sides.ahead.ask(s, step);
@@ -55,7 +55,7 @@ impl<S: Bytes> Form<S> for Byte {
                     }
                 }
             }
-            store_sums(s, sums, kept);
+            store_sums(s, sums, kept.to);
         }
     }
 

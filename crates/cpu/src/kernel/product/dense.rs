@@ -2,7 +2,7 @@
 //!
 //! Invariant: see [`tile`](crate::kernel::tile): one chain of multiply-adds in the order of the inner dimension.
 
-use super::{Form, PANEL, Product, Sides, load_sums, store_sums};
+use super::{Form, PANEL, Product, Sides, Sums, load_sums, store_sums};
 use crate::kernel::tile::{Brain, Format, Single};
 use crate::simd::{LANES, Simd};
 
@@ -14,12 +14,12 @@ macro_rules! dense {
             #[inline(always)]
             unsafe fn add<const R: usize, const C: usize>(
                 s: S,
-                _: &Product<'_>,
+                product: &Product<'_>,
                 sides: Sides,
-                sums: *mut f32,
+                sums: Sums,
             ) {
                 // SAFETY: as the caller promises.
-                unsafe { add::<S, $format, R, C>(s, sides, sums) }
+                unsafe { add::<S, $format, R, C>(s, product, sides, sums) }
             }
         }
     };
@@ -33,19 +33,22 @@ dense!(Brain);
 /// # Safety
 /// As [`Form::add`].
 #[inline(always)]
-unsafe fn add<S: Simd, F: Format<S>, const R: usize, const C: usize>(
+unsafe fn add<S: Simd, F: Form<S> + Format<S>, const R: usize, const C: usize>(
     s: S,
+    product: &Product<'_>,
     sides: Sides,
-    kept: *mut f32,
+    kept: Sums,
 ) {
     // SAFETY: within the sides and the sums, as the caller promises.
     unsafe {
-        let mut sums = load_sums::<S, R, C>(s, kept);
+        let mut sums = load_sums::<S, F, R, C>(s, product, sides, kept.from);
         let right = sides.right.add(sides.vector * LANES);
         for step in 0..sides.steps {
             sides.ahead.ask(s, step);
-            for phase in 0..F::PHASES {
-                let left = sides.left.add((step * F::PHASES + phase) * R);
+            for phase in 0..<F as Format<S>>::PHASES {
+                let left = sides
+                    .left
+                    .add((step * <F as Format<S>>::PHASES + phase) * R);
                 let mut columns = [s.splat(0.0); C];
                 for c in 0..C {
                     let words = &*right.add(step * PANEL + LANES * c).cast();
@@ -59,6 +62,6 @@ unsafe fn add<S: Simd, F: Format<S>, const R: usize, const C: usize>(
                 }
             }
         }
-        store_sums(s, sums, kept);
+        store_sums(s, sums, kept.to);
     }
 }

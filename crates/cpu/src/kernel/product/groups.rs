@@ -4,7 +4,7 @@
 //! Invariant: a group's sum is a whole number, exact whatever the order; groups are added in order, each rounded twice:
 //! times the row's scale of the group, then, fused, times the column's and added. Both widths do the same.
 
-use super::{Form, PANEL, Product, Sides};
+use super::{Form, PANEL, Product, Sides, Sums};
 use crate::simd::LANES;
 use crate::simd::bytes::{Bytes, LeftBytes};
 
@@ -131,6 +131,8 @@ impl<S: Bytes> Codes<S> for Octet {
 
 impl<S: Bytes> Form<S> for Octet {
     const PHASES: usize = S::LEFT_OCTETS.phases();
+    /// Sums of groups are added to those of all.
+    const IS_CHAIN: bool = false;
 
     #[inline(always)]
     fn words(product: &Product<'_>, steps: usize) -> usize {
@@ -142,7 +144,7 @@ impl<S: Bytes> Form<S> for Octet {
         s: S,
         product: &Product<'_>,
         sides: Sides,
-        kept: *mut f32,
+        Sums { to: kept, .. }: Sums,
     ) {
         let group_words = product.whole.units.words();
         // SAFETY: as the caller promises; the right side is the block as it is packed.

@@ -4,7 +4,7 @@
 //! that fuse multiply and add agree with those that do not. One chain of additions in the order of the inner dimension.
 
 use super::left::Left;
-use super::{BLOCK_STEPS, Form, PANEL, Product, Sides, load_sums, runs, store_sums};
+use super::{BLOCK_STEPS, Form, PANEL, Product, Sides, Sums, load_sums, runs, store_sums};
 use crate::kernel::tile::Tiles;
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
@@ -30,13 +30,13 @@ impl<S: Simd> Form<S> for Half {
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(
         s: S,
-        _: &Product<'_>,
+        product: &Product<'_>,
         sides: Sides,
-        kept: *mut f32,
+        kept: Sums,
     ) {
         // SAFETY: within the sides and the sums, as the caller promises.
         unsafe {
-            let mut sums = load_sums::<S, R, C>(s, kept);
+            let mut sums = load_sums::<S, Self, R, C>(s, product, sides, kept.from);
             for step in 0..sides.steps {
                 sides.ahead.ask(s, step);
                 let left = sides.left.add(step * R);
@@ -52,7 +52,7 @@ impl<S: Simd> Form<S> for Half {
                     }
                 }
             }
-            store_sums(s, sums, kept);
+            store_sums(s, sums, kept.to);
         }
     }
 }

@@ -6,16 +6,18 @@
 
 use super::{BLOCK_STEPS, runs};
 use crate::kernel::rounding::{LEAST, SHIFT, most};
-use crate::kernel::tile::{Format, Tiles, pack_row};
+use crate::kernel::tile::{Format, Tiles};
 use crate::memory::Parts;
 use crate::simd::bytes::{Bytes, LeftBytes};
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
 
 /// Rows to be packed.
+#[derive(Clone, Copy)]
 pub(crate) struct Left<'a> {
-    /// `(rows, width)`.
+    /// Rows from number `first` on, `(…, width)`.
     pub x: &'a [f32],
+    pub first: usize,
     pub width: usize,
     pub rows: usize,
     /// Steps of the inner dimension.
@@ -54,7 +56,34 @@ impl<'a> Left<'a> {
     }
 
     pub(super) fn row(&self, row: usize) -> &'a [f32] {
-        &self.x[row * self.width..(row + 1) * self.width]
+        &self.x[(row - self.first) * self.width..][..self.width]
+    }
+}
+
+/// Rows of a tile, at most.
+const ROWS_MAX: usize = LANES;
+/// Words from one row to the next where a block's rows are put together: those of two phases, and room so that rows do
+/// not meet in the first cache.
+const ROW_WORDS: usize = 2 * BLOCK_STEPS + LANES;
+
+/// A block of a tile before its rows are turned: words of a row lie one after the other, as they are made.
+struct Bench([u32; ROWS_MAX * ROW_WORDS]);
+
+impl Bench {
+    fn new() -> Self {
+        Self([0; ROWS_MAX * ROW_WORDS])
+    }
+
+    #[inline(always)]
+    fn row(&mut self, row: usize) -> &mut [u32] {
+        &mut self.0[row * ROW_WORDS..(row + 1) * ROW_WORDS]
+    }
+
+    /// To the order of a tile of so many rows.
+    #[inline(always)]
+    fn turn<S: Simd>(&self, s: S, rows: usize, to: &mut [u32]) {
+        let words = to.len() / rows;
+        s.turn(&self.0, [rows, words, ROW_WORDS], (to, rows));
     }
 }
 
@@ -62,16 +91,26 @@ impl<'a> Left<'a> {
 #[inline(always)]
 pub(crate) fn pack<S: Simd, F: Format<S>>(s: S, left: &Left<'_>, tiles: Range<usize>) {
     let cut = Tiles::new(left.rows, S::ROWS);
+    let mut bench = Bench::new();
     for tile in tiles {
         let tile = cut.start(tile)..cut.start(tile + 1);
         for block in runs(0..left.steps, BLOCK_STEPS) {
-            // SAFETY: each tile is packed by one task.
-            let words = unsafe { left.block(&tile, &block, F::PHASES) };
             let elements = left.elements(&block, F::PER_STEP);
             for row in tile.clone() {
-                let x = &left.row(row)[elements.clone()];
-                pack_row::<S, F>(s, x, (row - tile.start, tile.len()), words);
+                let words = bench.row(row - tile.start);
+                let mut at = 0;
+                for x in left.row(row)[elements.clone()].chunks(LANES) {
+                    let x = match x.first_chunk() {
+                        Some(x) => s.load(x),
+                        None => s.load_part(x),
+                    };
+                    let to = words[at..].first_chunk_mut();
+                    at += F::words(s, x, to.expect("a row has room for a vector more"));
+                }
             }
+            // SAFETY: each tile is packed by one task.
+            let words = unsafe { left.block(&tile, &block, F::PHASES) };
+            bench.turn(s, tile.len(), words);
         }
     }
 }
@@ -100,48 +139,56 @@ pub(crate) fn pack_codes<S: Bytes>(s: S, left: &Left<'_>, tiles: Range<usize>) {
 #[inline(always)]
 fn pack_groups<S: Bytes>(s: S, left: &Left<'_>, tiles: Range<usize>, form: LeftBytes) {
     let cut = Tiles::new(left.rows, S::ROWS);
+    let mut bench = Bench::new();
     for tile in tiles {
         let tile = cut.start(tile)..cut.start(tile + 1);
-        for row in tile.clone() {
-            for (index, group) in runs(0..left.steps, left.group_steps).enumerate() {
-                let x = &left.row(row)[left.elements(&group, PER_STEP)];
-                let rounding = Rounding::of(x);
-                let mut sums = s.splat(0.0);
-                // A group is many blocks or a part of one.
-                for run in runs(group, BLOCK_STEPS) {
-                    sums = pack_run(s, left, (&tile, row), (run, form), (rounding, sums));
-                }
-                let at = index * left.rows + row;
-                // SAFETY: each row is packed by one task.
-                unsafe {
-                    left.scales.part(at..at + 1)[0] = rounding.scale;
-                    // Sums of whole numbers far below 2^24: exact, whatever their order.
-                    let sum = s.sum(sums) as i32;
-                    left.sums.part(at..at + 1)[0] = sum.wrapping_neg().cast_unsigned();
+        // Of the group at hand of each row, which is many blocks or a part of one.
+        let mut groups = [(Rounding::default(), s.splat(0.0)); ROWS_MAX];
+        for block in runs(0..left.steps, BLOCK_STEPS) {
+            for row in tile.clone() {
+                let words = bench.row(row - tile.start);
+                let (rounding, sums) = &mut groups[row - tile.start];
+                for run in runs(block.clone(), left.group_steps.min(BLOCK_STEPS)) {
+                    let index = run.start / left.group_steps;
+                    if run.start % left.group_steps == 0 {
+                        let end = left.steps.min(run.start + left.group_steps);
+                        let group = left.elements(&(run.start..end), PER_STEP);
+                        *rounding = Rounding::of(&left.row(row)[group]);
+                        *sums = s.splat(0.0);
+                    }
+                    let x = &left.row(row)[left.elements(&run, PER_STEP)];
+                    let words = &mut words[(run.start - block.start) * form.phases()..];
+                    *sums = round(s, x, (*rounding, form), words, *sums);
+                    if run.end == left.steps || run.end % left.group_steps == 0 {
+                        let at = index * left.rows + row;
+                        // SAFETY: each row is packed by one task.
+                        unsafe {
+                            left.scales.part(at..at + 1)[0] = rounding.scale;
+                            // Sums of whole numbers far below 2^24: exact, whatever their order.
+                            let sum = s.sum(*sums) as i32;
+                            left.sums.part(at..at + 1)[0] = sum.wrapping_neg().cast_unsigned();
+                        }
+                    }
                 }
             }
+            // SAFETY: each tile is packed by one task.
+            let words = unsafe { left.block(&tile, &block, form.phases()) };
+            bench.turn(s, tile.len(), words);
         }
     }
 }
 
-/// Packs some steps of a row, which are of one group and of one block; adds their bytes to the sums.
+/// Rounds a run of a row's elements, all of one group; adds their bytes to the sums.
 #[inline(always)]
-fn pack_run<S: Bytes>(
+fn round<S: Bytes>(
     s: S,
-    left: &Left<'_>,
-    (tile, row): (&Range<usize>, usize),
-    (run, form): (Range<usize>, LeftBytes),
-    (rounding, mut sums): (Rounding, S::V),
+    x: &[f32],
+    (rounding, form): (Rounding, LeftBytes),
+    words: &mut [u32],
+    mut sums: S::V,
 ) -> S::V {
-    let first = run.start / BLOCK_STEPS * BLOCK_STEPS;
-    let block = first..left.steps.min(first + BLOCK_STEPS);
-    let stride = tile.len() * form.phases();
-    // SAFETY: each tile is packed by one task.
-    let words = unsafe { left.block(tile, &block, form.phases()) };
-    let words = &mut words[(run.start - first) * stride + row - tile.start..];
-    let x = &left.row(row)[left.elements(&run, PER_STEP)];
     let (inverse, shift) = (s.splat(rounding.inverse), s.splat(SHIFT));
-    let mut to = words.chunks_mut(stride);
+    let mut to = words.chunks_exact_mut(form.phases());
     for x in x.chunks(LANES) {
         let x = match x.first_chunk() {
             Some(x) => s.load(x),
@@ -161,7 +208,7 @@ fn pack_run<S: Bytes>(
                 LeftBytes::Signed => to[0] = u32::from_le_bytes(*four),
                 LeftBytes::Halves => {
                     to[0] = halves(four[1], four[3]);
-                    to[tile.len()] = halves(four[0], four[2]);
+                    to[1] = halves(four[0], four[2]);
                 }
             }
         }
@@ -177,7 +224,7 @@ fn halves(low: u8, high: u8) -> u32 {
 }
 
 /// How numbers become bytes: the largest becomes ±127.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Rounding {
     scale: f32,
     inverse: f32,

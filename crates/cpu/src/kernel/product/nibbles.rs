@@ -5,7 +5,7 @@
 //! Invariant: both ways add the same numbers in the same order.
 
 use super::groups::{self, Bits, Codes, finish, start, units};
-use super::{BLOCK_STEPS, Form, PANEL, Product, Sides};
+use super::{BLOCK_STEPS, Form, PANEL, Product, Sides, Sums};
 use crate::simd::LANES;
 use crate::simd::bytes::Bytes;
 
@@ -19,6 +19,8 @@ pub(crate) struct Spread;
 
 impl<S: Bytes> Form<S> for Nibble {
     const PHASES: usize = 1;
+    /// Sums of groups are added to those of all.
+    const IS_CHAIN: bool = false;
 
     #[inline(always)]
     fn words(product: &Product<'_>, steps: usize) -> usize {
@@ -30,7 +32,7 @@ impl<S: Bytes> Form<S> for Nibble {
         s: S,
         product: &Product<'_>,
         sides: Sides,
-        kept: *mut f32,
+        Sums { to: kept, .. }: Sums,
     ) {
         let units = units::<S, Spread>(product);
         for group in 0..sides.steps / units.steps {
@@ -73,6 +75,8 @@ impl<S: Bytes> Codes<S> for Spread {
 
 impl<S: Bytes> Form<S> for Spread {
     const PHASES: usize = 1;
+    /// Sums of groups are added to those of all.
+    const IS_CHAIN: bool = false;
     /// One of several that share more rows than one could have.
     const ROWS_MIN: usize = S::ROWS / 2;
 
@@ -103,7 +107,7 @@ impl<S: Bytes> Form<S> for Spread {
         s: S,
         product: &Product<'_>,
         sides: Sides,
-        kept: *mut f32,
+        Sums { to: kept, .. }: Sums,
     ) {
         let group_words = product.whole.units.steps * PANEL;
         // SAFETY: as the caller promises; `prepare` left a block of bytes.
