@@ -1,6 +1,7 @@
 """What a long prefix costs: computed, in the pool, from host memory, from disk.
 
 usage: measure_tier.py --cleave BIN [--shape SHAPE] [--tokens N ...] [--rounds N] [--folder DIR]
+                       [--kv-cache-dtype auto|int8_per_token_head]
 
 For each N (1024, 4096 and 8192), one worker on a synthetic checkpoint, whose pool has room for one prompt of
 N tokens and hardly more. Each prompt is computed, and asked for again at once. Prompts take turns, so that each
@@ -36,6 +37,7 @@ def serve(stack: ExitStack, args: argparse.Namespace, model: str, folder: Path, 
     server = stack.enter_context(
         process(
             args.cleave, "serve", "--port", "0", "--model", model, "--dtype", "bf16", "--kv-cache", str(pool),
+            "--kv-cache-dtype", args.kv_cache_dtype,
             "--kv-offloading-size", str(2 * (args.rounds + 1) * pool), "--kv-offloading-dir", str(folder),
             "--kv-offloading-dir-size", str(2 * (args.rounds + 1) * pool),
         )
@@ -100,7 +102,9 @@ def synthesize(args: argparse.Namespace, home: Path) -> tuple[str, int]:
         json.dump(config, file)
     heads = config["num_key_value_heads"]
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return model, config["num_hidden_layers"] * 2 * heads * width * 2
+    # A value has a byte, and those of a head share a scale of four; or two bytes.
+    head = {"auto": 2 * width, "int8_per_token_head": width + 4}[args.kv_cache_dtype]
+    return model, config["num_hidden_layers"] * 2 * heads * head
 
 
 def measure(args: argparse.Namespace, model: str, folder: Path, tokens: int, token_bytes: int) -> str:
@@ -149,8 +153,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 8192])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--folder")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "int8_per_token_head"])
     args = parser.parse_args()
-    print(f"{args.shape} in bf16, {os.cpu_count()} cores; medians of {args.rounds} or {args.rounds + 1}\n")
+    kv = "" if args.kv_cache_dtype == "auto" else f", keys and values in {args.kv_cache_dtype}"
+    print(f"{args.shape} in bf16{kv}, {os.cpu_count()} cores; medians of {args.rounds} or {args.rounds + 1}\n")
     print("| prefix | computed | in the pool | from host memory | from disk | blocks that came back |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(dir=args.folder) as home:

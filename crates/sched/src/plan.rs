@@ -36,6 +36,17 @@ pub(crate) struct Draft {
     pressed: bool,
 }
 
+/// What became of a sequence that is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seat {
+    /// It has a slot and its blocks.
+    Taken,
+    /// It has its blocks, and some of them are being brought back: it goes on after that.
+    Fetches,
+    /// There are not enough blocks.
+    NoBlocks,
+}
+
 /// One in so many steps takes prompts that are late anyway in their turn.
 pub(crate) const LATE_STEPS: u64 = 8;
 
@@ -280,27 +291,44 @@ impl Brain {
             }
             if sequence.swap.is_some() {
                 starved = !self.swap_in(rank.handoff);
-            } else if self.seat(rank.handoff) {
-                self.place_chunk(rank.handoff, draft);
-            } else {
-                starved = true;
+                continue;
+            }
+            match self.seat(rank.handoff) {
+                Seat::Taken => self.place_chunk(rank.handoff, draft),
+                Seat::Fetches => {}
+                Seat::NoBlocks => starved = true,
             }
         }
     }
 
-    /// Gives a sequence its blocks back if it lost them, and a slot if it has none; false if there
-    /// are not enough blocks. A slot is free, or it has one.
-    fn seat(&mut self, handoff: HandoffId) -> bool {
+    /// Gives a sequence its blocks back if it lost them, and a slot if it has none. A slot is free, or it
+    /// has one.
+    fn seat(&mut self, handoff: HandoffId) -> Seat {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return false;
+            return Seat::NoBlocks;
         };
-        let secured = !sequence.starved() || self.secure(&mut sequence, Reach::Reusable, 0);
-        if secured && sequence.slot.is_none() {
+        let lost = sequence.starved();
+        let secured = !lost || self.secure(&mut sequence, Reach::Reusable, 0);
+        self.sequences.insert(handoff, sequence);
+        if !secured {
+            return Seat::NoBlocks;
+        }
+        if lost {
+            self.fetch(handoff);
+        }
+        let Some(mut sequence) = self.sequences.remove(&handoff) else {
+            return Seat::NoBlocks;
+        };
+        let seat = match sequence.fetch {
+            Some(_) => Seat::Fetches,
+            None => Seat::Taken,
+        };
+        if seat == Seat::Taken && sequence.slot.is_none() {
             sequence.slot = self.slots.pop_first();
             self.adopt(&mut sequence);
         }
         self.sequences.insert(handoff, sequence);
-        secured
+        seat
     }
 
     /// Takes over blocks that others computed since the sequence was accepted, in place of its own.

@@ -166,12 +166,13 @@ impl Brain {
             return self.release_if_settled(handoff);
         }
         if outcome != SwapOutcome::Copied {
-            // It has its blocks, and computes what should be in them again.
+            // It has its blocks; what should be in them is brought back or computed again.
             self.say(Output::SwapDrop { handoff });
-            return self.note(Note::Preempted {
+            self.note(Note::Preempted {
                 handoff,
                 recomputed_tokens: swap.computed,
             });
+            return self.fetch(handoff);
         }
         sequence.computed = swap.computed;
         self.swap_prices.swapped_in(swap.blocks, took);

@@ -352,7 +352,8 @@ impl Brain {
     }
 
     /// Has what is kept of a sequence's beginning brought back, if that is cheaper than to compute it.
-    /// Everybody else goes on meanwhile. Asked for once, when it becomes active.
+    /// Everybody else goes on meanwhile. Asked for when it becomes active, and again whenever it has new blocks
+    /// for those that it lost.
     pub(crate) fn fetch(&mut self, handoff: HandoffId) {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return;

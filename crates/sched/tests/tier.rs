@@ -15,6 +15,103 @@ macro_rules! scenarios {
     };
 }
 
+/// Two prompts in turns, of which the pool has room for one. Says for each turn whether blocks of it were
+/// brought back.
+fn turns(before: &str, count: u32) -> Vec<bool> {
+    let mut script = before.to_owned();
+    for turn in 0..count {
+        let (flight, family) = (10 + turn, 1 + turn % 2);
+        script += &format!(
+            "\nreserve {flight} on b from b prompt=68 max=1 family={family}
+            prefill {flight} on b to b
+            run 900
+            renew {flight} on b
+            run 900
+            renew {flight} on b
+            run 900"
+        );
+    }
+    let said = play(&format!("{script}\nempty"));
+    let earlier = before.matches("reserve ").count();
+    let turns = said.split("\nreserve ").skip(1 + earlier);
+    turns.map(|turn| turn.contains("> fetch #")).collect()
+}
+
+/// The first time was dear, and what was dear is believed less each time it is not paid.
+fn dear_and_then_tried_again(before: &str) {
+    let fetched = turns(before, 120);
+    assert!(!fetched[..20].contains(&true), "{fetched:?}");
+    assert!(fetched[20..].contains(&true), "{fetched:?}");
+}
+
+#[test]
+fn what_was_dear_to_bring_back_from_memory_is_computed_and_tried_again_later() {
+    dear_and_then_tried_again(
+        "worker b both blocks=20 context=80 host=60
+        reserve 1 on b from b prompt=68 max=1 family=2
+        prefill 1 on b to b
+        run 400
+        reserve 2 on b from b prompt=68 max=1 family=1
+        prefill 2 on b to b
+        run 400
+        reserve 3 on b from b prompt=68 max=1 family=2
+        prefill 3 on b to b
+        wait 900
+        run 400",
+    );
+}
+
+#[test]
+fn what_was_dear_to_bring_back_from_disk_is_computed_and_tried_again_later() {
+    dear_and_then_tried_again(
+        "worker b both blocks=20 context=80 host=60 disk=60
+        reserve 1 on b from b prompt=68 max=1 family=1
+        prefill 1 on b to b
+        run 400
+        reserve 2 on b from b prompt=68 max=1 family=2
+        prefill 2 on b to b
+        run 400
+        restart b
+        reserve 3 on b from b prompt=68 max=1 family=3
+        prefill 3 on b to b
+        run 400
+        reserve 4 on b from b prompt=68 max=1 family=2
+        prefill 4 on b to b
+        wait 900
+        renew 4 on b
+        run 900
+        renew 4 on b
+        run 900
+        renew 4 on b
+        run 900",
+    );
+}
+
+/// Nothing new is kept where it would come back for more than it costs to compute.
+#[test]
+fn what_would_be_dear_to_bring_back_is_not_kept() {
+    let said = play(
+        "worker b both blocks=20 context=80 host=60
+        reserve 1 on b from b prompt=68 max=1 family=2
+        prefill 1 on b to b
+        run 400
+        reserve 2 on b from b prompt=68 max=1 family=1
+        prefill 2 on b to b
+        run 400
+        reserve 3 on b from b prompt=68 max=1 family=2
+        prefill 3 on b to b
+        wait 900
+        run 400
+        reserve 4 on b from b prompt=68 max=1 family=3
+        prefill 4 on b to b
+        run 400
+        empty",
+    );
+    let (before, after) = said.split_once("\nreserve 4 ").expect("it is asked for");
+    assert!(before.contains("> shelve "));
+    assert!(!after.contains("> shelve "), "{after}");
+}
+
 scenarios! {
     what_is_evicted_was_copied_out_and_comes_back: "
         worker p prefill blocks=20 context=80 host=16
@@ -162,6 +259,24 @@ scenarios! {
         restart b
         reserve 3 on b from b prompt=20 max=1 family=1
         prefill 3 on b to b
+        run 900
+        empty"
+    one_that_lost_its_blocks_has_them_brought_back: "
+        worker b both blocks=12 context=48 host=40
+        reserve 1 on b from b prompt=16 max=28 expect=1
+        reserve 2 on b from b prompt=20 max=12 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        run 900
+        empty"
+    one_whose_blocks_do_not_come_back_computes_them: "
+        worker b both blocks=12 context=48 host=40
+        reserve 1 on b from b prompt=16 max=28 expect=1
+        reserve 2 on b from b prompt=20 max=12 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        run 291
+        fetches b fail
         run 900
         empty"
     a_copy_that_fails_keeps_nothing_and_holds_nothing: "

@@ -38,14 +38,22 @@ fn options(host_blocks: usize, disk: Option<(&Path, usize)>) -> TierOptions {
 }
 
 async fn serve(tier: TierOptions) -> Running {
-    let engine: Box<dyn cleave_engine::Engine> = Box::new(Abacus::new(&Gate::new()));
+    serve_with(tier, Abacus::new(&Gate::new())).await
+}
+
+async fn serve_with(tier: TierOptions, engine: Abacus) -> Running {
     let worker = WorkerOptions {
         tier,
         ..WorkerOptions::new("both-0", Role::Both)
     };
+    start(RouterOptions::default(), worker, engine).await
+}
+
+async fn start(router: RouterOptions, worker: WorkerOptions, engine: Abacus) -> Running {
+    let engine: Box<dyn cleave_engine::Engine> = Box::new(engine);
     let serve = Serve {
         listen: "127.0.0.1:0".into(),
-        router: RouterOptions::default(),
+        router,
         workers: vec![(worker, engine)],
         files: files(),
     };
@@ -128,6 +136,35 @@ async fn an_evicted_prefix_comes_back_from_memory_and_no_token_changes() {
 }
 
 #[tokio::test]
+async fn a_stream_that_lost_its_blocks_has_them_brought_back_and_no_token_changes() {
+    let mut router = RouterOptions::default();
+    // So little is set aside that more is admitted than the pool can hold.
+    router.limits.expected_output_tokens = 1;
+    let worker = WorkerOptions {
+        tier: options(200, None),
+        swap_bytes: Some(0),
+        ..WorkerOptions::new("both-0", Role::Both)
+    };
+    let running = start(router, worker, Abacus::new(&Gate::new())).await;
+    let frontend = running.frontend();
+    let (long, short) = (prompt(1, 40), prompt(2, 40));
+    let first = frontend.submit(request(&long, 80));
+    let second = frontend.submit(request(&short, 40));
+    let (first, second) = tokio::join!(collect(first), collect(second));
+    assert_eq!(first.0, expected(&long, 80));
+    assert_eq!(second.0, expected(&short, 40));
+    let text = frontend.metrics();
+    let preempted = metric(&text, "cleave_preemptions_total", "");
+    assert!(preempted > 0.0, "the pool was never short\n{text}");
+    assert!(fetched(&frontend) > 0.0, "all was computed again\n{text}");
+    for kind in ["held", "leaked"] {
+        let kind = format!("kind=\"{kind}\"");
+        until(|| metric(&frontend.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
+    }
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
 async fn a_worker_that_starts_again_finds_its_disk() {
     let folder = Folder::new("again");
     let prompt = prompt(1, TOKENS + 2);
@@ -137,11 +174,7 @@ async fn a_worker_that_starts_again_finds_its_disk() {
     kept(&frontend, "disk", 20).await;
     running.drain(PATIENCE).await;
     drop(frontend);
-    // A worker of the same model in another process would find the file locked; here threads let go of it
-    // when they end.
-    let file = folder.0.join("kv-0.cleave");
-    let locked = || std::fs::File::open(&file).unwrap().try_lock().is_err();
-    until(|| !locked()).await;
+    unlocked(&folder).await;
 
     let running = serve(options(100, Some((&folder.0, 300)))).await;
     let frontend = running.frontend();
@@ -150,6 +183,23 @@ async fn a_worker_that_starts_again_finds_its_disk() {
     // Another tenant's is not.
     assert_eq!(cached(&frontend, &prompt, 3).await, 0);
     running.drain(PATIENCE).await;
+    drop(frontend);
+    unlocked(&folder).await;
+
+    // Nor is another model's.
+    let another = Abacus::new(&Gate::new()).another();
+    let running = serve_with(options(100, Some((&folder.0, 300))), another).await;
+    let frontend = running.frontend();
+    assert_eq!(cached(&frontend, &prompt, 0).await, 0);
+    running.drain(PATIENCE).await;
+}
+
+/// A worker of the same model in another process would find the file locked; here threads let go of it
+/// when they end.
+async fn unlocked(folder: &Folder) {
+    let file = folder.0.join("kv-0.cleave");
+    let locked = || std::fs::File::open(&file).unwrap().try_lock().is_err();
+    until(|| !locked()).await;
 }
 
 #[tokio::test]

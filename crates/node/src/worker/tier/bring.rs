@@ -21,10 +21,18 @@ pub(crate) struct Shelving {
     pub(crate) bytes: u32,
 }
 
+/// Names a fetch: a sequence that lost its blocks asks again, and what comes late of the fetch before is not
+/// of this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FetchId {
+    pub(super) handoff: HandoffId,
+    pub(super) number: u64,
+}
+
 /// A block that comes back, or why it does not.
 #[derive(Debug)]
 pub(crate) struct Brought {
-    pub(super) handoff: HandoffId,
+    pub(super) fetch: FetchId,
     /// Which of the fetch's blocks.
     pub(super) ordinal: u32,
     pub(super) block: BlockIndex,
@@ -35,7 +43,7 @@ pub(crate) struct Brought {
 
 impl Brought {
     pub(crate) fn handoff(&self) -> HandoffId {
-        self.handoff
+        self.fetch.handoff
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -47,7 +55,7 @@ impl Brought {
 /// A fetch that begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incoming {
-    pub(crate) handoff: HandoffId,
+    pub(crate) fetch: FetchId,
     pub(crate) blocks: u32,
     pub(crate) since: Instant,
 }
@@ -82,7 +90,7 @@ impl Incomings {
             came: 0,
             worked: Duration::ZERO,
         };
-        self.fetches.insert(incoming.handoff, progress);
+        self.fetches.insert(incoming.fetch.handoff, progress);
     }
 
     /// The one answer to a fetch, unless it was given.
@@ -105,14 +113,16 @@ impl Incomings {
 impl EngineHost {
     /// Has what is kept of a sequence's beginning brought back.
     pub(crate) fn fetch(&self, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
+        let Some(keeper) = &self.keeper else {
+            return;
+        };
+        let fetch = keeper.want(handoff);
         self.push(Work::Fetch(Incoming {
-            handoff,
+            fetch,
             blocks: u32::try_from(blocks.len()).expect("blocks of a sequence are few"),
             since: Instant::now(),
         }));
-        if let Some(keeper) = &self.keeper {
-            keeper.fetch(handoff, blocks);
-        }
+        keeper.fetch(fetch, blocks);
     }
 
     /// What has not come of it yet is not waited for.
@@ -177,13 +187,17 @@ impl Bench {
     /// Writes a block that came back; gives the fetch's answer if it was the last.
     pub(crate) fn bring(&mut self, brought: Brought) -> Option<Input> {
         let Brought {
-            handoff,
+            fetch,
             ordinal,
             block,
             content,
             took,
         } = brought;
+        let handoff = fetch.handoff;
         let progress = self.incomings.as_ref()?.fetches.get(&handoff)?;
+        if progress.incoming.fetch != fetch {
+            return None;
+        }
         assert_eq!(progress.came, ordinal, "blocks come in order");
         let began = Instant::now();
         let outcome = match content {

@@ -13,7 +13,7 @@
 mod bring;
 mod slab;
 
-pub(super) use bring::{Brought, Incoming, Incomings, Shelving};
+pub(super) use bring::{Brought, FetchId, Incoming, Incomings, Shelving};
 pub use slab::SlabError;
 use slab::{Meaning, Slab};
 
@@ -74,13 +74,16 @@ struct State {
     spare: Vec<Vec<u8>>,
     on_disk: HashMap<BlockHash, u32>,
     slots_free: Vec<u32>,
-    /// Fetches that a reader has, or will have.
+    /// Fetches that a reader has, or will have; of a sequence the latest.
     wanted: BTreeMap<HandoffId, Wanted>,
+    /// So far; names the next one.
+    fetches: u64,
 }
 
 /// A fetch that a reader has, or will have.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
+    number: u64,
     still: Still,
     /// Since when a reader has been at the present block of it; buffers and the engine are not waited for then.
     reading: Option<Instant>,
@@ -118,7 +121,7 @@ impl Drop for Seat {
 /// A sequence's blocks, to be brought back.
 #[derive(Debug)]
 struct Fetch {
-    handoff: HandoffId,
+    id: FetchId,
     blocks: Vec<(BlockHash, BlockIndex)>,
 }
 
@@ -265,18 +268,30 @@ impl EngineDoor {
 }
 
 impl Keeper {
-    /// Has a sequence's blocks brought back; the engine's thread answers.
-    pub(super) fn fetch(&self, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
+    /// A sequence's blocks are to be brought back. Nobody waits for an earlier fetch of it any more.
+    pub(super) fn want(&self, handoff: HandoffId) -> FetchId {
         let mut state = self.shelves.lock();
-        let (still, reading) = (Still::Wanted, None);
-        state.wanted.insert(handoff, Wanted { still, reading });
+        state.fetches += 1;
+        let number = state.fetches;
+        let wanted = Wanted {
+            number,
+            still: Still::Wanted,
+            reading: None,
+        };
+        state.wanted.insert(handoff, wanted);
+        FetchId { handoff, number }
+    }
+
+    /// Has them brought back; the engine's thread answers.
+    pub(super) fn fetch(&self, id: FetchId, blocks: Vec<(BlockHash, BlockIndex)>) {
+        let state = self.shelves.lock();
         let in_host = |(content, _): &(BlockHash, _)| state.host.contains_key(content);
         let reader = match blocks.iter().all(in_host) {
             true => &self.from_host,
             false => &self.from_disk,
         };
         // A reader ends only with its keeper.
-        let _ = reader.send(Fetch { handoff, blocks });
+        let _ = reader.send(Fetch { id, blocks });
     }
 
     /// No more of it is brought.
@@ -302,6 +317,14 @@ impl Keeper {
                 state.slots_free.extend(slot);
             }
         }
+    }
+}
+
+impl State {
+    /// What is known of a fetch, if a later one of the same sequence has not taken its place.
+    fn wanted_of(&mut self, fetch: FetchId) -> Option<&mut Wanted> {
+        let wanted = self.wanted.get_mut(&fetch.handoff)?;
+        (wanted.number == fetch.number).then_some(wanted)
     }
 }
 
@@ -340,13 +363,14 @@ impl Shelves {
         wanted.reading.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    fn is_wanted(&self, handoff: HandoffId) -> bool {
-        let wanted = self.lock().wanted.get(&handoff).copied();
+    fn is_wanted(&self, fetch: FetchId) -> bool {
+        let mut state = self.lock();
+        let wanted = state.wanted_of(fetch);
         wanted.is_some_and(|wanted| wanted.still == Still::Wanted)
     }
 
-    fn reading(&self, handoff: HandoffId, since: Option<Instant>) {
-        if let Some(wanted) = self.lock().wanted.get_mut(&handoff) {
+    fn reading(&self, fetch: FetchId, since: Option<Instant>) {
+        if let Some(wanted) = self.lock().wanted_of(fetch) {
             wanted.reading = since;
         }
     }
@@ -396,15 +420,18 @@ impl Shelves {
     /// Brings a sequence's blocks to the engine, up to the first that is amiss.
     fn bring(self: &Arc<Self>, fetch: &Fetch, engine: &EngineDoor) {
         self.bring_all(fetch, engine);
-        self.lock().wanted.remove(&fetch.handoff);
+        let mut state = self.lock();
+        if state.wanted_of(fetch.id).is_some() {
+            state.wanted.remove(&fetch.id.handoff);
+        }
     }
 
     fn bring_all(self: &Arc<Self>, fetch: &Fetch, engine: &EngineDoor) {
         for (ordinal, (content, block)) in (0..).zip(&fetch.blocks) {
-            let (content, took) = self.get(*content, (fetch.handoff, engine));
+            let (content, took) = self.get(*content, (fetch.id, engine));
             let amiss = content.is_err();
             let pushed = engine.push(Work::Bring(Brought {
-                handoff: fetch.handoff,
+                fetch: fetch.id,
                 ordinal,
                 block: *block,
                 content,
@@ -420,9 +447,9 @@ impl Shelves {
     fn get(
         self: &Arc<Self>,
         content: BlockHash,
-        (handoff, engine): (HandoffId, &EngineDoor),
+        (fetch, engine): (FetchId, &EngineDoor),
     ) -> (Found, Duration) {
-        if !self.is_wanted(handoff) {
+        if !self.is_wanted(fetch) {
             return (Err(FetchOutcome::Stopped), Duration::ZERO);
         }
         let state = self.lock();
@@ -430,16 +457,16 @@ impl Shelves {
         let (copy, slot) = (copy.cloned(), slot.copied());
         drop(state);
         let seat = match (&copy, slot) {
-            (None, Some(_)) => match self.seat(handoff, engine) {
+            (None, Some(_)) => match self.seat(fetch, engine) {
                 None => return (Err(FetchOutcome::Stopped), Duration::ZERO),
                 seat => seat,
             },
             _ => None,
         };
         let began = Instant::now();
-        self.reading(handoff, Some(began));
+        self.reading(fetch, Some(began));
         let checked = self.checked(content, (copy, slot));
-        self.reading(handoff, None);
+        self.reading(fetch, None);
         (checked.map(|copy| (copy, seat)), began.elapsed())
     }
 
@@ -475,10 +502,10 @@ impl Shelves {
     }
 
     /// Waits until the engine has taken some of what was read. `None` if nobody wants it any more.
-    fn seat(self: &Arc<Self>, handoff: HandoffId, engine: &EngineDoor) -> Option<Seat> {
+    fn seat(self: &Arc<Self>, fetch: FetchId, engine: &EngineDoor) -> Option<Seat> {
         loop {
             // Asked with nothing locked: whoever drops what is queued gives seats back.
-            if engine.queue.lock().closed || !self.is_wanted(handoff) {
+            if engine.queue.lock().closed || !self.is_wanted(fetch) {
                 return None;
             }
             let left = self.staged.left.lock();
@@ -548,17 +575,11 @@ mod tests {
     impl Host {
         /// A pool of eight blocks, each full of its own number.
         fn new(folder: Option<&Folder>) -> Self {
-            let disk = folder.map(|folder| DiskOptions {
-                folder: folder.0.clone(),
-                bytes: 100_000,
-            });
-            let options = TierOptions {
-                host_bytes: 8 * BLOCK as u64,
-                disk,
-            };
-            let fingerprint = Fingerprint("m".into());
-            let tier = Opened::open(&options, &fingerprint, BLOCK as u32);
-            let tier = tier.unwrap().unwrap();
+            Self::with_disk(folder, 90)
+        }
+
+        fn with_disk(folder: Option<&Folder>, slots_count: usize) -> Self {
+            let tier = open((8 * BLOCK, folder, disk_bytes(slots_count)), "m").unwrap();
             let shelves = tier.shelves();
             let limits = EngineLimits {
                 block_bytes: BLOCK as u32,
@@ -642,6 +663,26 @@ mod tests {
         BlockHash([of; 16])
     }
 
+    /// What a file of so many blocks takes: a page, and a head before each block.
+    fn disk_bytes(slots_count: usize) -> usize {
+        4096 + slots_count * (64 + BLOCK)
+    }
+
+    fn open(
+        (host_bytes, folder, disk_bytes): (usize, Option<&Folder>, usize),
+        model: &str,
+    ) -> Result<Opened, SlabError> {
+        let options = TierOptions {
+            host_bytes: host_bytes as u64,
+            disk: folder.map(|folder| DiskOptions {
+                folder: folder.0.clone(),
+                bytes: disk_bytes as u64,
+            }),
+        };
+        let opened = Opened::open(&options, &Fingerprint(model.into()), BLOCK as u32);
+        opened.map(|opened| opened.expect("something is to be kept"))
+    }
+
     fn handoff() -> HandoffId {
         HandoffId {
             flight: FlightId(1),
@@ -665,18 +706,10 @@ mod tests {
         assert_eq!(host.content(0).await, [2; BLOCK]);
         // In the next life what is on disk still is.
         drop(host);
-        let options = TierOptions {
-            host_bytes: BLOCK as u64,
-            disk: Some(DiskOptions {
-                folder: folder.0.clone(),
-                bytes: 100_000,
-            }),
-        };
-        let fingerprint = Fingerprint("m".into());
         let found = loop {
             // The threads of the first life let go of the file when they end.
-            let opened = Opened::open(&options, &fingerprint, BLOCK as u32);
-            let found = opened.unwrap().unwrap().found;
+            let opened = open((BLOCK, Some(&folder), disk_bytes(90)), "m");
+            let found = opened.unwrap().found;
             if !found.is_empty() {
                 break found;
             }
@@ -730,6 +763,84 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let unreadable = (0, FetchOutcome::Unreadable);
         assert_eq!(host.fetch(&[(2, 7)]).await, unreadable);
+    }
+
+    #[test]
+    fn a_place_has_room_for_whole_blocks_only() {
+        let folder = Folder::new("room");
+        let room = |host_bytes, disk_bytes| {
+            let opened = open((host_bytes, Some(&folder), disk_bytes), "m");
+            opened.map(|opened| (opened.host_blocks, opened.disk_blocks))
+        };
+        let short = (3 * BLOCK - 1, disk_bytes(5) - 1);
+        assert_eq!(room(short.0, short.1).unwrap(), (2, 4));
+        assert_eq!(room(3 * BLOCK, disk_bytes(5)).unwrap(), (3, 5));
+        let none = room(BLOCK - 1, disk_bytes(5));
+        assert!(matches!(none, Err(SlabError::NoRoom { .. })));
+    }
+
+    #[tokio::test]
+    async fn memory_of_what_was_dropped_is_used_again() {
+        let mut host = Host::new(None);
+        for of in 0..8_u8 {
+            host.keep(of).await;
+            if of > 0 {
+                host.engine.drop_kept(hash(of - 1), Place::Host);
+            }
+            let state = host.shelves.lock();
+            let (kept, spare) = (state.host.len(), state.spare.len());
+            assert!(kept == 1 && spare <= 1, "{kept} and {spare}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_took_the_place_of_what_it_kept_or_grew() {
+        let folder = Folder::new("full");
+        let mut host = Host::with_disk(Some(&folder), 2);
+        host.keep(1).await;
+        host.keep(2).await;
+        host.write_on(1).await;
+        host.write_on(2).await;
+        host.keep(3).await;
+        host.engine.write_on(hash(3));
+        let Input::WrittenOn { outcome, .. } = host.answer().await else {
+            panic!("another answer")
+        };
+        assert_eq!(outcome, KeepOutcome::Broken, "there is no room");
+        let copied = |count| (count, FetchOutcome::Copied);
+        assert_eq!(host.fetch(&[(1, 5), (2, 6)]).await, copied(2));
+        assert_eq!(host.content(5).await, [1; BLOCK]);
+        assert_eq!(host.content(6).await, [2; BLOCK]);
+        // What is dropped makes room, each time.
+        for of in 3..=7 {
+            host.engine.drop_kept(hash(of - 2), Place::Disk);
+            if of > 3 {
+                host.keep(of).await;
+            }
+            host.write_on(of).await;
+        }
+        assert_eq!(host.fetch(&[(6, 1)]).await, copied(1));
+        assert_eq!(host.fetch(&[(5, 1)]).await, (0, FetchOutcome::Missing));
+        let file = std::fs::metadata(folder.0.join("kv-0.cleave")).unwrap();
+        assert_eq!(file.len(), disk_bytes(2) as u64);
+    }
+
+    #[test]
+    fn lesson_07_what_another_model_kept_was_found() {
+        let folder = Folder::new("model");
+        let open = |model| open((BLOCK, Some(&folder), disk_bytes(2)), model).unwrap();
+        let opened = open("m");
+        opened.shelves.keep(hash(1), vec![1; BLOCK]);
+        opened.shelves.write(hash(1)).unwrap();
+        drop(opened);
+        let opened = open("m");
+        assert_eq!(opened.found, [hash(1)]);
+        // What was found is not written over.
+        opened.shelves.keep(hash(2), vec![2; BLOCK]);
+        opened.shelves.write(hash(2)).unwrap();
+        drop(opened);
+        assert_eq!(open("m").found.len(), 2);
+        assert_eq!(open("n").found, []);
     }
 
     #[tokio::test]
@@ -792,6 +903,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_came_late_of_a_fetch_was_taken_for_the_next_one_of_the_same_sequence() {
+        let folder = Folder::new("late");
+        let mut host = Host::new(Some(&folder));
+        host.keep(1).await;
+        host.keep(2).await;
+        host.write_on(2).await;
+        let shelves = Arc::clone(&host.shelves);
+        let still = shelves.slab.as_ref().unwrap().still.lock().await;
+        let (first, slow) = ((hash(1), BlockIndex(5)), (hash(2), BlockIndex(6)));
+        host.engine.fetch(handoff(), vec![first, slow]);
+        let reads = || shelves.lock().wanted[&handoff()].reading.is_some();
+        // Its first block came, its second is being read.
+        while host.content(5).await != [1; BLOCK] || !reads() {
+            tokio::task::yield_now().await;
+        }
+        host.engine.stop_fetch(handoff());
+        assert_eq!(host.fetched().await, (1, FetchOutcome::Stopped));
+        // The same sequence, which has other blocks now, while the reader still is at the old one.
+        host.engine.fetch(handoff(), vec![(hash(1), BlockIndex(3))]);
+        assert_eq!(host.fetched().await, (1, FetchOutcome::Copied));
+        let again = vec![(hash(1), BlockIndex(4)), (hash(2), BlockIndex(7))];
+        host.engine.fetch(handoff(), again);
+        drop(still);
+        assert_eq!(host.fetched().await, (2, FetchOutcome::Copied));
+        let late = host.content(6).await;
+        assert_eq!(late, [6; BLOCK], "what came late was written");
+        assert_eq!(host.content(7).await, [2; BLOCK]);
+        let done = || shelves.lock().wanted.is_empty();
+        while !done() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
     async fn a_fetch_is_answered_once_whenever_it_is_stopped() {
         let mut host = Host::new(None);
         for of in 0..8 {
@@ -801,9 +946,9 @@ mod tests {
             .map(|of| (hash(of), BlockIndex(u32::from(of))))
             .collect();
         for attempt in 0..50 {
-            // A sequence asks once: blocks of a fetch that was stopped may come late.
+            // One that lost its blocks asks again, while blocks of the fetch that was stopped may come late.
             let handoff = HandoffId {
-                attempt,
+                attempt: attempt / 10,
                 ..handoff()
             };
             host.engine.fetch(handoff, blocks.clone());
