@@ -5,6 +5,7 @@
 
 use cleave_domain::{HandoffId, Time};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// A book of deadlines: of leases, or of hand-offs that must not stand still.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -19,6 +20,13 @@ impl Deadlines {
         self.end(handoff);
         self.until.insert(handoff, until);
         self.by_time.insert((until, handoff));
+    }
+
+    /// A hand-off that has a deadline gets a later one.
+    pub(crate) fn postpone(&mut self, handoff: HandoffId, by: Duration) {
+        if let Some(until) = self.until.get(&handoff).copied() {
+            self.set(handoff, until + by);
+        }
     }
 
     /// The hand-off needs none any more.

@@ -34,11 +34,13 @@ pub(crate) struct Draft {
     in_need: u64,
     /// A prompt got on that the streams had no time for.
     pressed: bool,
+    /// Those that had blocks given back, and wait for what was in them.
+    fetching: Vec<HandoffId>,
 }
 
 /// What became of a sequence that is to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seat {
+enum Seating {
     /// It has a slot and its blocks.
     Taken,
     /// It has its blocks, and some of them are being brought back: it goes on after that.
@@ -70,12 +72,14 @@ impl Brain {
             out: Vec::new(),
             in_need: 0,
             pressed: false,
+            fetching: Vec::new(),
         };
         self.place_decodes(&mut draft);
         self.place_chunks(&mut draft);
         let drafting = self.place_drafts(&mut draft);
         if !draft.placed.is_empty() {
             self.say_step(draft.plan, draft.placed, drafting);
+            self.wait_for_step(&draft.fetching);
         }
     }
 
@@ -215,6 +219,14 @@ impl Brain {
             let candidates = self.sequences.values().filter(|s| s.recomputable());
             let victim = policy::victim(rank, candidates.map(|s| (s.rank, s.token_due())));
             let (Victim::LessImportant(gives) | Victim::Itself(gives)) = victim;
+            if self
+                .sequences
+                .get(&gives)
+                .is_some_and(|s| s.fetch.is_some())
+            {
+                self.stop_fetch(gives);
+                return draft.waiting.push(handoff);
+            }
             match self.give_way(gives) {
                 Yield::Later => {
                     draft.in_need += 1;
@@ -294,36 +306,36 @@ impl Brain {
                 continue;
             }
             match self.seat(rank.handoff) {
-                Seat::Taken => self.place_chunk(rank.handoff, draft),
-                Seat::Fetches => {}
-                Seat::NoBlocks => starved = true,
+                Seating::Taken => self.place_chunk(rank.handoff, draft),
+                Seating::Fetches => draft.fetching.push(rank.handoff),
+                Seating::NoBlocks => starved = true,
             }
         }
     }
 
     /// Gives a sequence its blocks back if it lost them, and a slot if it has none. A slot is free, or it
     /// has one.
-    fn seat(&mut self, handoff: HandoffId) -> Seat {
+    fn seat(&mut self, handoff: HandoffId) -> Seating {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return Seat::NoBlocks;
+            return Seating::NoBlocks;
         };
         let lost = sequence.starved();
         let secured = !lost || self.secure(&mut sequence, Reach::Reusable, 0);
         self.sequences.insert(handoff, sequence);
         if !secured {
-            return Seat::NoBlocks;
+            return Seating::NoBlocks;
         }
         if lost {
             self.fetch(handoff);
         }
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return Seat::NoBlocks;
+            return Seating::NoBlocks;
         };
         let seat = match sequence.fetch {
-            Some(_) => Seat::Fetches,
-            None => Seat::Taken,
+            Some(_) => Seating::Fetches,
+            None => Seating::Taken,
         };
-        if seat == Seat::Taken && sequence.slot.is_none() {
+        if seat == Seating::Taken && sequence.slot.is_none() {
             sequence.slot = self.slots.pop_first();
             self.adopt(&mut sequence);
         }

@@ -242,12 +242,12 @@ impl Sequence {
         self.stage == Stage::Reserved && self.incoming.is_none()
     }
 
-    /// Whether losing its blocks costs nothing but computing or copying them again, here.
+    /// Whether losing its blocks costs nothing but computing or copying them again, here; while they are filled from
+    /// below the pool, once that has stopped.
     pub(crate) fn recomputable(&self) -> bool {
         self.stage == Stage::Active
             && self.outgoing.is_none()
             && self.swap.is_none()
-            && self.fetch.is_none()
             && !self.stepping()
             && !self.starved()
     }

@@ -376,6 +376,17 @@ impl Brain {
         self.sequences.insert(handoff, sequence);
     }
 
+    /// Nothing of fetches that began while the last step was planned comes before it is over.
+    pub(crate) fn wait_for_step(&mut self, fetching: &[HandoffId]) {
+        let step = self
+            .under_way
+            .back()
+            .map_or(Duration::ZERO, |step| step.predicted);
+        for handoff in fetching {
+            self.tiers.patience.postpone(*handoff, step);
+        }
+    }
+
     fn begin_fetch(&mut self, sequence: &mut Sequence, kept: Kept) {
         let (from, to) = (sequence.published, sequence.published + kept.blocks);
         while sequence.table.len() < to as usize {

@@ -15,6 +15,28 @@ macro_rules! scenarios {
     };
 }
 
+/// Of a fetch nothing can come while the step runs that was planned with it.
+#[test]
+fn the_step_planned_with_a_fetch_is_waited_for_before_patience_begins() {
+    let begun = "worker b both blocks=15 context=48 host=40 price=10
+        reserve 1 on b from b prompt=16 max=28 expect=1
+        reserve 2 on b from b prompt=4 max=16 expect=1
+        reserve 3 on b from b prompt=20 max=12 expect=1
+        prefill 1 on b to b
+        prefill 2 on b to b
+        prefill 3 on b to b
+        run 180";
+    // At least a quarter of a second, after a step of ten milliseconds.
+    let waited = play(&format!("{begun}\nwait 255"));
+    let (_, since) = waited
+        .rsplit_once("> fetch #3.0")
+        .expect("it loses its blocks");
+    assert!(since.contains("> STEP "), "{since}");
+    assert!(!since.contains("> fetch stop"), "{since}");
+    let waited = play(&format!("{begun}\nwait 255\nwait 10"));
+    assert!(waited.ends_with("> fetch stop #3.0\n"), "{waited}");
+}
+
 /// Two prompts in turns, of which the pool has room for one. Says for each turn whether blocks of it were
 /// brought back.
 fn turns(before: &str, count: u32) -> Vec<bool> {
@@ -44,21 +66,22 @@ fn dear_and_then_tried_again(before: &str) {
     assert!(fetched[20..].contains(&true), "{fetched:?}");
 }
 
+/// What is in host memory comes back 900 ms later.
+const DEAR: &str = "worker b both blocks=20 context=80 host=60
+    reserve 1 on b from b prompt=68 max=1 family=2
+    prefill 1 on b to b
+    run 400
+    reserve 2 on b from b prompt=68 max=1 family=1
+    prefill 2 on b to b
+    run 400
+    reserve 3 on b from b prompt=68 max=1 family=2
+    prefill 3 on b to b
+    wait 900
+    run 400";
+
 #[test]
 fn what_was_dear_to_bring_back_from_memory_is_computed_and_tried_again_later() {
-    dear_and_then_tried_again(
-        "worker b both blocks=20 context=80 host=60
-        reserve 1 on b from b prompt=68 max=1 family=2
-        prefill 1 on b to b
-        run 400
-        reserve 2 on b from b prompt=68 max=1 family=1
-        prefill 2 on b to b
-        run 400
-        reserve 3 on b from b prompt=68 max=1 family=2
-        prefill 3 on b to b
-        wait 900
-        run 400",
-    );
+    dear_and_then_tried_again(DEAR);
 }
 
 #[test]
@@ -90,23 +113,13 @@ fn what_was_dear_to_bring_back_from_disk_is_computed_and_tried_again_later() {
 /// Nothing new is kept where it would come back for more than it costs to compute.
 #[test]
 fn what_would_be_dear_to_bring_back_is_not_kept() {
-    let said = play(
-        "worker b both blocks=20 context=80 host=60
-        reserve 1 on b from b prompt=68 max=1 family=2
-        prefill 1 on b to b
-        run 400
-        reserve 2 on b from b prompt=68 max=1 family=1
-        prefill 2 on b to b
-        run 400
-        reserve 3 on b from b prompt=68 max=1 family=2
-        prefill 3 on b to b
-        wait 900
-        run 400
+    let said = play(&format!(
+        "{DEAR}
         reserve 4 on b from b prompt=68 max=1 family=3
         prefill 4 on b to b
         run 400
-        empty",
-    );
+        empty"
+    ));
     let (before, after) = said.split_once("\nreserve 4 ").expect("it is asked for");
     assert!(before.contains("> shelve "));
     assert!(!after.contains("> shelve "), "{after}");

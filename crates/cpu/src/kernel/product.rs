@@ -40,7 +40,7 @@ const LINES_AHEAD: usize = 128;
 
 /// Words of sums between blocks.
 const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_TOGETHER + 2 * LANES) * PANEL;
-/// Words that one thread needs on the way: sums, and a block of a panel that was spread out.
+/// Words that one thread needs on the way: sums, and a block of a panel that was spread out or the last sums of a tile.
 pub(crate) const SCRATCH_WORDS: usize = SUMS_WORDS + BLOCK_STEPS * PANEL;
 
 /// A form of weights.
@@ -64,7 +64,8 @@ pub(crate) trait Form<S: Simd>: Copy + 'static {
         s.splat(0.0)
     }
 
-    /// A block of a panel as [`Form::add`] likes it, which may be in `spread`.
+    /// A block of a panel as [`Form::add`] likes it, which may be in `spread`: of a form that is no chain, since the last
+    /// sums of chains go there.
     #[inline(always)]
     fn prepare(_: S, _: &Product<'_>, right: &[u32], _spread: &mut [f32]) -> *const u32 {
         right.as_ptr()
@@ -257,17 +258,7 @@ impl Walk<'_, '_> {
                 let packed = self.block::<S, F>(panel, first..end);
                 let packed = &product.right[packed];
                 let right = F::prepare(s, product, packed, spread);
-                let next = match (panel + 1 < panels.end, end < product.steps) {
-                    (true, _) => self.block::<S, F>(panel + 1, first..end),
-                    (false, true) => {
-                        let next = end..product.steps.min(end + BLOCK_STEPS);
-                        self.block::<S, F>(panels.start, next)
-                    }
-                    (false, false) => {
-                        let next = 0..product.steps.min(BLOCK_STEPS);
-                        self.block::<S, F>(panels.end, next)
-                    }
-                };
+                let next = self.next::<S, F>(panel, first..end);
                 for tile in tiles.clone() {
                     let rows_at = cut.start(tile)..cut.start(tile + 1);
                     let kept = (panel - panels.start) * rows + rows_at.start - first_row;
@@ -288,24 +279,27 @@ impl Walk<'_, '_> {
                     if first == 0 && !F::IS_CHAIN {
                         begin::<S, F>(s, product, panel, kept);
                     }
-                    let from = kept.as_ptr();
+                    let from = kept.as_mut_ptr();
+                    let is_last = end == product.steps;
                     // The last sums go to one place for all tiles, which stays in the first cache. What is spread out is no
                     // chain.
-                    let sums = match end == product.steps && F::IS_CHAIN {
-                        true => &mut spread[..rows_at.len() * PANEL],
-                        false => kept,
+                    let to = match is_last && F::IS_CHAIN {
+                        true => spread[..kept.len()].as_mut_ptr(),
+                        false => from,
                     };
-                    if end == product.steps {
+                    if is_last {
                         expect_out(s, product, &rows_at, panel);
                     }
-                    let to = sums.as_mut_ptr();
                     // SAFETY: the slices above hold exactly what the sides claim.
                     with_rows!(rows_at.len(), R => unsafe {
                         one::<S, F, R>(s, product, sides, Sums { from, to });
                     });
-                    if end == product.steps {
-                        // SAFETY: no other task has these rows of these panels.
-                        unsafe { put::<S, F>(s, product, &rows_at, panel, sums) };
+                    if is_last {
+                        // SAFETY: as above; and no other task has these rows of these panels.
+                        unsafe {
+                            let sums = std::slice::from_raw_parts(to, rows_at.len() * PANEL);
+                            put::<S, F>(s, product, &rows_at, panel, sums);
+                        }
                     }
                 }
             }
@@ -313,6 +307,18 @@ impl Walk<'_, '_> {
             if first >= product.steps {
                 break;
             }
+        }
+    }
+
+    /// Words of the block that comes after these steps of a panel; past the last panel there may be none.
+    #[inline(always)]
+    fn next<S: Simd, F: Form<S>>(&self, panel: usize, steps: Range<usize>) -> Range<usize> {
+        let all = self.product.steps;
+        let following = steps.end..all.min(steps.end + BLOCK_STEPS);
+        match (panel + 1 < self.panels.end, steps.end < all) {
+            (true, _) => self.block::<S, F>(panel + 1, steps),
+            (false, true) => self.block::<S, F>(self.panels.start, following),
+            (false, false) => self.block::<S, F>(self.panels.end, 0..all.min(BLOCK_STEPS)),
         }
     }
 

@@ -19,8 +19,8 @@ use cleave_engine::ops::{
 };
 use cleave_engine::{EngineError, e4m3};
 
-/// Elements that are rounded before they are stored: those of the widest head that a checkpoint may have, or of a block's
-/// tokens of most.
+/// Elements that are rounded together before they are stored: one of the widest heads that a checkpoint may have, or those of
+/// several tokens.
 const RUN_ELEMENTS: usize = 2048;
 
 /// Heads that were rounded, where words may begin.

@@ -1,7 +1,7 @@
 //! Scripts: one command a line, each followed by what it made the workers say.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying= guess= host= disk=]
-//! [cache=off] [onesided]` · `reserve FLIGHT on D from P
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying= guess= host= disk=
+//! price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
 //! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
 //! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
@@ -15,7 +15,7 @@
 use super::{Fate, Heard, Pending, ROUTER, World, engine, limits};
 use cleave_domain::{
     BlockRef, FlightId, HandoffId, Migrate, Order, Prefill, Report, Request, Reserve, Role,
-    Sampling, Slo, StopRules, Target,
+    RowPrice, Sampling, Slo, StopRules, Target,
 };
 use cleave_sched::{Input, Lookup, Writer};
 use std::collections::BTreeMap;
@@ -254,6 +254,13 @@ impl Play {
         limits.speculation = guessing(words.number("guess", 0));
         if let Some(millis) = words.keyed.get("late") {
             limits.step_max = Duration::from_millis(millis.unsigned_abs());
+        }
+        // What each step is predicted to take, in milliseconds.
+        if let Some(millis) = words.keyed.get("price") {
+            limits.prices.rows = vec![RowPrice {
+                rows: 1,
+                nanos: millis.unsigned_abs() * 1_000_000,
+            }];
         }
         if words.plain.contains(&"onesided") {
             limits.writer = Writer::Sender;
