@@ -1,16 +1,18 @@
-"""Servers under a constant number of streams: every stream asks again as soon as it is answered.
+"""Servers under closed-loop load: every one of a number of streams asks again as soon as it is answered, until it has asked often enough.
 
 usage: closed_loop.py --cleave BIN --model DIR [--int8 DIR] [--llama-server BIN --gguf FILE] [--vllm DIR]
                       [--streams 16] [--input 256] [--output 64] [--each 4] [--rounds 3] [--out FILE]
 
 Each round starts every server in turn, in an order that rotates, alone on the machine; one request by each stream warms it up and is
-not counted, then every stream asks --each times. No two prompts share tokens. Cleave runs as it is, with --quantize int8 and with
+not counted, then every stream asks --each times; the last requests of a run have fewer beside them. Prompts are random tokens, so that no
+two begin alike. Cleave runs as it is, with --quantize int8 and with
 int4; llama.cpp with the file of --gguf and the q8_0 one beside it (engines.py makes it); vLLM with --model and with
 --int8 (compressed-tensors W8A8). Prints Markdown, medians of the rounds: requests a second, time to the first
 token and between two pieces of text. Standard library only.
 """
 
 import argparse
+import http.client
 import json
 import os
 import random
@@ -27,6 +29,11 @@ from pathlib import Path
 import goodput
 from goodput import Ask, Place, prompt_of, say, started
 from systems import SYSTEMS, System
+
+# Of a context, so that no server's rounding of it matters.
+SPARE_TOKENS = 64
+# What a server that ends, or answers with something else, leads to.
+FAULTS = (OSError, RuntimeError, http.client.HTTPException, json.JSONDecodeError, statistics.StatisticsError, IndexError)
 
 
 @dataclass
@@ -110,10 +117,14 @@ def main() -> None:
     for name, default in (("streams", 16), ("input", 256), ("output", 64), ("each", 4), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--context", type=int, help="tokens of a request at most; --input, --output and some to spare if not given")
     parser.add_argument("--only", nargs="*", help="servers by the beginning of their names")
     parser.add_argument("--log", default="target/peers", help="folder for what the servers say")
     args = parser.parse_args()
+    if args.llama_server and not args.gguf:
+        parser.error("--llama-server serves the file of --gguf: name it (to_gguf.py makes it)")
+    if args.context is None:
+        args.context = -(-(args.input + args.output + SPARE_TOKENS) // SPARE_TOKENS) * SPARE_TOKENS
     found = [one for one in contenders(args) if not args.only or one.system.name.startswith(tuple(args.only))]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = Path(args.log)
@@ -124,8 +135,8 @@ def main() -> None:
         for one in found[turn:] + found[:turn]:
             try:
                 felt = sample(one, logs, random.Random(number))
-            except (OSError, RuntimeError) as error:
-                print(f"{one.system.name}: {error}", file=sys.stderr)
+            except FAULTS as error:
+                print(f"{one.system.name}: {error!r}", file=sys.stderr)
                 continue
             samples[one.system.name].append(felt)
             say(f"{one.system.name}: {json.dumps({name: round(value, 2) for name, value in felt.items()})}")

@@ -181,7 +181,8 @@ Samples = dict[str, dict[str, list[dict]]]
 def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Iterator[Samples]:
     """What there is after each round, beside what there was."""
     for engine in found:
-        samples.setdefault(engine.name, {})
+        # What failed before is tried again.
+        samples.setdefault(engine.name, {}).pop("failed", None)
     first = max((len(shapes.get(SHAPES[0], [])) for shapes in samples.values()), default=0)
     for number in range(first, first + rounds):
         for shape in SHAPES:
@@ -243,6 +244,16 @@ def main() -> None:
         parser.error("--go-on adds to the file of --out: name it")
     # Engines that are stopped do not end by themselves.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    before = {}
+    if args.go_on:
+        try:
+            before = json.loads(Path(args.out).read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            parser.error(f"--go-on: {args.out} has no rounds to go on from: {error}")
+    if (args.llama or args.openvino) and not args.gguf:
+        parser.error("llama.cpp and OpenVINO read the file of --gguf: name it (to_gguf.py makes it)")
+    if args.openvino and not args.llama:
+        parser.error("OpenVINO's files in narrower forms are made by llama-quantize: name llama.cpp's folder with --llama")
     log = Path(args.log)
     log.mkdir(parents=True, exist_ok=True)
     found = [engine for engine in engines(args) if not args.only or engine.name.startswith(tuple(args.only))]
@@ -251,10 +262,12 @@ def main() -> None:
             print(f"starting {engine.name}", flush=True)
             try:
                 engine.start(log)
-            except RuntimeError as error:
-                print(f"left out: {error}", file=sys.stderr)
+            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                print(f"left out: {engine.name}: {error}", file=sys.stderr)
+                engine.stop()
                 found.remove(engine)
-        before = json.loads(Path(args.out).read_text()) if args.go_on else {}
+        if not found:
+            sys.exit("no engine is left to measure")
         for samples in measure(found, args.rounds, before):
             if args.out:
                 Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")

@@ -159,6 +159,19 @@ impl Spin {
                 run: x86::f32_narrow,
                 operations: 16,
             },
+            (Isa::Avx2Vnni, Dot::Int8) => Self {
+                run: x86::int8_narrow,
+                operations: 64,
+            },
+            // Without one for fours of bytes they are widened to pairs, and added up in a second instruction.
+            (Isa::Avx2, Dot::Int8) => Self {
+                run: x86::pairs_narrow,
+                operations: 32,
+            },
+            (Isa::Avx512, Dot::Int8) => Self {
+                run: x86::pairs_wide,
+                operations: 64,
+            },
             _ => return None,
         })
     }
@@ -175,9 +188,11 @@ mod x86 {
 
     use super::CHAINS;
     use std::arch::x86_64::{
-        __m512bh, __m512i, _mm256_fmadd_ps, _mm256_set1_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
-        _mm512_fmadd_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
-        _mm512_setzero_si512,
+        __m512bh, __m512i, _mm256_add_epi32, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps,
+        _mm256_madd_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_ps,
+        _mm256_setzero_si256, _mm512_add_epi32, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
+        _mm512_fmadd_ps, _mm512_madd_epi16, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
+        _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
     };
     use std::hint::black_box;
 
@@ -219,6 +234,42 @@ mod x86 {
         black_box(chains);
     }
 
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn pairs_wide(rounds: usize) {
+        let ones = black_box(_mm512_set1_epi16(1));
+        let mut chains = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                *chain = _mm512_add_epi32(*chain, _mm512_madd_epi16(*chain, ones));
+            }
+        }
+        black_box(chains);
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    pub(super) fn int8_narrow(rounds: usize) {
+        let ones = black_box(_mm256_set1_epi8(1));
+        let mut chains = [_mm256_setzero_si256(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                *chain = _mm256_dpbusd_avx_epi32(*chain, ones, ones);
+            }
+        }
+        black_box(chains);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn pairs_narrow(rounds: usize) {
+        let ones = black_box(_mm256_set1_epi16(1));
+        let mut chains = [_mm256_setzero_si256(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                *chain = _mm256_add_epi32(*chain, _mm256_madd_epi16(*chain, ones));
+            }
+        }
+        black_box(chains);
+    }
+
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn f32_narrow(rounds: usize) {
         let ones = black_box(_mm256_set1_ps(1.0));
@@ -243,8 +294,12 @@ mod tests {
         let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
         assert!(is_rate(reader.bytes_per_second()));
         for dot in [Dot::F32, Dot::Bf16, Dot::Int8] {
-            if let Some(rate) = operations_per_second(isa, dot, 1) {
-                assert!(is_rate(rate), "{dot:?}: {rate}");
+            match operations_per_second(isa, dot, 1) {
+                Some(rate) => assert!(is_rate(rate), "{dot:?}: {rate}"),
+                None => assert!(
+                    !cfg!(target_arch = "x86_64") || isa == Isa::Plain,
+                    "{dot:?}"
+                ),
             }
         }
         assert_eq!(operations_per_second(Isa::Plain, Dot::F32, 1), None);

@@ -15,26 +15,48 @@ macro_rules! scenarios {
     };
 }
 
+/// The least important of three streams lost its blocks, and has just begun to have them brought back: the pool has no
+/// block left.
+const BROUGHT_BACK: &str = "worker b both blocks=15 context=48 host=40 price=10
+    reserve 1 on b from b prompt=16 max=28 expect=1
+    reserve 2 on b from b prompt=4 max=16 expect=1
+    reserve 3 on b from b prompt=20 max=12 expect=1
+    prefill 1 on b to b
+    prefill 2 on b to b
+    prefill 3 on b to b
+    run 180";
+
 /// Of a fetch nothing can come while the step runs that was planned with it.
 #[test]
 fn the_step_planned_with_a_fetch_is_waited_for_before_patience_begins() {
-    let begun = "worker b both blocks=15 context=48 host=40 price=10
-        reserve 1 on b from b prompt=16 max=28 expect=1
-        reserve 2 on b from b prompt=4 max=16 expect=1
-        reserve 3 on b from b prompt=20 max=12 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
-        prefill 3 on b to b
-        run 180";
     // At least a quarter of a second, after a step of ten milliseconds.
-    let waited = play(&format!("{begun}\nwait 255"));
+    let waited = play(&format!("{BROUGHT_BACK}\nwait 255"));
     let (_, since) = waited
         .rsplit_once("> fetch #3.0")
         .expect("it loses its blocks");
     assert!(since.contains("> STEP "), "{since}");
     assert!(!since.contains("> fetch stop"), "{since}");
-    let waited = play(&format!("{begun}\nwait 255\nwait 10"));
+    let waited = play(&format!("{BROUGHT_BACK}\nwait 255\nwait 10"));
     assert!(waited.ends_with("> fetch stop #3.0\n"), "{waited}");
+}
+
+#[test]
+fn a_stream_gave_way_to_a_less_important_one_whose_blocks_were_being_filled() {
+    let steps = "\nstep b".repeat(4);
+    let said = play(&format!("{BROUGHT_BACK}{steps}"));
+    let (_, since) = said.rsplit_once("> fetch #3.0").expect("it begins");
+    assert!(!since.contains("> note preempted #1.0"), "{since}");
+    assert!(since.ends_with("> fetch stop #3.0\n"), "{since}");
+    // What came is put where nobody else is until it has come; then it is the stream's.
+    let said = play(&format!("{BROUGHT_BACK}{steps}\nfetches b\nrun 10"));
+    let (_, since) = said
+        .rsplit_once("> fetch stop #3.0")
+        .expect("it is stopped");
+    let (_, since) = since
+        .split_once("> note preempted #3.0")
+        .expect("it gives way");
+    assert!(since.contains("> EMIT #1.0"), "{since}");
+    play(&format!("{BROUGHT_BACK}{steps}\nfetches b\nrun 800\nempty"));
 }
 
 /// Two prompts in turns, of which the pool has room for one. Says for each turn whether blocks of it were

@@ -3,7 +3,8 @@
 //! Owns: the ceilings, measured just before and after each sample, because machines are shared and their memory's speed
 //! changes within minutes. Never: computes a model.
 //! Invariant: the floor of a sample is the longer of its operations at the rate of its products and its bytes at the rate of its
-//! reads; both counts are `planner`'s, so every weight counts once a step, and caches are left out.
+//! reads; both counts are `planner`'s, so every weight counts once a step, and caches are left out. Where the rate of products is not
+//! known there is none.
 
 use super::sample::Sampled;
 use cleave_cpu::{Dot, Isa, Reader, operations_per_second};
@@ -48,8 +49,8 @@ impl Rates {
 /// A sample beside its floor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor {
-    /// Tokens per second that the machine could do then.
-    pub(super) tokens_per_second: f64,
+    /// Tokens per second that the machine could do then; `None` where no loop measures its products.
+    pub(super) tokens_per_second: Option<f64>,
     /// Read then.
     pub(super) bytes_per_second: f64,
 }
@@ -79,19 +80,18 @@ impl Ceilings {
         let rates = before.mean(after);
         let seconds = least_seconds(&self.shape, sample, rates);
         Floor {
-            tokens_per_second: f64::from(sample.tokens_count) / seconds,
+            tokens_per_second: seconds.map(|seconds| f64::from(sample.tokens_count) / seconds),
             bytes_per_second: rates.bytes_per_second,
         }
     }
 }
 
-fn least_seconds(shape: &Shape, sample: &Sampled, rates: Rates) -> f64 {
+fn least_seconds(shape: &Shape, sample: &Sampled, rates: Rates) -> Option<f64> {
     let steps = sample.works.iter();
     let read: f64 = steps.clone().map(|work| bytes(shape, work, 1)).sum();
     let done: f64 = steps.map(|work| flops(shape, work)).sum();
-    let reading = read / rates.bytes_per_second;
-    let rate = rates.operations_per_second;
-    rate.map_or(reading, |rate| reading.max(done / rate))
+    let computing = done / rates.operations_per_second?;
+    Some(computing.max(read / rates.bytes_per_second))
 }
 
 #[cfg(test)]
@@ -113,19 +113,20 @@ mod tests {
             ..Shape::default()
         }
         .stored_in(2);
-        let speed = |tokens_count: u32, works: Vec<Work>| {
-            let rates = Rates {
-                operations_per_second: Some(1102e9),
-                bytes_per_second: 45e9,
-            };
+        let known = Rates {
+            operations_per_second: Some(1102e9),
+            bytes_per_second: 45e9,
+        };
+        let speed_at = |rates: Rates, tokens_count: u32, works: Vec<Work>| {
             let sample = Sampled {
                 tokens_count,
                 works,
                 seconds: Vec::new(),
                 idle_seconds: Vec::new(),
             };
-            f64::from(tokens_count) / least_seconds(&shape, &sample, rates)
+            least_seconds(&shape, &sample, rates).map(|seconds| f64::from(tokens_count) / seconds)
         };
+        let speed = |tokens_count, works| speed_at(known, tokens_count, works).unwrap_or_default();
         let prompt = |position, tokens, draws| Work {
             draws,
             ..Work::prefill(position, tokens)
@@ -140,5 +141,10 @@ mod tests {
             sum
         });
         assert_eq!((speed(32, vec![all]) / 10.0).round(), 44.0);
+        let unknown = Rates {
+            operations_per_second: None,
+            ..known
+        };
+        assert_eq!(speed_at(unknown, 1, vec![Work::decode(129)]), None);
     }
 }

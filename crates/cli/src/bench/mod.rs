@@ -64,13 +64,19 @@ struct Row {
 /// A row beside what the machine could do at the same moments: the floor of each sample, see [`floor`].
 #[derive(Serialize)]
 struct Beside {
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    floor: Option<Fractions>,
+    /// The median.
+    read_bytes_per_second: f64,
+}
+
+#[derive(Serialize)]
+struct Fractions {
     /// The median floor.
     floor_tokens_per_second: f64,
     /// Of the floors, of each sample its own.
     fraction_of_floor_median: f64,
     fraction_of_floor_best: f64,
-    /// The median.
-    read_bytes_per_second: f64,
 }
 
 /// A shape that was not measured.
@@ -315,19 +321,28 @@ impl Beside {
             .iter()
             .map(|(sample, floor)| Some((sample, floor.as_ref()?)));
         let floors: Vec<_> = floors.collect::<Option<_>>()?;
-        let each = floors.iter();
-        let fractions = sorted(
-            each.clone()
-                .map(|(sample, floor)| sample.tokens_per_second() / floor.tokens_per_second),
-        );
-        let speeds = sorted(each.clone().map(|(_, floor)| floor.tokens_per_second));
-        let reads = sorted(each.map(|(_, floor)| floor.bytes_per_second));
+        let reads = sorted(floors.iter().map(|(_, floor)| floor.bytes_per_second));
+        let known = floors
+            .iter()
+            .map(|(sample, floor)| Some((sample.tokens_per_second(), floor.tokens_per_second?)));
+        let known: Option<Vec<(f64, f64)>> = known.collect();
         Some(Self {
-            floor_tokens_per_second: at(&speeds, 50),
-            fraction_of_floor_median: at(&fractions, 50),
-            fraction_of_floor_best: at(&fractions, 100),
+            floor: known.map(|speeds| Fractions::of(&speeds)),
             read_bytes_per_second: at(&reads, 50),
         })
+    }
+}
+
+impl Fractions {
+    /// Of speeds, each beside its floor.
+    fn of(speeds: &[(f64, f64)]) -> Self {
+        let fractions = sorted(speeds.iter().map(|(speed, floor)| speed / floor));
+        let floors = sorted(speeds.iter().map(|(_, floor)| *floor));
+        Self {
+            floor_tokens_per_second: at(&floors, 50),
+            fraction_of_floor_median: at(&fractions, 50),
+            fraction_of_floor_best: at(&fractions, 100),
+        }
     }
 }
 
@@ -372,14 +387,17 @@ fn print(table: &Table, form: Form) -> anyhow::Result<()> {
         let (median, best) = (row.tokens_per_second_median, row.tokens_per_second_best);
         write!(out, "| {} | {median:.1} | {best:.1} |", row.name)?;
         if let Some(beside) = &row.beside {
-            write!(
-                out,
-                " {:.1} | {:.2} | {:.2} | {:.1} |",
-                beside.floor_tokens_per_second,
-                beside.fraction_of_floor_median,
-                beside.fraction_of_floor_best,
-                beside.read_bytes_per_second / 1e9
-            )?;
+            match &beside.floor {
+                Some(floor) => write!(
+                    out,
+                    " {:.1} | {:.2} | {:.2} |",
+                    floor.floor_tokens_per_second,
+                    floor.fraction_of_floor_median,
+                    floor.fraction_of_floor_best,
+                )?,
+                None => write!(out, " not known | | |")?,
+            }
+            write!(out, " {:.1} |", beside.read_bytes_per_second / 1e9)?;
         }
         writeln!(out)?;
     }
