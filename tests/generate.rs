@@ -129,6 +129,58 @@ fn weights_rounded_at_load_write_english() {
     writes_english(&["--quantize", "int4"]);
 }
 
+/// What it says of a few tokens.
+fn said(flags: &[&str]) -> (String, String) {
+    let first = ["generate", "--prompt", "Ownership", "--max-tokens", "8"];
+    let (status, out, err) = harness::run(&[&first, flags].concat());
+    assert!(status.success(), "{err}");
+    (out, err)
+}
+
+#[test]
+fn weights_that_take_more_memory_than_was_asked_for_were_kept_without_a_word() {
+    let (_, err) = said(&["--quantize", "int4"]);
+    let says = "down_proj.weight (688 columns) is kept in int8 rather than int4";
+    assert!(err.contains(says), "{err}");
+    let (_, err) = said(&["--quantize", "int8"]);
+    assert!(!err.contains("more memory"), "{err}");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (group, kept) in [("16", "is kept in bf16 rather than int4"), ("32", "")] {
+        let out = folder.path().join(group);
+        let to = out.to_str().expect("a readable path");
+        let demo = harness::root().join("assets/demo");
+        let mut synth = vec!["synth", "--model", demo.to_str().expect("a readable path")];
+        synth.extend(["--quantization", "awq", "--group-size", group, "--out", to]);
+        let (status, _, err) = harness::run(&synth);
+        assert!(status.success(), "{err}");
+        let (_, err) = said(&["--model", to]);
+        assert!(err.contains(kept), "{err}");
+        assert_eq!(err.contains("more memory"), !kept.is_empty(), "{err}");
+    }
+}
+
+#[test]
+fn packed_weights_of_an_earlier_start_say_the_same_and_broken_ones_are_packed_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let to = folder.path().to_str().expect("a readable path");
+    for flags in [&[][..], &["--quantize", "int8"], &["--quantize", "int4"]] {
+        let (packed, _) = said(flags);
+        let kept = [flags, &["--packed-cache", to]].concat();
+        assert_eq!(said(&kept).0, packed, "{flags:?}");
+        assert_eq!(said(&kept).0, packed, "{flags:?}");
+    }
+    let files = || std::fs::read_dir(to).expect("it is there").flatten();
+    assert_eq!(files().count(), 3);
+    for file in files() {
+        let bytes = std::fs::read(file.path()).expect("a file");
+        std::fs::write(file.path(), &bytes[..bytes.len() / 2]).expect("room for it");
+    }
+    let (packed, _) = said(&[]);
+    let (again, err) = said(&["--packed-cache", to]);
+    assert_eq!(again, packed);
+    assert!(err.contains("are not used"), "{err}");
+}
+
 #[test]
 fn quantised_weights_and_fp8_keys_write_english() {
     let folder = tempfile::tempdir().expect("a temporary folder");

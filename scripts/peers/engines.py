@@ -1,15 +1,27 @@
 """Engines on the same processor, model and shapes, without servers, by turns.
 
 usage: engines.py --cleave BIN --model HF_FOLDER [--int8 HF_FOLDER] [--llama FOLDER --gguf FILE] [--vllm FOLDER]
-                  [--openvino FOLDER] [--transformers] [--rounds 3] [--threads N] [--out FILE] [--table FILE]
+                  [--openvino FOLDER] [--mistralrs FOLDER] [--transformers] [--only NAME...] [--rounds 3] [--threads N]
+                  [--out FILE [--go-on]] [--table FILE]
 
-FOLDERs are what the install scripts beside this file leave. The model is a Llama in bf16 (`cleave synth`), --int8 the same
+FOLDERs are what the install scripts beside this file leave. The model is a Llama or a Qwen3 in bf16 (`cleave synth`), --int8 the same
 as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf what to_gguf.py makes of it; q8_0 and q4_0 are made
 beside it. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for each sample. In
 each round every engine is asked for every shape once, in an order that rotates; before each sample the machine must be quiet: no
-more than a tenth of its cores busy for a second, or the sample waits for up to a minute. Cleave's samples come with the floor that
-`cleave bench engine` reckons from ceilings measured beside them. Printed: the best of the rounds, and the median; --out and --table are
-written after each round.
+more than a tenth of its cores busy for a second, or the sample waits for up to a minute.
+
+No engine's first run of a shape counts. Cleave runs a prompt untimed the first time that it is asked for its length, and four
+steps untimed before the 32 of every decode sample. Engines asked from Python run the whole shape untimed before each sample
+(shapes.py). llama-bench warms up with the whole prompt, but with one token only before decoding, and llama-batched-bench with 16
+tokens: of both decoding is measured twice in one process, and the second counts.
+
+Cleave's samples come with the floor that `cleave bench engine` reckons from ceilings measured beside them. Printed: the best of the
+rounds, and the median, and below the fraction of its floor that the best had, and the median of all; --out and --table are written
+after each round.
+
+All engines are in memory at the same time. Where that is too much, --only takes some, by the beginning of their names, in quotes
+where these have spaces; with --go-on and the same --out the others follow:
+  engines.py ... --transformers --only "Cleave bf16" transformers
 """
 
 import argparse
@@ -30,6 +42,8 @@ SHAPES = ["prefill:512", "prefill:2048", "decode:1x128", "decode:1x1024", "decod
 NAMES = ["prefill 512", "prefill 2048", "decode b1, ctx 128", "decode b1, ctx 1024", "batch 8", "batch 32"]
 CONTEXT, SEQUENCES = 2304, 32
 QUIET_SHARE, QUIET_WAIT_SECONDS = 0.1, 60
+# Of a sample, which is one round to Cleave.
+FRACTION = "fraction_of_floor_best"
 
 
 @dataclass
@@ -96,13 +110,16 @@ class Llama:
         numbers = [int(number) for number in rest.split("x")]
         common = ["-m", self.gguf, "-t", str(self.threads), "-fa", "1"]
         if kind == "prefill" or numbers[0] == 1:
-            of = ["-p", rest, "-n", "0"] if kind == "prefill" else ["-p", "0", "-n", "32", "-d", str(numbers[1])]
-            command = [self.folder / "llama-bench", *common, "-r", "1", "-o", "json", *of]
+            # It warms up with the whole prompt, but with one token only before it decodes.
+            whole = ["-p", rest, "-n", "0", "-r", "1"]
+            of = whole if kind == "prefill" else ["-p", "0", "-n", "32", "-d", str(numbers[1]), "-r", "2"]
+            command = [self.folder / "llama-bench", *common, "-o", "json", *of]
             rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            return {"tokens_per_second": rows[-1]["avg_ts"]}
+            return {"tokens_per_second": rows[-1]["samples_ts"][-1]}
         count, context = numbers
         command = [self.folder / "llama-batched-bench", *common, "-c", str(count * (context + 64)), "-b", "2048"]
-        command += ["-npp", str(context), "-ntg", "32", "-npl", str(count), "--output-format", "jsonl"]
+        # The shape twice, of which the last counts.
+        command += ["-npp", str(context), "-ntg", "32", "-npl", f"{count},{count}", "--output-format", "jsonl"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
         return {"tokens_per_second": rows[-1]["speed_tg"]}
@@ -141,6 +158,12 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
         # Its reader of these files knows no bf16.
         for form in ("f16", "q8_0", "q4_0"):
             found.append(Engine(f"OpenVINO {form}", [*program, gguf(args, form), str(SEQUENCES), threads]))
+    if args.mistralrs:
+        environment = {"RAYON_NUM_THREADS": threads, "CANDLE_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+        program = [str(Path(args.mistralrs) / "bin/python"), str(HERE / "speed_mistralrs.py"), args.model, str(SEQUENCES)]
+        # Left alone it computes in f32 on a processor, from f32 weights.
+        for form in ("bf16", "f32", "q8_0", "q4k"):
+            found.append(Engine(f"mistral.rs {form}", [*program, form], environment))
     if args.transformers:
         python = str(Path(args.vllm) / "venv/bin/python") if args.vllm else sys.executable
         found.append(Engine("transformers bf16", [python, str(HERE / "speed_transformers.py"), args.model, threads]))
@@ -199,8 +222,19 @@ def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Itera
                     continue
                 sample.setdefault("tokens_per_second", sample.get("tokens_per_second_best"))
                 samples[engine.name].setdefault(shape, []).append(sample)
-                print(f"{time.strftime('%H:%M:%S')} {number} {engine.name:20} {shape:14} {sample['tokens_per_second']:.1f}", flush=True)
+                speed = sample["tokens_per_second"]
+                said = sample.get("why", "no speed") if speed is None else f"{speed:.1f}"
+                print(f"{time.strftime('%H:%M:%S')} {number} {engine.name:20} {shape:14} {said}", flush=True)
         yield samples
+
+
+def of_floor(found: list[dict]) -> str:
+    """The fraction of its floor that the fastest sample had, and the median of those that have one; nothing if the fastest has none."""
+    fastest = max(found, key=lambda sample: sample.get("tokens_per_second") or 0, default={})
+    if fastest.get(FRACTION) is None:
+        return ""
+    fractions = [sample[FRACTION] for sample in found if sample.get(FRACTION) is not None]
+    return f"{fastest[FRACTION]:.2f} ({statistics.median(fractions):.2f})"
 
 
 def table(samples: Samples) -> str:
@@ -220,10 +254,9 @@ def table(samples: Samples) -> str:
             text = f"{best:.0f} ({median:.0f})"
             cells.append(f"**{text}**" if best == max(found for found, _ in most[shape].values()) else text)
         lines.append(f"| {engine} | " + " | ".join(cells) + " |")
-        floors = [[s for s in shapes.get(shape, []) if "fraction_of_floor_best" in s] for shape in SHAPES]
+        floors = [of_floor(shapes.get(shape, [])) for shape in SHAPES]
         if any(floors):
-            parts = [f"{max(s['fraction_of_floor_best'] for s in found):.2f}" if found else "" for found in floors]
-            lines.append("| of its floor then | " + " | ".join(parts) + " |")
+            lines.append("| of its floor then (median) | " + " | ".join(floors) + " |")
     return "\n".join(lines)
 
 
@@ -231,13 +264,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cleave", required=True)
     parser.add_argument("--model", required=True)
-    for name in ("--int8", "--llama", "--gguf", "--vllm", "--openvino", "--out", "--table"):
+    for name in ("--int8", "--llama", "--gguf", "--vllm", "--openvino", "--mistralrs", "--out", "--table"):
         parser.add_argument(name)
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--go-on", action="store_true", help="add to the rounds that the file of --out has")
-    parser.add_argument("--only", nargs="*", help="engines by the beginning of their names")
+    parser.add_argument("--only", nargs="*", help="engines by the beginning of their names, in quotes where these have spaces")
     parser.add_argument("--log", default="target/peers", help="folder for what the engines say")
     args = parser.parse_args()
     if args.go_on and not args.out:
@@ -256,7 +289,11 @@ def main() -> None:
         parser.error("OpenVINO's files in narrower forms are made by llama-quantize: name llama.cpp's folder with --llama")
     log = Path(args.log)
     log.mkdir(parents=True, exist_ok=True)
-    found = [engine for engine in engines(args) if not args.only or engine.name.startswith(tuple(args.only))]
+    found = engines(args)
+    for start in args.only or []:
+        if not any(engine.name.startswith(start) for engine in found):
+            parser.error(f"--only {start!r}: there are {', '.join(engine.name for engine in found)}")
+    found = [engine for engine in found if not args.only or engine.name.startswith(tuple(args.only))]
     try:
         for engine in list(found):
             print(f"starting {engine.name}", flush=True)

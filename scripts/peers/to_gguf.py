@@ -1,10 +1,10 @@
-"""Writes a Llama-architecture Hugging Face folder as a bf16 GGUF file for llama-bench and llama-server.
+"""Writes a Hugging Face folder of a Llama or a Qwen3 as a bf16 GGUF file for llama-bench and llama-server.
 
 usage: to_gguf.py HF_FOLDER OUT.gguf
 
 Only what speed needs: shapes, weights, rope (without its scaling) and the vocabulary, by which
-llama-server turns token ids into text. Query and key rows are reordered from the half-split rotary layout of Hugging Face checkpoints
-to the interleaved one that GGUF's `llama` architecture expects.
+llama-server turns token ids into text. GGUF's `llama` architecture expects the interleaved rotary layout: query and key rows are
+reordered to it from the half-split one of Hugging Face checkpoints, which `qwen3` keeps.
 """
 
 import json
@@ -24,6 +24,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -83,9 +85,10 @@ def vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict) -> None:
 def main() -> None:
     folder, out = Path(sys.argv[1]), sys.argv[2]
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == "llama", "only the Llama architecture"
+    architecture = config["model_type"]
+    assert architecture in ("llama", "qwen3"), f"{architecture}: only llama and qwen3"
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(out, "llama")
+    writer = gguf.GGUFWriter(out, architecture)
     writer.add_vocab_size(config["vocab_size"])
     vocabulary(writer, folder, config)
     writer.add_context_length(config["max_position_embeddings"])
@@ -108,7 +111,7 @@ def main() -> None:
                 values = (bits.astype(np.uint32) << 16).view(np.float32)
                 writer.add_tensor(gguf_name(name), values)
                 continue
-            if ".q_proj." in name or ".k_proj." in name:
+            if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
                 bits = interleave(bits, heads if ".q_proj." in name else kv_heads)
             raw = np.ascontiguousarray(bits).view(np.uint8)
             writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)

@@ -18,7 +18,7 @@ use cleave_engine::checkpoint::{Checkpoint, StoredMatrix, StoredTensor, StoredTy
 use cleave_engine::ops::{Pack, Precision, RotaryTable};
 pub(crate) use narrow::{Columns, GROUPS, Kept, PER_STEP};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The version of everything that decides which words are made of a checkpoint: the forms' layouts, rounding, and which
@@ -38,6 +38,8 @@ pub struct CpuPack {
     /// See [`Placement::nodes`](crate::placement::Placement::nodes).
     nodes: Vec<usize>,
     cache: Option<Mutex<Cache>>,
+    /// Whether it was said that something needs more memory than was asked for.
+    told_wider: AtomicBool,
 }
 
 /// A packed weight.
@@ -149,6 +151,7 @@ impl CpuPack {
             threads: options.threads_count(),
             nodes: options.placement.nodes.clone(),
             cache: None,
+            told_wider: AtomicBool::new(false),
         }
     }
 
@@ -196,10 +199,43 @@ impl CpuPack {
             Precision::Bf16 => Kept::Bf16,
         };
         let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
-        match self.quantize {
+        let kept = match self.quantize {
             Some(quantize) if stack.iter().all(is_dense) => Kept::quantized(quantize, stack),
             _ if self.precision == Precision::Bf16 => Kept::narrow(stack).unwrap_or(dense),
             _ => dense,
+        };
+        self.tell_wider(kept, stack);
+        kept
+    }
+
+    /// Says once that weights take more memory than their checkpoint or `--quantize` would have it.
+    fn tell_wider(&self, kept: Kept, stack: &[StoredMatrix]) {
+        let narrow = stack.iter().find_map(|matrix| match matrix {
+            StoredMatrix::Narrow(tensor) => Some(tensor),
+            StoredMatrix::Dense(_) => None,
+        });
+        let (matrix, what, instead) = match (kept, narrow, stack.first()) {
+            (Kept::F32 | Kept::Bf16 | Kept::F16, Some(tensor), _)
+                if self.precision == Precision::Bf16 =>
+            {
+                let what = tensor.element().name();
+                (
+                    (tensor.name(), tensor.columns()),
+                    what,
+                    self.precision.name(),
+                )
+            }
+            (Kept::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => {
+                ((first.name(), first.columns()), "int4", "int8")
+            }
+            _ => return,
+        };
+        if !self.told_wider.swap(true, Ordering::Relaxed) {
+            let (name, columns) = matrix;
+            tracing::warn!(
+                "{name} ({columns} columns) is kept in {instead} rather than {what}, and so are others like it, which takes more \
+                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns"
+            );
         }
     }
 
