@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 
 
-def answer(prefill: Callable[[int], float], decode: Callable[[int, int], float]) -> None:
-    """Answers until the input ends. Both give tokens per second, and draw new prompts each time."""
+def answer(prefill: Callable[[int], float], decode: Callable[[int, int], float | None]) -> None:
+    """Answers until the input ends. Both give tokens per second, or nothing for what cannot be run, and draw new prompts each time."""
     prefill(64)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
