@@ -17,7 +17,7 @@ tokens: of both decoding is measured twice in one process, and the second counts
 
 Cleave's samples come with the floor that `cleave bench engine` reckons from ceilings measured beside them. Printed: the best of the
 rounds, and the median, and below the fraction of its floor that the best had, and the median of all; --out and --table are written
-after each round.
+after each shape of a round.
 
 All engines are in memory at the same time. Where that is too much, --only takes some, by the beginning of their names, in quotes
 where these have spaces; with --go-on and the same --out the others follow:
@@ -202,7 +202,7 @@ Samples = dict[str, dict[str, list[dict]]]
 
 
 def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Iterator[Samples]:
-    """What there is after each round, beside what there was."""
+    """What there is after each shape of a round, beside what there was."""
     for engine in found:
         # What failed before is tried again.
         samples.setdefault(engine.name, {}).pop("failed", None)
@@ -225,7 +225,7 @@ def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Itera
                 speed = sample["tokens_per_second"]
                 said = sample.get("why", "no speed") if speed is None else f"{speed:.1f}"
                 print(f"{time.strftime('%H:%M:%S')} {number} {engine.name:20} {shape:14} {said}", flush=True)
-        yield samples
+            yield samples
 
 
 def of_floor(found: list[dict]) -> str:
