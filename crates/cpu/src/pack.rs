@@ -208,37 +208,6 @@ impl CpuPack {
         kept
     }
 
-    /// Says once that weights take more memory than their checkpoint or `--quantize` would have it.
-    fn tell_wider(&self, kept: Kept, stack: &[StoredMatrix]) {
-        let narrow = stack.iter().find_map(|matrix| match matrix {
-            StoredMatrix::Narrow(tensor) => Some(tensor),
-            StoredMatrix::Dense(_) => None,
-        });
-        let (matrix, what, instead) = match (kept, narrow, stack.first()) {
-            (Kept::F32 | Kept::Bf16 | Kept::F16, Some(tensor), _)
-                if self.precision == Precision::Bf16 =>
-            {
-                let what = tensor.element().name();
-                (
-                    (tensor.name(), tensor.columns()),
-                    what,
-                    self.precision.name(),
-                )
-            }
-            (Kept::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => {
-                ((first.name(), first.columns()), "int4", "int8")
-            }
-            _ => return,
-        };
-        if !self.told_wider.swap(true, Ordering::Relaxed) {
-            let (name, columns) = matrix;
-            tracing::warn!(
-                "{name} ({columns} columns) is kept in {instead} rather than {what}, and so are others like it, which takes more \
-                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns"
-            );
-        }
-    }
-
     /// A stack from the cache, or else packed.
     fn make(
         &self,

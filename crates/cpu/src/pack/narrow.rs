@@ -5,13 +5,15 @@
 //! stack is kept in floats.
 //! Invariant: every instruction set makes the same codes, since weights of equal names must be equal.
 
-use super::{Bench, PANEL, Source, brain};
+use super::{Bench, CpuPack, PANEL, Source, brain};
 use crate::kernel::BytesKernels;
 use crate::kernel::product::groups::{Bits, Scales, Units};
 use crate::kernel::product::halves::ELEMENT_WORDS;
 use crate::memory::Parts;
 use crate::options::Quantize;
 use cleave_engine::checkpoint::{NarrowTensor, NarrowType, StoredMatrix};
+use cleave_engine::ops::Precision;
+use std::sync::atomic::Ordering;
 
 /// Elements of groups that kernels know, the widest first: fewer scales are read.
 pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
@@ -69,6 +71,39 @@ impl<'a> ColumnsParts<'a> {
     ) -> (&'a mut [f32], &'a mut [u32]) {
         // SAFETY: as the caller promises.
         unsafe { (self.scales.part(range.clone()), self.starts.part(range)) }
+    }
+}
+
+impl CpuPack {
+    /// Says once that weights take more memory than their checkpoint or `--quantize` would have it.
+    pub(super) fn tell_wider(&self, kept: Kept, stack: &[StoredMatrix]) {
+        let narrow = stack.iter().find_map(|matrix| match matrix {
+            StoredMatrix::Narrow(tensor) => Some(tensor),
+            StoredMatrix::Dense(_) => None,
+        });
+        let (matrix, what, instead) = match (kept, narrow, stack.first()) {
+            (Kept::F32 | Kept::Bf16 | Kept::F16, Some(tensor), _)
+                if self.precision == Precision::Bf16 =>
+            {
+                let what = tensor.element().name();
+                (
+                    (tensor.name(), tensor.columns()),
+                    what,
+                    self.precision.name(),
+                )
+            }
+            (Kept::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => {
+                ((first.name(), first.columns()), "int4", "int8")
+            }
+            _ => return,
+        };
+        if !self.told_wider.swap(true, Ordering::Relaxed) {
+            let (name, columns) = matrix;
+            tracing::warn!(
+                "{name} ({columns} columns) is kept in {instead} rather than {what}, and so are others like it, which takes more \
+                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns"
+            );
+        }
     }
 }
 

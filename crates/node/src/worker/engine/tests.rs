@@ -1,3 +1,5 @@
+//! In which order an engine's work is taken, and what becomes of work that nobody wants any more.
+
 use super::*;
 use crate::worker::queue::State;
 use crate::worker::swap::Way;

@@ -1,3 +1,5 @@
+//! What is kept and brought back, with real threads and files, and an engine that does nothing else.
+
 use super::slab::tests::Folder;
 use super::*;
 use crate::health::Pulse;
