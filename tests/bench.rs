@@ -25,6 +25,78 @@ fn serve() -> (Process, String) {
     (server, url)
 }
 
+/// Of the bundled model on one core.
+fn bench_engine(more: &[&str]) -> (std::process::ExitStatus, String, String) {
+    let engine = ["bench", "engine", "--threads", "1", "--kv-cache", "64MiB"];
+    harness::run(&[&engine[..], &["--rounds", "2"], more].concat())
+}
+
+#[test]
+fn the_engine_is_measured_beside_its_floor_and_says_what_does_not_fit() {
+    let shapes = "prefill:64,decode:2x32,decode:1x9999999";
+    let (status, said, errors) = bench_engine(&["--json", "--shapes", shapes]);
+    assert!(status.success(), "{errors}");
+    let table: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(table["threads"], 1);
+    let rows = table["rows"].as_array().unwrap();
+    let shapes: Vec<&Value> = rows.iter().map(|row| &row["shape"]).collect();
+    assert_eq!(shapes, ["prefill:64", "decode:2x32"]);
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let (median, best) = (
+            number("tokens_per_second_median"),
+            number("tokens_per_second_best"),
+        );
+        assert!(0.0 < median && median <= best, "{row}");
+        // No floor is known of sets without a ceiling of their own.
+        if !row["floor_tokens_per_second"].is_null() {
+            let (of_median, of_best) = (
+                number("fraction_of_floor_median"),
+                number("fraction_of_floor_best"),
+            );
+            assert!(0.0 < of_median && of_median <= of_best, "{row}");
+            assert!(number("floor_tokens_per_second") > best * 0.5, "{row}");
+        }
+    }
+    assert_eq!(table["skipped"][0]["shape"], "decode:1x9999999");
+    let why = table["skipped"][0]["why"].as_str().unwrap();
+    assert!(why.contains("context"), "{why}");
+    let (status, said, errors) = bench_engine(&["--shapes", "prefill:64"]);
+    assert!(status.success(), "{errors}");
+    assert!(said.contains("| prefill 64 | "), "{said}");
+}
+
+#[test]
+fn a_shape_that_is_none_ended_who_measures_by_turns() {
+    let said = harness::run_with_input(
+        &[
+            "bench",
+            "engine",
+            "--threads",
+            "1",
+            "--kv-cache",
+            "64MiB",
+            "--rounds",
+            "1",
+            "--stdin",
+        ],
+        "prefil:64\n\ndecode:99999x8\nprefill:32\n",
+    );
+    let lines: Vec<Value> = said
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let [about, unknown, empty, large, measured] = &lines[..] else {
+        panic!("{said}")
+    };
+    assert_eq!(about["threads"], 1);
+    assert_eq!(unknown["shape"], "prefil:64");
+    assert!(unknown["why"].as_str().unwrap().contains("decode:8x1024"));
+    assert!(empty["why"].is_string());
+    assert!(large["why"].is_string());
+    assert!(measured["tokens_per_second_best"].as_f64().unwrap() > 0.0);
+}
+
 #[test]
 fn a_run_on_our_own_server_is_whole_and_says_where_the_time_went() {
     let (_server, url) = serve();

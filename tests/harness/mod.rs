@@ -5,7 +5,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -52,6 +52,19 @@ pub(crate) fn run(arguments: &[&str]) -> (ExitStatus, String, String) {
     let output = cleave(arguments).output().expect("cleave starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
     (output.status, text(output.stdout), text(output.stderr))
+}
+
+/// Runs `cleave` to its end, which has to be a good one, with this on its standard input: standard output.
+pub(crate) fn run_with_input(arguments: &[&str], input: &str) -> String {
+    let mut command = cleave(arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("cleave starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{arguments:?}");
+    String::from_utf8(output.stdout).expect("output is UTF-8")
 }
 
 /// Calls `probe` until it gives something.

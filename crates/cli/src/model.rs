@@ -300,10 +300,12 @@ impl Loaded {
         }
     }
 
-    /// What most of a step's products multiply: bytes, where weights are narrower than floats.
+    /// What most of a step's products multiply: bytes where weights are narrower than floats, and half bytes where they are
+    /// narrower than bytes.
     fn dot(&self, floats: Dot) -> Dot {
         let shape = self.shape();
         match self.precision {
+            Precision::Bf16 if shape.layer_bytes < shape.layer_weights() => Dot::Int4,
             Precision::Bf16 if shape.layer_bytes < 2 * shape.layer_weights() => Dot::Int8,
             Precision::Bf16 | Precision::F32 => floats,
         }

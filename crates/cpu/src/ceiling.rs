@@ -20,6 +20,8 @@ pub enum Dot {
     Bf16,
     /// Fours of eight-bit integers, added up in 32 bits.
     Int8,
+    /// The same where one of each two has four bits, so that pairs of products fit 16.
+    Int4,
 }
 
 /// More than any cache holds.
@@ -145,7 +147,7 @@ impl Spin {
                 run: x86::bf16,
                 operations: 64,
             },
-            (Isa::Avx512Bf16 | Isa::Avx512Vnni, Dot::Int8) => Self {
+            (Isa::Avx512Bf16 | Isa::Avx512Vnni, Dot::Int8 | Dot::Int4) => Self {
                 run: x86::int8,
                 operations: 128,
             },
@@ -159,7 +161,7 @@ impl Spin {
                 run: x86::f32_narrow,
                 operations: 16,
             },
-            (Isa::Avx2Vnni, Dot::Int8) => Self {
+            (Isa::Avx2Vnni, Dot::Int8 | Dot::Int4) => Self {
                 run: x86::int8_narrow,
                 operations: 64,
             },
@@ -171,6 +173,15 @@ impl Spin {
             (Isa::Avx512, Dot::Int8) => Self {
                 run: x86::pairs_wide,
                 operations: 64,
+            },
+            // Pairs of bytes are multiplied and added up in one, and those pairs in two more.
+            (Isa::Avx2, Dot::Int4) => Self {
+                run: x86::codes_narrow,
+                operations: 64,
+            },
+            (Isa::Avx512, Dot::Int4) => Self {
+                run: x86::codes_wide,
+                operations: 128,
             },
             _ => return None,
         })
@@ -189,10 +200,11 @@ mod x86 {
     use super::CHAINS;
     use std::arch::x86_64::{
         __m512bh, __m512i, _mm256_add_epi32, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps,
-        _mm256_madd_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_ps,
-        _mm256_setzero_si256, _mm512_add_epi32, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
-        _mm512_fmadd_ps, _mm512_madd_epi16, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
-        _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+        _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8, _mm256_set1_epi16,
+        _mm256_set1_ps, _mm256_setzero_si256, _mm512_add_epi32, _mm512_dpbf16_ps,
+        _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_madd_epi16, _mm512_maddubs_epi16,
+        _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+        _mm512_setzero_si512,
     };
     use std::hint::black_box;
 
@@ -246,6 +258,22 @@ mod x86 {
         black_box(chains);
     }
 
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn codes_wide(rounds: usize) {
+        let (bytes, pairs) = (
+            black_box(_mm512_set1_epi8(1)),
+            black_box(_mm512_set1_epi16(1)),
+        );
+        let mut chains = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                let sums = _mm512_maddubs_epi16(*chain, bytes);
+                *chain = _mm512_add_epi32(*chain, _mm512_madd_epi16(sums, pairs));
+            }
+        }
+        black_box(chains);
+    }
+
     #[target_feature(enable = "avx2,avxvnni")]
     pub(super) fn int8_narrow(rounds: usize) {
         let ones = black_box(_mm256_set1_epi8(1));
@@ -265,6 +293,22 @@ mod x86 {
         for _ in 0..rounds {
             for chain in &mut chains {
                 *chain = _mm256_add_epi32(*chain, _mm256_madd_epi16(*chain, ones));
+            }
+        }
+        black_box(chains);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn codes_narrow(rounds: usize) {
+        let (bytes, pairs) = (
+            black_box(_mm256_set1_epi8(1)),
+            black_box(_mm256_set1_epi16(1)),
+        );
+        let mut chains = [_mm256_setzero_si256(); CHAINS];
+        for _ in 0..rounds {
+            for chain in &mut chains {
+                let sums = _mm256_maddubs_epi16(*chain, bytes);
+                *chain = _mm256_add_epi32(*chain, _mm256_madd_epi16(sums, pairs));
             }
         }
         black_box(chains);
@@ -293,7 +337,7 @@ mod tests {
         let reader = Reader::new(2).unwrap();
         let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
         assert!(is_rate(reader.bytes_per_second()));
-        for dot in [Dot::F32, Dot::Bf16, Dot::Int8] {
+        for dot in [Dot::F32, Dot::Bf16, Dot::Int8, Dot::Int4] {
             match operations_per_second(isa, dot, 1) {
                 Some(rate) => assert!(is_rate(rate), "{dot:?}: {rate}"),
                 None => assert!(

@@ -3,7 +3,8 @@
 //! Owns: slots, growth, the choice of who gives way, and the joint batch: decode tokens first, prompt
 //! chunks in the room that is left, guesses last. Never: waits for anything; what cannot run now is tried again next time.
 //! Invariant: whoever is most important among the active runs in every step, unless every slot or
-//! every block is with sequences that will go on without it, or it has the slack to sit one out.
+//! every block is with sequences that will go on without it, the blocks it is given were being filled from below and are
+//! free once that has stopped, or it has the slack to sit one out.
 
 use crate::admit::Reach;
 use crate::batch::{self, Candidate, IDLE_MAX};
@@ -34,8 +35,6 @@ pub(crate) struct Draft {
     in_need: u64,
     /// A prompt got on that the streams had no time for.
     pressed: bool,
-    /// Those that had blocks given back, and wait for what was in them.
-    fetching: Vec<HandoffId>,
 }
 
 /// What became of a sequence that is to run.
@@ -72,14 +71,12 @@ impl Brain {
             out: Vec::new(),
             in_need: 0,
             pressed: false,
-            fetching: Vec::new(),
         };
         self.place_decodes(&mut draft);
         self.place_chunks(&mut draft);
         let drafting = self.place_drafts(&mut draft);
         if !draft.placed.is_empty() {
             self.say_step(draft.plan, draft.placed, drafting);
-            self.wait_for_step(&draft.fetching);
         }
     }
 
@@ -104,6 +101,7 @@ impl Brain {
             since: self.now,
             stuck: false,
         });
+        self.fetches_wait_for_step();
         self.say(Output::Step(plan));
         self.wish();
     }
@@ -307,7 +305,7 @@ impl Brain {
             }
             match self.seat(rank.handoff) {
                 Seating::Taken => self.place_chunk(rank.handoff, draft),
-                Seating::Fetches => draft.fetching.push(rank.handoff),
+                Seating::Fetches => {}
                 Seating::NoBlocks => starved = true,
             }
         }

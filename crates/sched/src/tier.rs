@@ -68,6 +68,8 @@ pub(crate) struct Fetch {
     on_disk: u32,
     /// It was told to stop.
     stopped: bool,
+    /// The first step that was said since is in its deadline: no later one, or a disk that stands still never ended it.
+    counts_step: bool,
 }
 
 /// What could be brought back, and what that is predicted to take.
@@ -376,14 +378,19 @@ impl Brain {
         self.sequences.insert(handoff, sequence);
     }
 
-    /// Nothing of fetches that began while the last step was planned comes before it is over.
-    pub(crate) fn wait_for_step(&mut self, fetching: &[HandoffId]) {
+    /// Nothing of a fetch may come before the step that was said first after it began is over.
+    pub(crate) fn fetches_wait_for_step(&mut self) {
         let step = self
             .under_way
             .back()
             .map_or(Duration::ZERO, |step| step.predicted);
+        let fetching: Vec<_> = self.tiers.patience.iter().map(|(of, _)| of).collect();
         for handoff in fetching {
-            self.tiers.patience.postpone(*handoff, step);
+            let sequence = self.sequences.get_mut(&handoff);
+            let fetch = sequence.and_then(|sequence| sequence.fetch.as_mut());
+            if fetch.is_some_and(|fetch| !std::mem::replace(&mut fetch.counts_step, true)) {
+                self.tiers.patience.postpone(handoff, step);
+            }
         }
     }
 
@@ -406,6 +413,7 @@ impl Brain {
             blocks: kept.blocks,
             on_disk: kept.on_disk,
             stopped: false,
+            counts_step: false,
         });
         let handoff = sequence.rank.handoff;
         self.say(Output::Fetch { handoff, blocks });

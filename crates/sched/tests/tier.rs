@@ -40,6 +40,31 @@ fn the_step_planned_with_a_fetch_is_waited_for_before_patience_begins() {
     assert!(waited.ends_with("> fetch stop #3.0\n"), "{waited}");
 }
 
+/// Nor while one runs that was said right after: whoever is taken on fetches before its step is planned.
+#[test]
+fn the_step_said_after_a_fetch_is_waited_for_too_and_no_later_one() {
+    let script = "worker b both blocks=40 context=160 host=40 price=200
+        reserve 1 on b from b prompt=20 max=1 family=1
+        prefill 1 on b to b
+        run 900
+        reserve 2 on b from b prompt=150 max=1 family=2
+        prefill 2 on b to b
+        run 9000
+        reserve 3 on b from b prompt=20 max=1 family=1
+        reserve 4 on b from b prompt=40 max=20 family=3
+        prefill 3 on b to b
+        prefill 4 on b to b";
+    // A quarter of a second, and the ten milliseconds of that step.
+    let waited = play(&format!("{script}\nwait 255"));
+    let (_, since) = waited.rsplit_once("> fetch #3.0").expect("it was kept");
+    assert!(since.contains("> STEP "), "{since}");
+    assert!(!since.contains("> fetch stop"), "{since}");
+    let waited = play(&format!("{script}\nwait 255\nstep b\nwait 5"));
+    let (_, since) = waited.rsplit_once("\nstep b").expect("it is in the script");
+    assert!(since.contains("> STEP "), "{since}");
+    assert!(since.ends_with("> fetch stop #3.0\n"), "{since}");
+}
+
 #[test]
 fn a_stream_gave_way_to_a_less_important_one_whose_blocks_were_being_filled() {
     let steps = "\nstep b".repeat(4);

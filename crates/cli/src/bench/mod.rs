@@ -184,12 +184,19 @@ fn answer(mut bench: Measured, room: &Room, about: &About, rounds: u32) -> anyho
     say(serde_json::to_string(about)?)?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        let shape = line.trim().parse().map_err(anyhow::Error::msg)?;
-        if let Some(why) = room.why_not(shape) {
-            let shape = shape.to_string();
-            say(serde_json::to_string(&Skipped { shape, why })?)?;
-            continue;
-        }
+        // Who mistypes a line keeps the engine, which may have taken a while to load.
+        let shape = line.trim().parse::<Shape>().and_then(|shape| {
+            let why = room.why_not(shape);
+            why.map_or(Ok(shape), Err)
+        });
+        let shape = match shape {
+            Ok(shape) => shape,
+            Err(why) => {
+                let shape = line.trim().to_owned();
+                say(serde_json::to_string(&Skipped { shape, why })?)?;
+                continue;
+            }
+        };
         let samples: Result<Vec<_>, _> = (0..rounds).map(|_| bench.sample(shape)).collect();
         say(serde_json::to_string(&Row::of(shape, &samples?))?)?;
     }

@@ -81,30 +81,47 @@ impl CpuPack {
             StoredMatrix::Narrow(tensor) => Some(tensor),
             StoredMatrix::Dense(_) => None,
         });
-        let (matrix, what, instead) = match (kept, narrow, stack.first()) {
+        let wider = match (kept, narrow, stack.first()) {
             (Kept::F32 | Kept::Bf16 | Kept::F16, Some(tensor), _)
                 if self.precision == Precision::Bf16 =>
             {
-                let what = tensor.element().name();
-                (
-                    (tensor.name(), tensor.columns()),
-                    what,
-                    self.precision.name(),
-                )
+                Wider {
+                    name: tensor.name(),
+                    columns: tensor.columns(),
+                    wanted: tensor.element().name(),
+                    kept: self.precision.name(),
+                }
             }
-            (Kept::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => {
-                ((first.name(), first.columns()), "int4", "int8")
-            }
+            (Kept::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => Wider {
+                name: first.name(),
+                columns: first.columns(),
+                wanted: "int4",
+                kept: "int8",
+            },
             _ => return,
         };
         if !self.told_wider.swap(true, Ordering::Relaxed) {
-            let (name, columns) = matrix;
+            let Wider {
+                name,
+                columns,
+                wanted,
+                kept,
+            } = wider;
             tracing::warn!(
-                "{name} ({columns} columns) is kept in {instead} rather than {what}, and so are others like it, which takes more \
-                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns"
+                "{name} ({columns} columns) is kept in {kept} rather than {wanted}, and so are others like it, which takes more \
+                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns, \
+                 alike in all projections of a layer that read the same; eight-bit floats never"
             );
         }
     }
+}
+
+/// The first matrix that takes more memory than was asked for.
+struct Wider<'a> {
+    name: &'a str,
+    columns: usize,
+    wanted: &'static str,
+    kept: &'static str,
 }
 
 impl Kept {

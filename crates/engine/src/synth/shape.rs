@@ -236,8 +236,13 @@ impl Shape {
             ("bos_token_id", json!(special.begin)),
             ("eos_token_id", json!(special.end)),
         ];
+        // What reads Qwen's configurations elsewhere may ask for it, whether there is a window or not.
+        let of_qwen = [("max_window_layers", json!(self.layers))];
+        let is_qwen = matches!(self.architecture, Architecture::Qwen2 | Architecture::Qwen3);
+        let more = of_qwen.into_iter().filter(|_| is_qwen);
         fields
             .into_iter()
+            .chain(more)
             .map(|(name, value)| (name.to_owned(), value))
             .collect()
     }

@@ -307,7 +307,7 @@ impl Series {
         book.register(
             "cleave_kv_tier_failures",
             "What was not kept or not brought back, and was computed instead: no memory or a block that could \
-             not be read (host_full), a disk that took no more (disk_failed), too slow or cancelled (stopped), \
+             not be read (host_full), a disk that took no more (disk_failed), too slow, cancelled, or its blocks were needed (stopped), \
              gone (missing), changed since (corrupt), a disk that could not read (unreadable), an engine that \
              could not write (engine)",
             self.tier_failures.clone(),

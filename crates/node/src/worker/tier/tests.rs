@@ -7,6 +7,7 @@ use crate::worker::StepTime;
 use crate::worker::engine::{EngineHost, EngineLimits};
 use cleave_domain::{FlightId, StepPlan, StepResult};
 use cleave_engine::{Engine, EngineDescription, EngineError};
+use tokio::sync::MutexGuard;
 
 const BLOCK: usize = 1000;
 
@@ -74,6 +75,18 @@ impl Host {
         }
     }
 
+    /// Keeps these, the first in memory, the others on disk.
+    async fn keeping(folder: &Folder, in_memory: &[u8], on_disk: &[u8]) -> Self {
+        let mut host = Self::new(Some(folder));
+        for of in in_memory.iter().chain(on_disk) {
+            host.keep(*of).await;
+        }
+        for of in on_disk {
+            host.write_on(*of).await;
+        }
+        host
+    }
+
     async fn answer(&mut self) -> Input {
         let answer = tokio::time::timeout(Duration::from_secs(30), self.answers.recv());
         answer.await.expect("an answer in time").expect("an answer")
@@ -134,6 +147,16 @@ impl Host {
     }
 }
 
+/// Nothing is read from disk or written to it as long as this is held.
+async fn stop_disk(shelves: &Shelves) -> MutexGuard<'_, ()> {
+    shelves.slab.as_ref().unwrap().still.lock().await
+}
+
+/// Whether the reader is at a block for the sequence of [`handoff`].
+fn reads(shelves: &Shelves) -> bool {
+    shelves.lock().wanted[&handoff()].reading.is_some()
+}
+
 fn hash(of: u8) -> BlockHash {
     BlockHash([of; 16])
 }
@@ -168,10 +191,7 @@ fn handoff() -> HandoffId {
 #[tokio::test]
 async fn what_was_kept_comes_back_elsewhere_and_unchanged_from_memory_and_from_disk() {
     let folder = Folder::new("both");
-    let mut host = Host::new(Some(&folder));
-    host.keep(1).await;
-    host.keep(2).await;
-    host.write_on(2).await;
+    let mut host = Host::keeping(&folder, &[1], &[2]).await;
     let copied = (2, FetchOutcome::Copied);
     assert_eq!(host.fetch(&[(1, 5), (2, 6)]).await, copied);
     assert_eq!(host.content(5).await, [1; BLOCK]);
@@ -320,12 +340,9 @@ fn lesson_07_what_another_model_kept_was_found() {
 #[tokio::test]
 async fn lesson_26_a_disk_that_stands_still_held_up_steps_or_what_is_in_memory() {
     let folder = Folder::new("still");
-    let mut host = Host::new(Some(&folder));
-    host.keep(1).await;
-    host.keep(2).await;
-    host.write_on(2).await;
+    let mut host = Host::keeping(&folder, &[1], &[2]).await;
     let shelves = Arc::clone(&host.shelves);
-    let still = shelves.slab.as_ref().unwrap().still.lock().await;
+    let still = stop_disk(&shelves).await;
     host.engine.fetch(handoff(), vec![(hash(2), BlockIndex(7))]);
     host.step().await;
     host.step().await;
@@ -350,11 +367,9 @@ async fn lesson_26_a_disk_that_stands_still_held_up_steps_or_what_is_in_memory()
 #[tokio::test]
 async fn waiting_behind_another_fetch_counted_as_work() {
     let folder = Folder::new("behind");
-    let mut host = Host::new(Some(&folder));
-    host.keep(1).await;
-    host.write_on(1).await;
+    let mut host = Host::keeping(&folder, &[], &[1]).await;
     let shelves = Arc::clone(&host.shelves);
-    let still = shelves.slab.as_ref().unwrap().still.lock().await;
+    let still = stop_disk(&shelves).await;
     let behind = HandoffId {
         attempt: 1,
         ..handoff()
@@ -362,8 +377,7 @@ async fn waiting_behind_another_fetch_counted_as_work() {
     for of in [handoff(), behind] {
         host.engine.fetch(of, vec![(hash(1), BlockIndex(7))]);
     }
-    let reads = || shelves.lock().wanted[&handoff()].reading.is_some();
-    while !reads() {
+    while !reads(&shelves) {
         tokio::task::yield_now().await;
     }
     for (of, at_work) in [(behind, false), (handoff(), true)] {
@@ -379,17 +393,13 @@ async fn waiting_behind_another_fetch_counted_as_work() {
 #[tokio::test]
 async fn what_came_late_of_a_fetch_was_taken_for_the_next_one_of_the_same_sequence() {
     let folder = Folder::new("late");
-    let mut host = Host::new(Some(&folder));
-    host.keep(1).await;
-    host.keep(2).await;
-    host.write_on(2).await;
+    let mut host = Host::keeping(&folder, &[1], &[2]).await;
     let shelves = Arc::clone(&host.shelves);
-    let still = shelves.slab.as_ref().unwrap().still.lock().await;
+    let still = stop_disk(&shelves).await;
     let (first, slow) = ((hash(1), BlockIndex(5)), (hash(2), BlockIndex(6)));
     host.engine.fetch(handoff(), vec![first, slow]);
-    let reads = || shelves.lock().wanted[&handoff()].reading.is_some();
     // Its first block came, its second is being read.
-    while host.content(5).await != [1; BLOCK] || !reads() {
+    while host.content(5).await != [1; BLOCK] || !reads(&shelves) {
         tokio::task::yield_now().await;
     }
     host.engine.stop_fetch(handoff());
