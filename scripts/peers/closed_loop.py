@@ -32,8 +32,8 @@ from systems import SYSTEMS, System
 
 # Of a context, so that no server's rounding of it matters.
 SPARE_TOKENS = 64
-# What a server that ends, or answers with something else, leads to.
-FAULTS = (OSError, RuntimeError, http.client.HTTPException, json.JSONDecodeError, statistics.StatisticsError, IndexError)
+# What a server that ends, or answers with something else, leads to, or a config.json that lacks something.
+FAULTS = (OSError, RuntimeError, http.client.HTTPException, ValueError, KeyError, IndexError)
 
 
 @dataclass
@@ -125,7 +125,11 @@ def main() -> None:
         parser.error("--llama-server serves the file of --gguf: name it (to_gguf.py makes it)")
     if args.context is None:
         args.context = -(-(args.input + args.output + SPARE_TOKENS) // SPARE_TOKENS) * SPARE_TOKENS
-    found = [one for one in contenders(args) if not args.only or one.system.name.startswith(tuple(args.only))]
+    found = contenders(args)
+    for start in args.only or []:
+        if not any(one.system.name.startswith(start) for one in found):
+            parser.error(f"--only {start!r}: there are {', '.join(one.system.name for one in found)}")
+    found = [one for one in found if not args.only or one.system.name.startswith(tuple(args.only))]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = Path(args.log)
     logs.mkdir(parents=True, exist_ok=True)
@@ -142,6 +146,8 @@ def main() -> None:
             say(f"{one.system.name}: {json.dumps({name: round(value, 2) for name, value in felt.items()})}")
             if args.out:
                 Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")
+    if not any(samples.values()):
+        sys.exit("no server was measured")
     print(f"\n| {args.streams} streams, {args.input} in, {args.output} out | requests/s | TTFT p50 | TTFT p99 | between pieces p50 | p99 |")
     print("|---|---|---|---|---|---|")
     for name, felt in samples.items():

@@ -5,10 +5,10 @@ usage: engines.py --cleave BIN --model HF_FOLDER [--int8 HF_FOLDER] [--llama FOL
                   [--out FILE [--go-on]] [--table FILE]
 
 FOLDERs are what the install scripts beside this file leave. The model is a Llama or a Qwen3 in bf16 (`cleave synth`), --int8 the same
-as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf what to_gguf.py makes of it; q8_0 and q4_0 are made
-beside it. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for each sample. In
-each round every engine is asked for every shape once, in an order that rotates; before each sample the machine must be quiet: no
-more than a tenth of its cores busy for a second, or the sample waits for up to a minute.
+as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf what to_gguf.py makes of it; f16, q8_0 and q4_0 are made
+beside it for who reads them. Every engine is loaded once and stopped (SIGSTOP) while another one is asked; llama.cpp is started for
+each sample. In each round every engine is asked for every shape once, in an order that rotates; before each sample the machine must
+be quiet: no more than a tenth of its cores busy for a second, or the sample waits for up to a minute.
 
 No engine's first run of a shape counts. Cleave runs a prompt untimed the first time that it is asked for its length, and four
 steps untimed before the 32 of every decode sample. Engines asked from Python run the whole shape untimed before each sample
@@ -44,6 +44,8 @@ CONTEXT, SEQUENCES = 2304, 32
 QUIET_SHARE, QUIET_WAIT_SECONDS = 0.1, 60
 # Of a sample, which is one round to Cleave.
 FRACTION = "fraction_of_floor_best"
+# What an engine that ends, or answers with something else, leads to.
+FAULTS = (RuntimeError, OSError, subprocess.CalledProcessError, ValueError, KeyError, IndexError)
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Engine:
     name: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    # Of the model's GGUF file, for who reads one.
+    form: str | None = None
     process: subprocess.Popen | None = None
 
     def start(self, log: Path) -> None:
@@ -97,8 +101,9 @@ class Llama:
     """llama.cpp, whose programs measure and end."""
 
     name: str
-    folder: Path
+    folder: str
     gguf: str
+    form: str
     threads: int
 
     def start(self, log: Path) -> None:
@@ -113,11 +118,11 @@ class Llama:
             # It warms up with the whole prompt, but with one token only before it decodes.
             whole = ["-p", rest, "-n", "0", "-r", "1"]
             of = whole if kind == "prefill" else ["-p", "0", "-n", "32", "-d", str(numbers[1]), "-r", "2"]
-            command = [self.folder / "llama-bench", *common, "-o", "json", *of]
+            command = [f"{self.folder}/llama-bench", *common, "-o", "json", *of]
             rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             return {"tokens_per_second": rows[-1]["samples_ts"][-1]}
         count, context = numbers
-        command = [self.folder / "llama-batched-bench", *common, "-c", str(count * (context + 64)), "-b", "2048"]
+        command = [f"{self.folder}/llama-batched-bench", *common, "-c", str(count * (context + 64)), "-b", "2048"]
         # The shape twice, of which the last counts.
         command += ["-npp", str(context), "-ntg", "32", "-npl", f"{count},{count}", "--output-format", "jsonl"]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -137,7 +142,7 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
         found.append(Engine(f"Cleave {form}", [*cleave, "--quantize", form]))
     if args.llama:
         for form in ("bf16", "q8_0", "q4_0"):
-            found.append(Llama(f"llama.cpp {form}", Path(args.llama), gguf(args, form), args.threads))
+            found.append(Llama(f"llama.cpp {form}", args.llama, gguf(args, form), form, args.threads))
     if args.vllm:
         folder = Path(args.vllm)
         environment = {
@@ -157,7 +162,7 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
         program = [str(Path(args.openvino) / "bin/python"), str(HERE / "speed_openvino.py")]
         # Its reader of these files knows no bf16.
         for form in ("f16", "q8_0", "q4_0"):
-            found.append(Engine(f"OpenVINO {form}", [*program, gguf(args, form), str(SEQUENCES), threads]))
+            found.append(Engine(f"OpenVINO {form}", [*program, gguf(args, form), str(SEQUENCES), threads], form=form))
     if args.mistralrs:
         environment = {"RAYON_NUM_THREADS": threads, "CANDLE_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         program = [str(Path(args.mistralrs) / "bin/python"), str(HERE / "speed_mistralrs.py"), args.model, str(SEQUENCES)]
@@ -171,14 +176,25 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
 
 
 def gguf(args: argparse.Namespace, form: str) -> str:
-    """The model's file in a form, made if it is not there."""
-    if form == "bf16":
-        return args.gguf
-    out = args.gguf.removesuffix(".gguf") + f"-{form}.gguf"
+    """The model's file in a form."""
+    return args.gguf if form == "bf16" else args.gguf.removesuffix(".gguf") + f"-{form}.gguf"
+
+
+def make_gguf(args: argparse.Namespace, form: str) -> None:
+    """Makes the file of a form if it is not there; under its name it is whole."""
+    out = gguf(args, form)
     if not Path(out).exists():
-        command = [Path(args.llama) / "llama-quantize", "--pure", args.gguf, out, form, str(args.threads)]
-        subprocess.run(command, check=True, capture_output=True)
-    return out
+        command = [f"{args.llama}/llama-quantize", "--pure", args.gguf, out + ".part", form, str(args.threads)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        os.replace(out + ".part", out)
+
+
+def why(error: Exception) -> str:
+    """What went wrong, with the last words of a program that failed."""
+    if isinstance(error, subprocess.CalledProcessError):
+        last = (error.stderr or "").strip().splitlines()[-2:]
+        return "; ".join([f"{Path(error.cmd[0]).name} ended with {error.returncode}", *last])
+    return str(error) if isinstance(error, (RuntimeError, OSError)) else repr(error)
 
 
 def busy_ticks() -> int:
@@ -216,9 +232,9 @@ def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Itera
                 share = wait_for_quiet()
                 try:
                     sample = engine.ask(shape) | {"others": share}
-                except (RuntimeError, BrokenPipeError, subprocess.CalledProcessError, IndexError) as error:
-                    print(f"{engine.name}, {shape}: {error}", file=sys.stderr)
-                    samples[engine.name]["failed"] = [{"why": str(error)}]
+                except FAULTS as error:
+                    print(f"{engine.name}, {shape}: {why(error)}", file=sys.stderr)
+                    samples[engine.name]["failed"] = [{"why": why(error)}]
                     continue
                 sample.setdefault("tokens_per_second", sample.get("tokens_per_second_best"))
                 samples[engine.name].setdefault(shape, []).append(sample)
@@ -275,6 +291,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.go_on and not args.out:
         parser.error("--go-on adds to the file of --out: name it")
+    if args.out and Path(args.out).exists() and not args.go_on:
+        parser.error(f"--out: {args.out} is there already: --go-on adds to it")
+    for name in ("model", "int8", "llama", "gguf", "vllm", "openvino", "mistralrs"):
+        path = getattr(args, name)
+        if path and not Path(path).exists():
+            parser.error(f"--{name}: there is no {path}")
     # Engines that are stopped do not end by themselves.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     before = {}
@@ -289,18 +311,26 @@ def main() -> None:
         parser.error("OpenVINO's files in narrower forms are made by llama-quantize: name llama.cpp's folder with --llama")
     log = Path(args.log)
     log.mkdir(parents=True, exist_ok=True)
-    found = engines(args)
+    try:
+        found = engines(args)
+    except OSError as error:
+        parser.error(str(error))
     for start in args.only or []:
         if not any(engine.name.startswith(start) for engine in found):
             parser.error(f"--only {start!r}: there are {', '.join(engine.name for engine in found)}")
     found = [engine for engine in found if not args.only or engine.name.startswith(tuple(args.only))]
+    for form in dict.fromkeys(engine.form for engine in found if engine.form):
+        try:
+            make_gguf(args, form)
+        except (OSError, subprocess.CalledProcessError) as error:
+            parser.error(f"no {gguf(args, form)}: {why(error)}")
     try:
         for engine in list(found):
             print(f"starting {engine.name}", flush=True)
             try:
                 engine.start(log)
-            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-                print(f"left out: {engine.name}: {error}", file=sys.stderr)
+            except FAULTS as error:
+                print(f"left out: {engine.name}: {why(error)}", file=sys.stderr)
                 engine.stop()
                 found.remove(engine)
         if not found:

@@ -1,11 +1,12 @@
 """The protocol of `cleave bench engine --stdin`, for engines that are asked from Python.
 
-Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, a shape a line, and answers each with {"tokens_per_second": …}; before
-them {"ready": true}, once the engine has run something. Whenever a shape is asked for it runs once untimed before: what an engine
-prepares for a shape does not count, nor that it was stopped until then.
+Reads `prefill:TOKENS` and `decode:SEQUENCESxCONTEXT`, a shape a line, and answers each with {"tokens_per_second": …}, a line that
+is none with {"shape": …, "why": …}; before them {"ready": true}, once the engine has run something. Whenever a shape is asked for
+it runs once untimed before: what an engine prepares for a shape does not count, nor that it was stopped until then.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 
@@ -15,8 +16,12 @@ def answer(prefill: Callable[[int], float], decode: Callable[[int, int], float |
     prefill(64)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        kind, rest = line.strip().split(":")
-        numbers = [int(number) for number in rest.split("x")]
-        run = prefill if kind == "prefill" else decode
+        shape = re.fullmatch(r"prefill:(\d+)|decode:(\d+)x(\d+)", line.strip())
+        if not shape:
+            why = "neither prefill:TOKENS nor decode:SEQUENCESxCONTEXT"
+            print(json.dumps({"shape": line.strip(), "why": why}), flush=True)
+            continue
+        numbers = [int(number) for number in shape.groups() if number]
+        run = decode if shape[2] else prefill
         run(*numbers)
         print(json.dumps({"tokens_per_second": run(*numbers)}), flush=True)

@@ -6,8 +6,7 @@ Prompts are words of one token each, since it takes text only; no prefix cache. 
 decode a batch, as many streams are asked for and each is read by a thread: it runs sequences of one length in one step. Counted are
 the tokens from the moment when every stream has its first until one has its last. q8_0 and q4k are its in-situ quantisation, whose
 other arithmetic is f32, as it chooses on a processor; its q8_0 is slow to run prompts. They have no batches: version 0.9.5 runs
-waiting prompts of one length in one step, and its quantised product then refuses their last rows ("not contiguous"). A Qwen3
-needs `max_window_layers` in its config.json, which `cleave synth` does not write.
+waiting prompts of one length in one step, and its quantised product then refuses their last rows ("not contiguous").
 """
 
 import random
@@ -21,6 +20,8 @@ STEPS = 32
 # More, for streams that begin before others.
 SPARE_STEPS = 4
 WORDS = 64
+# Among them are words in every larger tokenizer.
+TOKENS = range(300, 10_000)
 # Of all other forms it is f32.
 DTYPES = {"bf16": "BF16"}
 QUANTISED = {"q8_0": "Q8_0", "q4k": "Q4K"}
@@ -42,11 +43,13 @@ def main() -> None:
     def words() -> list[str]:
         """Words that are one token, with the space before them."""
         found: set[str] = set()
-        while len(found) < WORDS:
-            word = runner.detokenize_text([dice.randrange(300, 10_000)], False)
+        for token in dice.sample(TOKENS, len(TOKENS)):
+            word = runner.detokenize_text([token], False)
             if word[:1] == " " and word[1:].isalpha() and len(runner.tokenize_text(word, False, None)) == 1:
                 found.add(word)
-        return sorted(found)
+            if len(found) == WORDS:
+                return sorted(found)
+        sys.exit(f"the tokenizer has {len(found)} words of one token in {TOKENS}, prompts are drawn from {WORDS}")
 
     vocabulary = words()
 
@@ -86,6 +89,8 @@ def main() -> None:
             streams = list(pool.map(read, asked))
         assert all(prompt_tokens == tokens for _, prompt_tokens in streams), f"prompts of {streams[0][1]} tokens, not {tokens}"
         start, end = max(stamps[0] for stamps, _ in streams), min(stamps[-1] for stamps, _ in streams)
+        if start >= end:
+            sys.exit("a stream came in one piece, or ended before another began: all never decoded at once")
         # Most pieces are a token; one without text comes with the next.
         shares = [sum(start < stamp <= end for stamp in stamps) / (len(stamps) - 1) for stamps, _ in streams]
         return sum(shares) * (STEPS + SPARE_STEPS) / (end - start)
