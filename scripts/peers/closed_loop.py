@@ -108,6 +108,17 @@ def sample(contender: Contender, logs: Path, dice: random.Random) -> dict[str, f
     }
 
 
+def table(samples: dict[str, list[dict[str, float]]]) -> str:
+    """In Markdown, medians of the rounds."""
+    lines = ["| server | requests/s | TTFT p50 | TTFT p99 | between pieces p50 | p99 |", "|---|---|---|---|---|---|"]
+    for name, felt in samples.items():
+        if felt:
+            middle = {of: statistics.median(one[of] for one in felt) for of in felt[0]}
+            cells = [f"{middle['requests_per_second']:.2f}"] + [f"{value:.0f} ms" for of, value in middle.items() if of.endswith("_ms")]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cleave", required=True)
@@ -148,13 +159,7 @@ def main() -> None:
                 Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")
     if not any(samples.values()):
         sys.exit("no server was measured")
-    print(f"\n| {args.streams} streams, {args.input} in, {args.output} out | requests/s | TTFT p50 | TTFT p99 | between pieces p50 | p99 |")
-    print("|---|---|---|---|---|---|")
-    for name, felt in samples.items():
-        if felt:
-            middle = {of: statistics.median(one[of] for one in felt) for of in felt[0]}
-            cells = [f"{middle['requests_per_second']:.2f}"] + [f"{value:.0f} ms" for of, value in middle.items() if of.endswith("_ms")]
-            print(f"| {name} | " + " | ".join(cells) + " |")
+    print(f"\n{args.streams} streams, {args.input} tokens in, {args.output} out\n\n{table(samples)}")
 
 
 if __name__ == "__main__":
