@@ -6,6 +6,7 @@
 //! Invariant: every block has exactly one state, and a write is accepted only by the generation it
 //! was reserved for.
 
+mod checksum;
 pub mod handoff;
 mod hash;
 mod packet;
@@ -13,6 +14,7 @@ mod pool;
 mod prefix;
 mod tier;
 
+pub use checksum::{Checksum, checksum};
 pub use handoff::Writer;
 pub use hash::{block_hash, block_hashes, extend_hashes};
 pub use packet::{BlockPart, Condition, Packet, Seal};

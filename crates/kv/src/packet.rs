@@ -80,7 +80,8 @@ pub struct Seal {
     pub handoff: HandoffId,
     /// Blocks sent (skipped ones not counted).
     pub blocks_count: u32,
-    /// The digest over every frame, in any order; both ends compute it.
+    /// The digest over every frame, in any order, and every other field of this seal
+    /// ([`crate::handoff::Digest::close`]); both ends compute it.
     pub digest: u64,
     /// The hash of the tokens, prompt and output, that the receiver was told of with its reservation,
     /// as the sender has them ([`crate::block_hash`] of all of them as one block). If the receiver has

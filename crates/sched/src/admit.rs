@@ -110,6 +110,7 @@ impl Brain {
                 blocks: blocks.clone(),
                 block_bytes: self.limits.capacity.block_bytes,
                 block_tokens: size,
+                vocab_size: self.limits.vocab_size,
                 tokens,
                 content,
                 writer: self.limits.writer,

@@ -12,8 +12,8 @@ use crate::shared_memory::Ring;
 use crate::socket::{Reader, write};
 use crate::wire::{FrameHead, Hello, Message};
 use crate::{HostListener, LocalNet, Route, checksum, host};
-use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
-use cleave_kv::{BlockPart, Condition};
+use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
+use cleave_kv::{BlockPart, Condition, Seal};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -220,6 +220,48 @@ async fn lesson_16_a_peer_that_dies_in_the_middle_of_a_frame_leaves_no_frame() {
     let whole = Message::Frame(head(&bytes));
     write(&mut stream.writer, &whole, &bytes).await.unwrap();
     assert!(matches!(victim.next().await, LinkEvent::Arrived { .. }));
+}
+
+/// Over TCP and beside a ring of shared memory: a seal whose token changed, and a frame for another block.
+#[tokio::test]
+async fn a_damaged_message_ends_the_link_and_says_so() {
+    let seal = Message::Seal(Seal {
+        handoff: HandoffId::default(),
+        blocks_count: 1,
+        digest: 2,
+        content: BlockHash::default(),
+        output: vec![7],
+    });
+    let bytes = [7; BLOCK as usize];
+    let (frame, slot_frame) = (head(&bytes), Message::SlotFrame(head(&bytes), 0));
+    // The last byte before the checksum; the number of the block.
+    let over_tcp = [(&seal, 51, "seal"), (&Message::Frame(frame), 20, "frame")];
+    for (message, at, name) in over_tcp {
+        let mut victim = Victim::start().await;
+        let (mut stream, _) = victim.linked().await;
+        let wire = damaged(message, &bytes, at).await;
+        stream.writer.write_all(&wire).await.unwrap();
+        assert_damaged(&victim.lost().await, name);
+    }
+    for (message, at, name) in [(&seal, 51, "seal"), (&slot_frame, 20, "slot frame")] {
+        let mut victim = Victim::start().await;
+        let (mut stream, _ring) = victim.ring().await;
+        let wire = damaged(message, &[], at).await;
+        stream.writer.write_all(&wire).await.unwrap();
+        assert_damaged(&victim.lost().await, name);
+    }
+}
+
+async fn damaged(message: &Message, payload: &[u8], at: usize) -> Vec<u8> {
+    let mut wire = Vec::new();
+    write(&mut wire, message, payload).await.unwrap();
+    wire[at] ^= 1;
+    wire
+}
+
+fn assert_damaged(reason: &str, name: &str) {
+    let says = format!("message \"{name}\" was damaged on the way");
+    assert!(reason.contains(&says), "{name}: {reason}");
 }
 
 #[tokio::test]

@@ -444,7 +444,7 @@ impl Hearing {
             }
             What::Probe(view, hold) => {
                 // As a frame's verification would read it. It is credit again at once.
-                std::hint::black_box(crate::checksum::checksum(&view));
+                std::hint::black_box(crate::checksum(&view));
                 drop(hold);
                 return Ok(());
             }
@@ -475,7 +475,7 @@ impl Hearing {
         let hold = hold.ok_or(SocketError::Overdrawn)?;
         let mut buffer = buffers.take(head.part.len);
         reader.payload(&mut buffer).await?;
-        let condition = match crate::checksum::checksum(&buffer) == head.checksum {
+        let condition = match crate::checksum(&buffer) == head.checksum {
             true => Condition::Intact,
             false => Condition::Damaged,
         };

@@ -12,7 +12,6 @@ mod address;
 mod announced;
 pub mod bench;
 mod buffer;
-mod checksum;
 mod config;
 mod credit;
 #[cfg(any(test, fuzzing))]
@@ -44,7 +43,7 @@ mod transport;
 mod wire;
 
 pub use address::{AddressError, Addresses, HostAddress, Route};
-pub use checksum::checksum;
+pub use cleave_kv::checksum;
 pub use config::{BEAT, CREDIT_BYTES, FRAME_BYTES_MAX, RINGS_MAX, SILENCE_MAX, STREAMS_COUNT};
 pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig};
 pub use host::HostListener;

@@ -9,17 +9,21 @@
 //! block is then read straight into what will carry it ([`Permit::buffer`]).
 
 use crate::buffer::{Buffer, Buffers};
-use crate::checksum::{CACHED_BYTES, Checksum};
 use crate::config::LinkDown;
 use crate::nixl::Writer;
 use crate::pass::{Pass, Passes};
 use crate::pools::PeerPool;
 use crate::shared_memory::{Ring, Slot, copy_past_caches};
 use cleave_domain::{BlockRef, HandoffId, WorkerRef};
-use cleave_kv::{BlockPart, Packet};
+use cleave_kv::{BlockPart, Checksum, Packet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// Bytes copied and summed in turns: few enough to be in a core's own cache for the second, many
+/// enough for the processor to fetch ahead while another core does too. Measured over a whole link:
+/// 11 to 12 GB/s at this size, 7 at 4 KiB.
+const CACHED_BYTES: usize = 64 << 10;
 
 /// To one worker in one of its lives. What is sent through it arrives whole, in any order, or the
 /// link is lost and nobody knows what of it arrived.
@@ -385,7 +389,7 @@ impl Permit {
     /// If no buffer was asked for, or one of another length than the frame's part.
     pub fn send(&mut self, frame: Frame) -> Result<u64, LinkDown> {
         let cargo = self.cargo.as_deref();
-        let checksum = crate::checksum::checksum(cargo.expect("a frame's bytes come first"));
+        let checksum = crate::checksum(cargo.expect("a frame's bytes come first"));
         self.dispatch(frame, checksum)
     }
 

@@ -66,7 +66,7 @@ impl Payload {
         if let Some(bytes) = self.bytes() {
             to.write(bytes)?;
         }
-        let is_there = |checksum, bytes| crate::checksum::checksum(bytes) == checksum;
+        let is_there = |checksum, bytes| crate::checksum(bytes) == checksum;
         Ok(match &self.place {
             Place::Buffer(_) => true,
             Place::Slot(view, checksum) => is_there(*checksum, to.written().unwrap_or(view)),

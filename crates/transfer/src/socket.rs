@@ -103,26 +103,20 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     pub(crate) async fn next(&mut self) -> Result<Received, SocketError> {
         self.body.clear();
         self.fill(HEADER_BYTES).await?;
-        let header = self.body.split_to(HEADER_BYTES);
-        let header = header.as_ref().try_into().expect("eight bytes were read");
-        let header = Header::parse(header, self.block_bytes)?;
+        let header = Header::of(&self.body, self.block_bytes)?;
+        self.rest(header.checked_len()).await?;
         match header.kind {
             FRAME => {
-                if header.body_len < FRAME_HEAD_BYTES {
-                    return Err(WireError::Short.into());
-                }
-                self.rest(FRAME_HEAD_BYTES).await?;
-                let head = FrameHead::parse(&self.body, header.body_len, self.block_bytes)?;
+                let head = FrameHead::parse(&self.body, self.block_bytes)?;
                 Ok(Received::Frame(head))
             }
             PROBE => {
-                self.rest(header.body_len).await?;
+                header.fields(&self.body)?;
+                let junk_len = header.body_len - header.checked_len();
+                self.rest(junk_len).await?;
                 Ok(Received::Probe)
             }
-            kind => {
-                self.rest(header.body_len).await?;
-                Ok(Received::Message(Message::decode(kind, &self.body)?))
-            }
+            _ => Ok(Received::Message(Message::decode(&self.body)?)),
         }
     }
 
@@ -157,12 +151,9 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
     }
 
-    /// As [`Self::fill`], but the stream must not end here.
+    /// Reads `len` bytes more; the stream must not end here.
     async fn rest(&mut self, len: usize) -> Result<(), SocketError> {
-        match self.fill(len).await {
-            Err(SocketError::Closed) => Err(SocketError::Truncated { missing: len }),
-            other => other,
-        }
+        self.fill(self.body.len() + len).await
     }
 
     /// Reads until the body has `len` bytes. Any byte is a sign of life.
@@ -174,16 +165,21 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             let read = timeout(self.silence_max, limited.read_buf(&mut self.body)).await;
             match read {
                 Err(_) => return Err(SocketError::Silent(self.silence_max)),
-                Ok(Err(error)) if is_end(&error) && self.body.is_empty() => {
-                    return Err(SocketError::Closed);
-                }
+                Ok(Err(error)) if is_end(&error) => return Err(self.ended(missing)),
                 Ok(Err(error)) => return Err(error.into()),
-                Ok(Ok(0)) if self.body.is_empty() => return Err(SocketError::Closed),
-                Ok(Ok(0)) => return Err(SocketError::Truncated { missing }),
+                Ok(Ok(0)) => return Err(self.ended(missing)),
                 Ok(Ok(_)) => {}
             }
         }
         Ok(())
+    }
+
+    /// What the end of the stream is here: between two messages it is no damage.
+    fn ended(&self, missing: usize) -> SocketError {
+        match self.body.is_empty() {
+            true => SocketError::Closed,
+            false => SocketError::Truncated { missing },
+        }
     }
 }
 
@@ -220,7 +216,7 @@ mod tests {
                 offset: 16,
                 len: payload.len() as u32,
             },
-            checksum: crate::checksum::checksum(payload),
+            checksum: crate::checksum(payload),
         })
     }
 

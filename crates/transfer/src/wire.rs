@@ -1,9 +1,14 @@
-//! The bytes on a link's sockets: eight bytes of header (kind, three zeros, body length), then the
-//! body. Numbers are little-endian. A frame's body is its head followed by the payload; where the
-//! payload lies in shared memory, the head names its slot and nothing follows.
+//! The bytes on a link's sockets: eight bytes of header (kind, three zeros, body length), the fields,
+//! the checksum of both, and what follows them. Numbers are little-endian. Only a frame's payload, which
+//! has a checksum of its own, and the bytes of a probe, which mean nothing, follow a checksum; where the
+//! payload lies in shared memory, the fields name its slot and nothing follows.
+//!
+//! The checksum stands behind the fields, so that a release of another [`VERSION`] still reads which
+//! version it has met.
 //!
 //! Never: trusts a length, a count or a text that came from outside; every one has a limit here,
 //! checked before anything is allocated.
+//! Invariant: a message in which any bit was flipped is an error, and never another message.
 
 mod fields;
 
@@ -18,11 +23,13 @@ use fields::{
 /// What the first message of each direction starts with; a stray client never has it.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// Grows when a message changes; both ends must agree.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 /// Kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
-/// A frame's body before its payload.
-pub(crate) const FRAME_HEAD_BYTES: usize = 40;
+/// The checksum behind the fields.
+pub(crate) const CHECK_BYTES: usize = 8;
+/// A frame's body before its payload: its fields and the checksum.
+pub(crate) const FRAME_HEAD_BYTES: usize = 40 + CHECK_BYTES;
 /// Longest body of a message other than a frame or a probe.
 const CONTROL_BYTES_MAX: usize = 8 << 10;
 /// Longest body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
@@ -141,8 +148,8 @@ pub(crate) enum WireError {
     Surplus(usize),
     #[error("text is not UTF-8")]
     Text,
-    #[error("an agent's metadata was damaged on the way")]
-    Metadata,
+    #[error("message \"{0}\" was damaged on the way: its checksum does not fit")]
+    Damaged(&'static str),
     #[error("frame of {0} bytes at offset {1} does not fit a block of {2} bytes")]
     OutsideBlock(u32, u32, u32),
     #[error("cause code {0} does not exist")]
@@ -188,6 +195,12 @@ const PASS: u8 = 27;
 const WAIT: u8 = 28;
 
 impl Header {
+    /// Reads the header that a message begins with; `block_bytes` bounds frames.
+    pub(crate) fn of(message: &[u8], block_bytes: u32) -> Result<Self, WireError> {
+        let header = message.first_chunk::<HEADER_BYTES>();
+        Self::parse(*header.ok_or(WireError::Short)?, block_bytes)
+    }
+
     /// Reads a header; `block_bytes` bounds frames.
     pub(crate) fn parse(bytes: [u8; HEADER_BYTES], block_bytes: u32) -> Result<Self, WireError> {
         let [kind, z0, z1, z2, l0, l1, l2, l3] = bytes;
@@ -197,7 +210,7 @@ impl Header {
         let body_len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
         let max = match kind {
             FRAME => FRAME_HEAD_BYTES + block_bytes as usize,
-            PROBE => PROBE_BYTES,
+            PROBE => CHECK_BYTES + PROBE_BYTES,
             SEAL => SEAL_BYTES_MAX,
             LANDING => LANDING_BYTES_MAX,
             _ => CONTROL_BYTES_MAX,
@@ -205,18 +218,85 @@ impl Header {
         if body_len > max {
             return Err(WireError::TooLong { len: body_len, max });
         }
+        if body_len < CHECK_BYTES || kind == FRAME && body_len < FRAME_HEAD_BYTES {
+            return Err(WireError::Short);
+        }
         Ok(Self { kind, body_len })
+    }
+
+    /// Bytes of the body that the checksum closes; a payload or the bytes of a probe follow them.
+    pub(crate) fn checked_len(&self) -> usize {
+        match self.kind {
+            FRAME => FRAME_HEAD_BYTES,
+            PROBE => CHECK_BYTES,
+            _ => self.body_len,
+        }
+    }
+
+    /// The fields of a message up to its checksum, `[HEADER_BYTES + checked_len]`, if that fits.
+    pub(crate) fn fields<'a>(&self, message: &'a [u8]) -> Result<&'a [u8], WireError> {
+        if message.len() != HEADER_BYTES + self.checked_len() {
+            return Err(WireError::Short);
+        }
+        let split = message.split_last_chunk::<CHECK_BYTES>();
+        let (checked, check) = split.ok_or(WireError::Short)?;
+        let fields = &checked[HEADER_BYTES..];
+        if crate::checksum(checked) == u64::from_le_bytes(*check) {
+            return Ok(fields);
+        }
+        // Another release closes its messages in another way, and is to hear so.
+        if matches!(self.kind, HELLO | APPROACH | WELCOME | JOIN | REJECT) {
+            Fields(&message[HEADER_BYTES..]).preamble()?;
+        }
+        Err(WireError::Damaged(name(self.kind)))
+    }
+}
+
+/// A kind, for people.
+fn name(kind: u8) -> &'static str {
+    match kind {
+        HELLO => "hello",
+        WELCOME => "welcome",
+        REJECT => "reject",
+        FRAME => "frame",
+        SEAL => "seal",
+        LANDED => "landed",
+        ABANDONED => "abandoned",
+        GRANT => "grant",
+        PING => "ping",
+        PONG => "pong",
+        PROBE => "probe",
+        JOIN => "join",
+        JOINED => "joined",
+        STOP => "stop",
+        STOPPED => "stopped",
+        SLOT_FRAME => "slot frame",
+        GRANT_SLOTS => "grant of slots",
+        SLOT_PROBE => "slot probe",
+        ASK_POOL => "ask for a pool",
+        POOL => "pool",
+        NO_POOL => "no pool",
+        OPENED => "opened",
+        POOL_FRAME => "pool frame",
+        APPROACH => "approach",
+        LANDING => "landing",
+        NO_LANDING => "no landing",
+        PASS => "pass",
+        WAIT => "wait",
+        _ => "unknown",
     }
 }
 
 impl FrameHead {
-    /// Reads a frame's head; the payload's length must be what the header left, and lie in a block.
-    pub(crate) fn parse(head: &[u8], body_len: usize, block_bytes: u32) -> Result<Self, WireError> {
-        let mut fields = Fields(head);
+    /// Reads a frame up to its payload, `[HEADER_BYTES + FRAME_HEAD_BYTES]`; the payload's length must be
+    /// what the header left, and lie in a block.
+    pub(crate) fn parse(message: &[u8], block_bytes: u32) -> Result<Self, WireError> {
+        let header = Header::of(message, block_bytes)?;
+        let mut fields = Fields(header.fields(message)?);
         let frame = fields.frame_head()?;
         fields.end()?;
         frame.fits(block_bytes)?;
-        if body_len != FRAME_HEAD_BYTES + frame.part.len as usize {
+        if header.body_len != FRAME_HEAD_BYTES + frame.part.len as usize {
             return Err(WireError::Short);
         }
         Ok(frame)
@@ -234,19 +314,21 @@ impl FrameHead {
 }
 
 impl Message {
-    /// Appends header and body; the payload of a frame and the bytes of a probe come after.
+    /// Appends header, fields and checksum; the payload of a frame and the bytes of a probe come after.
     pub(crate) fn encode(&self, out: &mut BytesMut) {
         let start = out.len();
         out.put_bytes(0, HEADER_BYTES);
-        let (kind, trailing) = self.encode_body(out);
-        let body_len = out.len() - start - HEADER_BYTES + trailing;
+        let (kind, trailing) = self.encode_fields(out);
+        let body_len = out.len() - start - HEADER_BYTES + CHECK_BYTES + trailing;
         let body_len = u32::try_from(body_len).expect("bodies are bounded by u32 block sizes");
         out[start] = kind;
         out[start + 4..start + HEADER_BYTES].copy_from_slice(&body_len.to_le_bytes());
+        let check = crate::checksum(&out[start..]);
+        out.put_u64_le(check);
     }
 
     /// The kind, and how many bytes follow that are not written here.
-    fn encode_body(&self, out: &mut BytesMut) -> (u8, usize) {
+    fn encode_fields(&self, out: &mut BytesMut) -> (u8, usize) {
         match self {
             Self::Hello(hello) => {
                 put_hello(out, hello);
@@ -258,7 +340,6 @@ impl Message {
             }
             Self::Landing { start, metadata } => {
                 out.put_u64_le(*start);
-                out.put_u64_le(crate::checksum::checksum(metadata));
                 out.put_slice(metadata);
                 (LANDING, 0)
             }
@@ -373,20 +454,17 @@ impl Message {
         }
     }
 
-    /// Reads the body of any message but a frame or a probe.
-    pub(crate) fn decode(kind: u8, body: &[u8]) -> Result<Self, WireError> {
-        let mut fields = Fields(body);
-        let message = match kind {
+    /// Reads any whole message, header included, but a frame or a probe.
+    pub(crate) fn decode(message: &[u8]) -> Result<Self, WireError> {
+        let header = Header::of(message, 0)?;
+        let mut fields = Fields(header.fields(message)?);
+        let message = match header.kind {
             HELLO => Self::Hello(fields.hello()?),
             APPROACH => Self::Approach(fields.hello()?),
-            LANDING => {
-                let (start, checksum) = (fields.u64()?, fields.u64()?);
-                let metadata = fields.rest();
-                if crate::checksum::checksum(&metadata) != checksum {
-                    return Err(WireError::Metadata);
-                }
-                Self::Landing { start, metadata }
-            }
+            LANDING => Self::Landing {
+                start: fields.u64()?,
+                metadata: fields.rest(),
+            },
             NO_LANDING => Self::NoLanding(fields.text()?),
             WAIT => Self::Wait,
             WELCOME => {
@@ -571,51 +649,93 @@ mod tests {
         )
     }
 
-    fn header_of(bytes: &[u8], block_bytes: u32) -> Result<Header, WireError> {
-        Header::parse(bytes[..HEADER_BYTES].try_into().unwrap(), block_bytes)
+    fn encoded(message: &Message) -> Vec<u8> {
+        let mut bytes = BytesMut::new();
+        message.encode(&mut bytes);
+        bytes.to_vec()
+    }
+
+    /// What a link makes of the bytes up to a payload.
+    fn decoded(bytes: &[u8]) -> Result<Message, WireError> {
+        match Header::of(bytes, 2000)? {
+            Header { kind: FRAME, .. } => FrameHead::parse(bytes, 2000).map(Message::Frame),
+            header if header.kind == PROBE => {
+                header.fields(bytes)?;
+                let len = header.body_len - CHECK_BYTES;
+                Ok(Message::Probe(len as u32))
+            }
+            _ => Message::decode(bytes),
+        }
+    }
+
+    /// Flips every bit of an encoded message, one at a time.
+    fn flip_each_bit(message: &Message) {
+        let mut bytes = encoded(message);
+        assert_eq!(decoded(&bytes).as_ref(), Ok(message));
+        for bit in 0..8 * bytes.len() {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let read = decoded(&bytes);
+            assert!(read.is_err(), "bit {bit} of {message:?} makes {read:?}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
     }
 
     proptest! {
         #[test]
         fn every_message_comes_back(message in message()) {
-            let mut bytes = BytesMut::new();
-            message.encode(&mut bytes);
-            let header = header_of(&bytes, 0).unwrap();
+            let bytes = encoded(&message);
+            let header = Header::of(&bytes, 0).unwrap();
             prop_assert_eq!(header.body_len, bytes.len() - HEADER_BYTES);
-            prop_assert_eq!(Message::decode(header.kind, &bytes[HEADER_BYTES..]).unwrap(), message);
+            prop_assert_eq!(Message::decode(&bytes).unwrap(), message);
         }
 
         #[test]
         fn every_frame_head_comes_back(head in frame_head()) {
-            let mut bytes = BytesMut::new();
-            Message::Frame(head).encode(&mut bytes);
-            let header = header_of(&bytes, 2000).unwrap();
+            let bytes = encoded(&Message::Frame(head));
             prop_assert_eq!(bytes.len(), HEADER_BYTES + FRAME_HEAD_BYTES);
-            let parsed = FrameHead::parse(&bytes[HEADER_BYTES..], header.body_len, 2000).unwrap();
-            prop_assert_eq!(parsed, head);
+            prop_assert_eq!(FrameHead::parse(&bytes, 2000).unwrap(), head);
+        }
+
+        #[test]
+        fn one_flipped_bit_is_an_error_and_never_another_message(message in message(), head in frame_head()) {
+            flip_each_bit(&message);
+            flip_each_bit(&Message::Frame(head));
+            flip_each_bit(&Message::Probe(head.part.len));
         }
 
         #[test]
         fn damage_is_an_error_and_never_a_panic(kind in 0u8..31, body in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = Message::decode(kind, &body);
-            let _ = FrameHead::parse(&body, body.len(), 128);
+            let mut bytes = vec![kind, 0, 0, 0];
+            bytes.extend((body.len() as u32).to_le_bytes());
+            bytes.extend(body);
+            let _ = decoded(&bytes);
+            crate::fuzzing::close(&mut bytes);
+            let _ = decoded(&bytes);
         }
 
         #[test]
         fn a_message_cut_short_is_refused(message in message(), keep in 0usize..1000) {
-            let mut bytes = BytesMut::new();
-            message.encode(&mut bytes);
-            let body = &bytes[HEADER_BYTES..];
-            prop_assume!(!body.is_empty());
-            let keep = keep % body.len();
-            // A list cut between two numbers is a shorter list; the header's length rules that out.
-            let shorter_list = match message {
-                Message::Seal(_) => keep >= 40,
-                Message::GrantSlots(_) | Message::Pool(_) => true,
-                _ => false,
-            };
-            prop_assert!(shorter_list || Message::decode(bytes[0], &body[..keep]).is_err());
+            let bytes = encoded(&message);
+            let keep = keep % bytes.len();
+            prop_assert!(Message::decode(&bytes[..keep]).is_err());
         }
+    }
+
+    /// The preamble says so before the checksum is looked at: another release has another one, or none.
+    #[test]
+    fn another_version_is_named_and_not_taken_for_damage() {
+        let hello = Message::Hello(Hello {
+            from: WorkerRef::default(),
+            to: WorkerRef::default(),
+            block_bytes: 1,
+            fingerprint: "f".to_owned(),
+        });
+        let mut bytes = encoded(&hello);
+        bytes[HEADER_BYTES + 4] = 5;
+        assert_eq!(decoded(&bytes), Err(WireError::Version(5)));
+        bytes[HEADER_BYTES + 4] = VERSION as u8;
+        bytes[HEADER_BYTES + 6] ^= 1;
+        assert_eq!(decoded(&bytes), Err(WireError::Damaged("hello")));
     }
 
     #[test]
@@ -638,9 +758,9 @@ mod tests {
             let [a, b, c, d] = len.to_le_bytes();
             Header::parse([kind, 0, 0, 0, a, b, c, d], 4096)
         };
-        assert!(header(FRAME, 4096 + 40).is_ok());
+        assert!(header(FRAME, 4096 + 48).is_ok());
         assert!(matches!(
-            header(FRAME, 4096 + 41),
+            header(FRAME, 4096 + 49),
             Err(WireError::TooLong { .. })
         ));
         assert!(matches!(

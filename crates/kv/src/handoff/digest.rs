@@ -1,10 +1,12 @@
-//! The digest over all frames of a hand-off.
+//! The digest over all frames of a hand-off and every field of its seal.
 //!
-//! Owns: how frames are folded. Never: depends on their order, because several streams may carry
-//! them. Invariant: leaving out, doubling or altering one frame changes the digest, up to chance
-//! of one in 2^64; it guards against mistakes, not against an adversary on the link.
+//! Owns: how frames and seal are folded. Never: depends on the frames' order, because several streams
+//! may carry them. Invariant: leaving out, doubling or altering one frame changes the digest, up to
+//! chance of one in 2^64, and a change of one field of the seal changes it for certain; it guards
+//! against mistakes, not against an adversary on the link.
 
 use crate::BlockPart;
+use cleave_domain::{BlockHash, HandoffId, TokenId};
 
 /// Grows by one frame at a time; equal for equal sets of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -26,6 +28,39 @@ impl Digest {
     pub fn value(self) -> u64 {
         self.0
     }
+
+    /// The digest that a seal carries: the frames so far, then every other field of the seal in its
+    /// order, each token with its position and their number. Each step is a bijection, so two seals that
+    /// differ in one field have different digests.
+    pub fn close(
+        self,
+        handoff: HandoffId,
+        blocks_count: u32,
+        content: BlockHash,
+        output: &[TokenId],
+    ) -> u64 {
+        let fold = |digest: u64, word: u64| mix(digest ^ word);
+        let [first, second] = halves(content);
+        let head = [
+            handoff.flight.0,
+            u64::from(handoff.attempt),
+            u64::from(blocks_count),
+            first,
+            second,
+            output.len() as u64,
+        ];
+        let head = head.into_iter().fold(self.0, fold);
+        let positions = (0..).map(|position: u64| position << 32);
+        let tokens = positions.zip(output);
+        tokens.fold(head, |digest, (position, token)| {
+            fold(digest, position | u64::from(*token))
+        })
+    }
+}
+
+fn halves(BlockHash(bytes): BlockHash) -> [u64; 2] {
+    let whole = u128::from_le_bytes(bytes);
+    [whole as u64, (whole >> 64) as u64]
 }
 
 /// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input moves half of the
@@ -41,6 +76,7 @@ fn mix(value: u64) -> u64 {
 mod tests {
     use super::{Digest, mix};
     use crate::BlockPart;
+    use cleave_domain::{BlockHash, FlightId, HandoffId};
 
     fn part(ordinal: u32, offset: u32) -> BlockPart {
         let len = 8;
@@ -69,6 +105,36 @@ mod tests {
         let mut merged = fold(&[(part(1, 0), 6)]);
         merged.merge(fold(&[(part(0, 0), 5)]).value());
         assert_eq!(whole, merged);
+    }
+
+    #[test]
+    fn every_field_of_a_seal_and_every_position_counts() {
+        let handoff = |flight, attempt| HandoffId {
+            flight: FlightId(flight),
+            attempt,
+        };
+        let content = |byte: usize| {
+            let mut content = BlockHash([7; 16]);
+            content.0[byte % 16] ^= u8::from(byte < 16);
+            content
+        };
+        let whole = fold(&[(part(0, 0), 5)]);
+        let sealed = whole.close(handoff(1, 2), 3, content(16), &[4, 5]);
+        let others = [
+            fold(&[]).close(handoff(1, 2), 3, content(16), &[4, 5]),
+            whole.close(handoff(0, 2), 3, content(16), &[4, 5]),
+            whole.close(handoff(1, 3), 3, content(16), &[4, 5]),
+            whole.close(handoff(1, 2), 2, content(16), &[4, 5]),
+            whole.close(handoff(1, 2), 3, content(0), &[4, 5]),
+            whole.close(handoff(1, 2), 3, content(15), &[4, 5]),
+            whole.close(handoff(1, 2), 3, content(16), &[5, 4]),
+            whole.close(handoff(1, 2), 3, content(16), &[4]),
+            whole.close(handoff(1, 2), 3, content(16), &[4, 5, 0]),
+            whole.close(handoff(1, 2), 3, content(16), &[]),
+        ];
+        assert!(others.iter().all(|other| *other != sealed), "{others:x?}");
+        let different: std::collections::BTreeSet<u64> = others.into_iter().collect();
+        assert_eq!(different.len(), others.len());
     }
 
     /// The first outputs of SplitMix64 seeded with 0 and 1234567, as published with it.

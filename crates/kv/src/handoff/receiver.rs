@@ -28,6 +28,8 @@ pub struct Expected {
     pub block_bytes: u32,
     /// Tokens of each block.
     pub block_tokens: u32,
+    /// Tokens of the vocabulary: a seal with another one is damaged, or of another model.
+    pub vocab_size: u32,
     /// Tokens of the sequence when it was reserved.
     pub tokens: u32,
     /// Their hash, as in [`Seal::content`].
@@ -331,9 +333,10 @@ impl Receiver {
             State::Receiving { seal: Some(known) } if *known != seal => {
                 self.give_up(Cause::Failed(Failure::Corrupt));
             }
-            // The seal came twice: so may the answer.
+            // A repeated seal means that the answer may be lost.
             State::Landed => self.answer_landed(),
-            State::Receiving { .. } | State::Ended => {}
+            State::Ended => self.answer_abandoned(Cause::Cancelled),
+            State::Receiving { .. } => {}
         }
     }
 
@@ -350,7 +353,9 @@ impl Receiver {
         let State::Receiving { seal: Some(seal) } = &self.state else {
             return;
         };
-        let Some(blocks) = self.blocks_due(seal) else {
+        let vocab_size = self.expected.vocab_size;
+        let foreign = seal.output.iter().any(|token| *token >= vocab_size);
+        let Some(blocks) = self.blocks_due(seal).filter(|_| !foreign) else {
             return self.give_up(Cause::Failed(Failure::Corrupt));
         };
         let (due, rest) = self.accepted_bytes.split_at(blocks);
@@ -360,7 +365,7 @@ impl Receiver {
         if due.iter().any(|bytes| *bytes < self.expected.block_bytes) {
             return;
         }
-        if seal.digest != self.digest.value() || seal.content != self.expected.content {
+        if seal.digest != self.digest_due(seal) || seal.content != self.expected.content {
             return self.give_up(Cause::Failed(Failure::Corrupt));
         }
         if self.settled() {
@@ -371,6 +376,12 @@ impl Receiver {
             self.answer_landed();
             self.outputs.push_back(Output::Landed { output });
         }
+    }
+
+    /// The digest that this seal has to carry.
+    fn digest_due(&self, seal: &Seal) -> u64 {
+        self.digest
+            .close(seal.handoff, seal.blocks_count, seal.content, &seal.output)
     }
 
     /// How many of the reserved blocks the seal speaks of; `None` if it speaks of others.
@@ -390,14 +401,15 @@ impl Receiver {
         self.outputs.push_back(Output::Send(packet));
     }
 
+    fn answer_abandoned(&mut self, cause: Cause) {
+        let handoff = self.expected.handoff;
+        let packet = Packet::Abandoned { handoff, cause };
+        self.outputs.push_back(Output::Send(packet));
+    }
+
     fn give_up(&mut self, cause: Cause) {
         if self.open() {
-            let handoff = self.expected.handoff;
-            let packet = Packet::Abandoned {
-                handoff,
-                cause: cause.clone(),
-            };
-            self.outputs.push_back(Output::Send(packet));
+            self.answer_abandoned(cause.clone());
             self.end(cause);
         }
     }

@@ -3,8 +3,8 @@
 //! Owns: which blocks were asked to be exported, what became of them, and when to seal.
 //! Never: lets go of its blocks while one is being read ([`Sender::settled`]), nor before the
 //! receiver has landed or either end gave up.
-//! Invariant: the seal is sent at most once, after every block left whole and the tokens drawn are
-//! known; `Done` or `Ended` is said at most once, and never both. `Stopped` is said only when no
+//! Invariant: the seal is sent after every block left whole and the tokens drawn are known, and every
+//! repetition of it is equal to the first; `Done` or `Ended` is said at most once, and never both. `Stopped` is said only when no
 //! block is being read, and none will be.
 
 use super::Digest;
@@ -55,6 +55,8 @@ pub enum Input {
         /// Who says so.
         from: WorkerRef,
     },
+    /// No answer to the seal came for a while: the seal or the answer may be lost.
+    Unanswered,
     /// The link to the receiver broke.
     LinkLost,
     /// The worker no longer wants it: the receiver is told why.
@@ -111,7 +113,7 @@ enum State {
         output: Vec<TokenId>,
     },
     /// Waits for the verdict.
-    Sealed,
+    Sealed(Seal),
     Closed,
 }
 
@@ -148,7 +150,7 @@ impl Sender {
 
     /// Whether the seal was sent and the verdict is still out.
     pub fn sealed(&self) -> bool {
-        self.state == State::Sealed
+        matches!(self.state, State::Sealed(_))
     }
 
     /// Whether the verdict is still out.
@@ -182,6 +184,12 @@ impl Sender {
             Input::Abandoned { from, cause } if from == receiver => self.end(cause),
             Input::Stop { from } if from == receiver => self.stop(),
             Input::Landed { .. } | Input::Abandoned { .. } | Input::Stop { .. } => {}
+            Input::Unanswered => {
+                if let State::Sealed(seal) = &self.state {
+                    let packet = Packet::Seal(seal.clone());
+                    self.outputs.push_back(Output::Send(packet));
+                }
+            }
             Input::LinkLost => self.end(Cause::Failed(Failure::LinkLost)),
             Input::GivenUp { cause } => self.give_up(cause),
         }
@@ -194,7 +202,7 @@ impl Sender {
 
     /// Asserts the invariant.
     pub fn check(&self) {
-        if self.state == State::Sealed {
+        if self.sealed() {
             assert!(self.settled(), "sealed with blocks unsent");
         }
         let target = self.target.present..self.target.present + self.blocks_count;
@@ -260,7 +268,7 @@ impl Sender {
 
     fn landed(&mut self) {
         match self.state {
-            State::Sealed => {
+            State::Sealed(_) => {
                 self.state = State::Closed;
                 self.outputs.push_back(Output::Done);
             }
@@ -276,15 +284,17 @@ impl Sender {
         if let State::Leaving { content, output } = &mut self.state
             && self.exporting.is_empty()
         {
+            let (handoff, blocks_count) = (self.handoff, self.blocks_count);
             let (content, output) = (*content, std::mem::take(output));
-            self.state = State::Sealed;
-            self.outputs.push_back(Output::Send(Packet::Seal(Seal {
-                handoff: self.handoff,
-                blocks_count: self.blocks_count,
-                digest: self.digest.value(),
+            let seal = Seal {
+                handoff,
+                blocks_count,
+                digest: self.digest.close(handoff, blocks_count, content, &output),
                 content,
                 output,
-            })));
+            };
+            self.state = State::Sealed(seal.clone());
+            self.outputs.push_back(Output::Send(Packet::Seal(seal)));
         }
     }
 

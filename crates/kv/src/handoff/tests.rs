@@ -9,6 +9,7 @@ use cleave_domain::{
 use receiver::{Expected, Receiver};
 use sender::Sender;
 
+const VOCAB_SIZE: u32 = 100;
 const CONTENT: BlockHash = BlockHash([3; 16]);
 
 const HANDOFF: HandoffId = HandoffId {
@@ -49,6 +50,7 @@ fn pair_with(writer: Writer) -> (Sender, Receiver) {
         blocks,
         block_bytes: 8,
         block_tokens: 4,
+        vocab_size: VOCAB_SIZE,
         tokens: 10,
         content: CONTENT,
         writer,
@@ -297,6 +299,127 @@ fn lesson_16_a_seal_that_does_not_fit_fails_closed() {
     assert_eq!(feed(&mut receiver, &[other]), CORRUPT);
 }
 
+/// Every seal that differs from this one in one bit of one field.
+fn flipped(seal: &Seal) -> Vec<Seal> {
+    let mut all = Vec::new();
+    let mut flip = |bits: u32, field: &dyn Fn(&mut Seal, u32)| {
+        for bit in 0..bits {
+            let mut other = seal.clone();
+            field(&mut other, bit);
+            all.push(other);
+        }
+    };
+    flip(64, &|seal, bit| seal.handoff.flight.0 ^= 1 << bit);
+    flip(32, &|seal, bit| seal.handoff.attempt ^= 1 << bit);
+    flip(32, &|seal, bit| seal.blocks_count ^= 1 << bit);
+    flip(64, &|seal, bit| seal.digest ^= 1 << bit);
+    flip(128, &|seal, bit| {
+        seal.content.0[bit as usize / 8] ^= 1 << (bit % 8);
+    });
+    for place in 0..seal.output.len() {
+        flip(32, &move |seal, bit| seal.output[place] ^= 1 << bit);
+    }
+    let mut shorter = seal.clone();
+    shorter.output.pop();
+    let mut longer = seal.clone();
+    longer.output.push(0);
+    all.extend([shorter, longer]);
+    all
+}
+
+#[test]
+fn any_flipped_bit_in_any_field_of_a_seal_fails_closed() {
+    let (frames, sealed) = sent();
+    for wrong in flipped(&sealed) {
+        let said = format!("{wrong:?}");
+        let (_, mut receiver) = pair();
+        feed(&mut receiver, &frames);
+        assert_eq!(feed(&mut receiver, &[seal(wrong)]), CORRUPT, "{said}");
+    }
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_fails_the_hand_off() {
+    for (token, lands) in [(VOCAB_SIZE - 1, true), (VOCAB_SIZE, false)] {
+        let (mut sender, mut receiver) = pair();
+        let (content, output) = (CONTENT, vec![token]);
+        let said = between(&mut sender, &mut receiver, (content, output));
+        assert_eq!(receiver.landed(), lands, "{token}: {said:?}");
+        if !lands {
+            assert_eq!(said[said.len() - 2..], CORRUPT);
+        }
+    }
+}
+
+#[test]
+fn an_unanswered_seal_is_repeated_and_answered_again() {
+    let (mut sender, mut receiver) = pair();
+    sender.handle(sender::Input::Unanswered);
+    assert_eq!(sender.poll(), None, "nothing was sealed");
+    between(&mut sender, &mut receiver, (CONTENT, vec![42]));
+    let again = |sender: &mut Sender| {
+        sender.handle(sender::Input::Unanswered);
+        match sender.poll() {
+            Some(sender::Output::Send(Packet::Seal(again))) => Some(seal(again)),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    let repeated = again(&mut sender).expect("it waits for its answer");
+    assert_eq!(feed(&mut receiver, &[repeated]), ["send landed"]);
+    let from = worker(2, 1);
+    sender.handle(sender::Input::Landed { from });
+    assert_eq!(sender.poll(), Some(sender::Output::Done));
+    assert!(again(&mut sender).is_none(), "it has its answer");
+}
+
+/// The answer of a receiver that gave up may be lost as well.
+#[test]
+fn a_receiver_that_ended_answers_a_repeated_seal() {
+    let (frames, sealed) = sent();
+    let (_, mut receiver) = pair();
+    feed(&mut receiver, &frames[..1]);
+    let up = receiver::Input::GivenUp {
+        cause: Cause::Cancelled,
+    };
+    feed(&mut receiver, &[up]);
+    let said = feed(&mut receiver, &[seal(sealed)]);
+    assert_eq!(said, ["send abandoned Cancelled"]);
+    assert!(!receiver.open() && !receiver.landed());
+}
+
+/// The whole way from the first block to the seal; gives what the receiver did.
+fn between(
+    sender: &mut Sender,
+    receiver: &mut Receiver,
+    drawn: (BlockHash, Vec<u32>),
+) -> Vec<String> {
+    for ordinal in 0..3 {
+        let from = BlockIndex(ordinal);
+        sender.handle(sender::Input::Computed { ordinal, from });
+    }
+    let (content, output) = drawn;
+    sender.handle(sender::Input::Sampled { content, output });
+    let mut said = Vec::new();
+    while let Some(output) = sender.poll() {
+        match output {
+            sender::Output::Export { ordinal, block, .. } => {
+                let whole = part(ordinal, 0, 8);
+                let mut digest = Digest::default();
+                digest.add(whole, checksum(whole));
+                said.extend(feed(receiver, &[frame(whole, block)]));
+                let outcome = Ok((digest.value(), 8));
+                sender.handle(sender::Input::Exported { ordinal, outcome });
+            }
+            sender::Output::Send(Packet::Seal(sealed)) => {
+                said.extend(feed(receiver, &[seal(sealed)]));
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    said
+}
+
 #[test]
 fn a_block_beyond_the_seal_fails_closed() {
     let (mut frames, sealed) = sent();
@@ -389,6 +512,7 @@ fn blocks_reserved_ahead_may_be_filled_or_not() {
                 blocks,
                 block_bytes: 8,
                 block_tokens: 4,
+                vocab_size: VOCAB_SIZE,
                 tokens: 10,
                 content: CONTENT,
                 writer: Writer::Receiver,

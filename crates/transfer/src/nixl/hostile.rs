@@ -7,6 +7,7 @@ use super::landing::LandingParts;
 use super::library::{
     Agent, AgentConfig, AgentParts, Functions, Handle, IN_PROGRESS, Order, failing,
 };
+use super::note::NOTE_BYTES;
 use super::writer::WriterParts;
 use super::{Backend, Landing, Names, Nixl, Offer, Writer};
 use crate::config::{LinkEvent, LinksConfig};
@@ -98,7 +99,7 @@ fn lesson_02_a_write_after_the_end_of_its_link_lands_nowhere() {
         from: shape.start(0),
         to,
         len: BLOCK as usize,
-        note: [0; 4],
+        note: [0; NOTE_BYTES],
     };
     slot.fill(1);
     let mut first = sender.write(&remote, &order()).unwrap();

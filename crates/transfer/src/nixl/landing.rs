@@ -7,6 +7,7 @@
 use super::leave::{Gated, inside};
 use super::library::{Agent, AgentParts, CallError};
 use super::making::{Ready, make};
+use super::note;
 use super::pace::Pace;
 use super::{Nixl, Offer};
 use crate::shared_memory::{Mirror, Shape};
@@ -28,6 +29,15 @@ pub(crate) struct Landing {
 pub(crate) struct Awaited {
     pub(crate) slot: u32,
     pub(crate) written: oneshot::Sender<Result<(), String>>,
+}
+
+/// Why nothing more lands.
+#[derive(Debug, thiserror::Error)]
+enum LandingError {
+    #[error("{0}")]
+    Call(#[from] CallError),
+    #[error("a note behind a written slot was damaged on the way: it names no slot of this link")]
+    Damaged,
 }
 
 /// What a ring is made of.
@@ -175,7 +185,7 @@ struct Desk {
 
 impl Desk {
     /// Answers until nobody can ask any more, or the agent fails.
-    fn run(&mut self, asked: &threads::Receiver<Awaited>) -> Result<(), CallError> {
+    fn run(&mut self, asked: &threads::Receiver<Awaited>) -> Result<(), LandingError> {
         let mut pace = Pace::new(self.beat);
         let mut waiting: Option<Awaited> = None;
         loop {
@@ -202,19 +212,24 @@ impl Desk {
         }
     }
 
-    /// Takes in which slots were written. A note that no sender of ours makes is nobody's.
-    fn hear(&mut self) -> Result<(), CallError> {
+    /// Takes in which slots were written. Nobody could tell which slot a damaged note was for, so it ends
+    /// the link.
+    fn hear(&mut self) -> Result<(), LandingError> {
         let Self {
             agent, is_written, ..
         } = self;
+        let mut damaged = false;
         agent.notes(|note| {
-            let slot = note.try_into().map(u32::from_le_bytes);
-            if let Ok(slot) = slot
-                && let Some(is_written) = is_written.get_mut(slot as usize)
-            {
-                *is_written = true;
+            let named = note::read(note).and_then(|slot| is_written.get_mut(slot as usize));
+            match named {
+                Some(is_written) => *is_written = true,
+                None => damaged = true,
             }
-        })
+        })?;
+        match damaged {
+            true => Err(LandingError::Damaged),
+            false => Ok(()),
+        }
     }
 
     /// Gives it back if it must wait on.

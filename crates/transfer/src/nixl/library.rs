@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use super::note::NOTE_BYTES;
 use crate::shared_memory::Area;
 use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -239,7 +240,7 @@ pub(super) struct Order {
     pub(super) to: u64,
     pub(super) len: usize,
     /// What the other end hears once the bytes are there.
-    pub(super) note: [u8; 4],
+    pub(super) note: [u8; NOTE_BYTES],
 }
 
 impl Agent {

@@ -25,6 +25,7 @@ mod leave;
 mod library;
 mod making;
 mod metadata;
+mod note;
 mod pace;
 mod writer;
 

@@ -8,6 +8,7 @@
 use super::leave::{Gated, inside};
 use super::library::{Agent, AgentParts, CallError, Order, Remote, Write};
 use super::making::{Ready, make};
+use super::note;
 use super::pace::Pace;
 use super::{Names, Nixl, Offer};
 use crate::shared_memory::{Ring, Shape};
@@ -272,7 +273,7 @@ impl Desk {
             from: start,
             to: self.start.wrapping_add(start as u64),
             len: slot.len,
-            note: slot.number.to_le_bytes(),
+            note: note::write(slot.number),
         };
         self.agent.write(&self.remote, &order)
     }
