@@ -5,19 +5,23 @@ use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = "../../proto";
-    let files = [
-        "cleave/fleet/v1/fleet.proto",
+    let own = "cleave/fleet/v1/fleet.proto";
+    let foreign = [
         "envoy/service/ext_proc/v3/external_processor.proto",
         "externalscaler/externalscaler.proto",
     ];
-    for file in files {
+    for file in [own].iter().chain(&foreign) {
         println!("cargo:rerun-if-changed={root}/{file}");
     }
-    let descriptors = protox::compile(files, [root])?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        // A checksum closes every message.
+        .codec_path("crate::wire::CheckedCodec")
+        .compile_fds(protox::compile([own], [root])?)?;
     tonic_prost_build::configure()
         .build_transport(false)
         // Chunks of bodies go on as they came.
         .bytes(".envoy")
-        .compile_fds(descriptors)?;
+        .compile_fds(protox::compile(foreign, [root])?)?;
     Ok(())
 }

@@ -224,7 +224,7 @@ impl Overlap for MockEngine {
 }
 
 fn impossible(slot: SlotIndex, what: &str) -> EngineError {
-    EngineError::Plan(format!("{slot}: {what}"))
+    EngineError::Slot(slot, what.to_owned())
 }
 
 /// The token at `position`: the first of a chain of hashes that may be drawn.

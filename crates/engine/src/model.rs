@@ -194,9 +194,7 @@ impl<O: Ops> ModelEngine<O> {
 
     /// Checks a plan, and opens its slots.
     fn admit(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
-        self.check
-            .check(&self.description, &self.slots, plan)
-            .map_err(EngineError::Plan)?;
+        self.check.check(&self.description, &self.slots, plan)?;
         for open in &plan.opens {
             self.slots[open.slot.0 as usize] = Some(Slot::open(open));
             self.opens_counts[open.slot.0 as usize] += 1;

@@ -5,8 +5,8 @@
 //! Invariant: a plan that passes cannot index outside a buffer, write two sequences into one block,
 //! or run a token that is neither in the slot's history nor being drawn for it.
 
-use crate::EngineDescription;
 use crate::sampling::{self, Slot};
+use crate::{EngineDescription, EngineError};
 use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Segment, StepPlan};
 
 /// Marks which blocks and slots a plan has named, without clearing them between plans.
@@ -36,17 +36,18 @@ impl PlanCheck {
         }
     }
 
-    /// Says what is wrong with a plan, if anything.
+    /// Says what is wrong with a plan, if anything, and for which slot.
     pub(crate) fn check(
         &mut self,
         engine: &EngineDescription,
         slots: &[Option<Slot>],
         plan: &StepPlan,
-    ) -> Result<(), String> {
+    ) -> Result<(), EngineError> {
         for (index, open) in plan.opens.iter().enumerate() {
-            check_open(engine, open).map_err(|problem| format!("{}: {problem}", open.slot))?;
+            let of_slot = |problem| EngineError::Slot(open.slot, problem);
+            check_open(engine, open).map_err(of_slot)?;
             if plan.opens[..index].iter().any(|o| o.slot == open.slot) {
-                return Err(format!("{} is opened twice", open.slot));
+                return Err(of_slot("is opened twice".to_owned()));
             }
         }
         self.plans_serial += 1;
@@ -55,10 +56,11 @@ impl PlanCheck {
             rows += segment.len as usize;
             if rows > engine.capacity.step_tokens_max as usize {
                 let most = engine.capacity.step_tokens_max;
-                return Err(format!("{rows} tokens or more in a step of {most}"));
+                let problem = format!("{rows} tokens or more in a step of {most}");
+                return Err(EngineError::Plan(problem));
             }
             self.check_segment(engine, slots, (plan, segment))
-                .map_err(|problem| format!("{}: {problem}", segment.slot))?;
+                .map_err(|problem| EngineError::Slot(segment.slot, problem))?;
         }
         Ok(())
     }

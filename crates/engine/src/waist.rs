@@ -32,7 +32,7 @@ pub trait Engine: Send {
     /// Runs one step. When its result is there, the device has done all of it: keys and values are final.
     ///
     /// # Errors
-    /// `Plan` if the plan contradicts the engine's limits or itself; nothing has changed then.
+    /// `Plan` or `Slot` if the plan contradicts the engine's limits or itself; nothing has changed then.
     /// `Device`, `NotFinite` or `Lost` if the device failed; what the plan was to write is then unknown.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
@@ -133,6 +133,9 @@ pub enum EngineError {
     /// The caller asked for something impossible; nothing has changed.
     #[error("impossible step: {0}")]
     Plan(String),
+    /// The same, because of what the caller asked for one slot; without that the rest could be run.
+    #[error("impossible step: {0}: {1}")]
+    Slot(SlotIndex, String),
     /// The device failed.
     #[error("device failed: {0}")]
     Device(String),
@@ -142,4 +145,15 @@ pub enum EngineError {
     /// The device failed for good: nothing works on it any more in this process.
     #[error("device lost: {0}")]
     Lost(String),
+}
+
+impl EngineError {
+    /// The slot for whose sequence alone a step failed, if it is known: the others of the step can run
+    /// again, from their history and the KV that they had before it.
+    pub fn slot(&self) -> Option<SlotIndex> {
+        match self {
+            Self::Slot(slot, _) | Self::NotFinite(slot) => Some(*slot),
+            Self::Plan(_) | Self::Device(_) | Self::Lost(_) => None,
+        }
+    }
 }

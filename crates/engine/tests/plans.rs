@@ -125,7 +125,12 @@ fn a_plan_that_contradicts_something_is_refused() {
         let mut plan = fine();
         spoil(&mut plan);
         match engine.step(&plan) {
-            Err(EngineError::Plan(problem)) => assert!(problem.contains(says), "{problem}: {says}"),
+            Err(error @ (EngineError::Plan(_) | EngineError::Slot(..))) => {
+                let problem = error.to_string();
+                assert!(problem.contains(says), "{problem}: {says}");
+                // Only the sum of all tokens is nobody's own.
+                assert_eq!(error.slot().is_none(), says == "in a step of 16", "{says}");
+            }
             other => panic!("{says}: {other:?}"),
         }
     }
@@ -142,7 +147,10 @@ fn a_plan_that_contradicts_something_is_refused() {
         let mut plan = fine();
         with(change)(&mut plan);
         match engine.step(&plan) {
-            Err(EngineError::Plan(problem)) => assert!(problem.contains(says), "{problem}"),
+            Err(EngineError::Slot(slot, problem)) => {
+                assert!(problem.contains(says), "{problem}");
+                assert_eq!(slot, fine().opens[0].slot);
+            }
             other => panic!("{says}: {other:?}"),
         }
     }

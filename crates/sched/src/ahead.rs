@@ -25,7 +25,8 @@ impl Brain {
     /// From when on a step ahead may be said, if the engine takes one now.
     pub(crate) fn ahead_at(&self) -> Option<Time> {
         let step = self.under_way.front()?;
-        let takes_one = self.limits.steps_in_flight >= 2 && self.under_way.len() == 1;
+        let alone = self.under_way.len() == 1 && !step.void;
+        let takes_one = self.limits.steps_in_flight >= 2 && alone;
         let lead = LEAD.max(step.predicted / LEAD_PARTS);
         takes_one.then(|| step.since + step.predicted.saturating_sub(lead))
     }

@@ -10,6 +10,7 @@ use crate::load::Told;
 use crate::moves::Move;
 use crate::past::Past;
 use crate::policy::{Rank, SwapPrices};
+use crate::resend::Resends;
 use crate::sequence::{Phase, Sequence};
 use crate::severed::Severed;
 use crate::speculate::Acceptance;
@@ -48,6 +49,8 @@ pub struct Brain {
     pub(crate) leases: Deadlines,
     /// How long those that only wait for their peer may stand still, or wait to be answered.
     pub(crate) stalls: Deadlines,
+    /// Packets that are sent again until they are answered.
+    pub(crate) resends: Resends,
     /// Said and not answered, the oldest first; it runs, and the one behind it when it is over.
     pub(crate) under_way: VecDeque<Step>,
     /// Those connected, each with how many of its orders were heard; not counted where nothing is
@@ -100,6 +103,8 @@ pub(crate) struct Step {
     pub(crate) drafts: Vec<TokenId>,
     /// What came of guessing, where it was tried.
     pub(crate) drafting: Option<Drafting>,
+    /// The step before it, on which it stands, failed for one sequence: nothing it gives can be used.
+    pub(crate) void: bool,
 }
 
 /// A segment of a step under way.
@@ -140,6 +145,7 @@ impl Brain {
             slots: (0..slots).map(SlotIndex).collect(),
             leases: Deadlines::default(),
             stalls: Deadlines::default(),
+            resends: Resends::default(),
             under_way: VecDeque::new(),
             routers: BTreeMap::new(),
             severed: Severed::default(),
@@ -214,7 +220,7 @@ impl Brain {
                 outcome,
             } => self.imported(handoff, part, outcome),
             Input::Stepped { result, took } => self.stepped(result, took),
-            Input::StepFailed { step, reason } => self.step_failed(step, &reason),
+            Input::StepFailed { step, slot, reason } => self.step_failed(step, slot, &reason),
             Input::EngineLost { reason } => self.engine_lost(&reason),
             Input::Woke => {}
             Input::Draining => self.drain(),
@@ -366,7 +372,7 @@ impl Brain {
         let step = step.map(|step| step.since + self.limits.step_max);
         let ahead = self.ahead_at().filter(|at| *at > self.now);
         let fetch = self.tiers.patience().next();
-        let all = [lease, stall, step, ahead, fetch];
+        let all = [lease, stall, step, ahead, fetch, self.resends.next()];
         all.into_iter().flatten().min()
     }
 

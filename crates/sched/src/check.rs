@@ -80,6 +80,10 @@ impl Brain {
         let waiting = known.into_iter().copied();
         self.stalls
             .check(waiting.filter(|handoff| self.waits_for_peer(*handoff)));
+        let known: BTreeSet<_> = self.sequences.keys().chain(self.moves.keys()).collect();
+        let asking = known.into_iter().copied();
+        self.resends
+            .check(asking.filter(|handoff| self.awaits_answer(*handoff)));
         let queue = capacity.slots_count + self.limits.queue_max;
         let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
         assert!(decoding <= queue as usize, "more decoding than may be");

@@ -75,6 +75,9 @@ impl Brain {
         while let Some(handoff) = self.stalls.passed(self.now) {
             self.stalled(handoff);
         }
+        while let Some(handoff) = self.resends.passed(self.now, self.limits.stall_max) {
+            self.resend(handoff);
+        }
         self.lose_patience();
         self.look_at_step();
     }
@@ -102,6 +105,7 @@ impl Brain {
         }
         self.leases.end(handoff);
         self.stalls.end(handoff);
+        self.resends.end(handoff);
         self.stirred = true;
         let cause = close.cause();
         match close {
@@ -168,6 +172,7 @@ impl Brain {
         let trace = if landed { Trace::Landed } else { Trace::Over };
         self.past.add(handoff, trace);
         self.stalls.end(handoff);
+        self.resends.end(handoff);
         self.tell(sequence.router, Report::Released { handoff });
     }
 }

@@ -8,7 +8,7 @@ use crate::Lookup;
 use crate::outcome::{FetchOutcome, KeepOutcome};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
-    Prices, Report, Role, RouterId, StepId, StepPlan, StepResult, Work, WorkerRef,
+    Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult, Work, WorkerRef,
 };
 use cleave_kv::{BlockPart, Condition, Packet, Place, Writer};
 use serde::{Deserialize, Serialize};
@@ -198,6 +198,10 @@ pub enum Input {
     StepFailed {
         /// Which.
         step: StepId,
+        /// The slot for whose sequence alone it failed, if the engine knows: without that one it would have
+        /// run, and nothing but the positions of the plan's segments can have been written.
+        #[serde(default)]
+        slot: Option<SlotIndex>,
         /// The engine's words.
         reason: String,
     },

@@ -35,6 +35,7 @@ impl Brain {
             slots: _,
             leases,
             stalls,
+            resends,
             under_way,
             routers,
             severed,
@@ -72,10 +73,14 @@ impl Brain {
                 (handoff, until.since(*now)).hash(hasher);
             }
         }
+        for (handoff, due, span) in resends.iter() {
+            (handoff, due.map(|due| due.since(*now)), span).hash(hasher);
+        }
         under_way.len().hash(hasher);
         for step in under_way {
             let left = (step.since + limits.step_max).since(*now);
-            (step.stuck, left, &step.placed, &step.drafts).hash(hasher);
+            (step.stuck, step.void, left).hash(hasher);
+            (&step.placed, &step.drafts).hash(hasher);
         }
         if let Some(Wish { handoff, said }) = wish {
             (handoff, now.since(*said)).hash(hasher);

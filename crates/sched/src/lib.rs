@@ -32,6 +32,7 @@ mod past;
 mod peer;
 mod plan;
 mod policy;
+mod resend;
 mod sequence;
 mod settle;
 mod severed;

@@ -322,6 +322,7 @@ impl Brain {
         let router = sequence.router;
         let sealed = self.moves[&handoff].sender.sealed();
         self.stalls.end(handoff);
+        self.resends.end(handoff);
         self.send_move(handoff, sender::Input::GivenUp { cause });
         self.say(Output::Forget { handoff });
         if !sealed {

@@ -2,6 +2,7 @@
 //!
 //! Owns: the way from packets and finished copies to the two hand-off machines, and from their
 //! outputs to the brain's. Never: judges a frame itself.
+//! Packets that must be answered are repeated until they are, since a link may lose one and stand.
 //! Invariant: each frame that arrives is answered at once by exactly one `Import` or `Discard`; a
 //! frame or seal of a hand-off unknown here is answered by `Abandoned`, and `Abandoned` by nothing.
 //! `Abandoned` from a receiver means that nothing has landed, nor will.
@@ -14,7 +15,14 @@ use crate::{Brain, Condition, Export, ExportOutcome, ImportOutcome, Note, Output
 use cleave_domain::{Cause, Failure, HandoffId, Report, Time, TokenId, WorkerRef};
 use cleave_kv::handoff::{receiver, sender};
 use cleave_kv::{BlockPart, Packet};
+use cleave_planner::Predict;
 use std::time::Duration;
+
+/// How long the frames of a sealed hand-off may stay away, at least: they left before the seal, and any
+/// frame from the same worker shows that its link is slow and has lost nothing.
+const FRAMES_WAIT_MIN: Duration = Duration::from_secs(2);
+/// The same in times of one block, as the link was measured.
+const FRAMES_WAIT_BLOCKS: u32 = 4;
 
 impl Brain {
     // === facts ===
@@ -40,6 +48,7 @@ impl Brain {
                         self.turn_away(handoff, from);
                     }
                 }
+                self.frames_come(from);
             }
             Packet::Seal(seal) => {
                 if !self.receive(handoff, receiver::Input::Seal { from, seal }) {
@@ -147,6 +156,8 @@ impl Brain {
             return false;
         };
         let from = receiver.sender();
+        // A repeated seal brings nothing that was missing.
+        let progress = !(receiver.sealed() && matches!(input, receiver::Input::Seal { .. }));
         receiver.handle(input);
         if receiver.sealed() {
             sequence.times.sealed.get_or_insert(self.now);
@@ -168,7 +179,9 @@ impl Brain {
                 receiver::Output::Ended(cause) => self.close(handoff, Close::by_peer(cause)),
             }
         }
-        self.watch(handoff);
+        if progress {
+            self.watch(handoff);
+        }
         true
     }
 
@@ -313,6 +326,10 @@ impl Brain {
 
     /// Something moved: a hand-off that only waits for its peer has its full patience again.
     pub(crate) fn watch(&mut self, handoff: HandoffId) {
+        match self.awaits_answer(handoff) {
+            true => self.resends.begin(handoff, self.now, self.limits.stall_max),
+            false => self.resends.end(handoff),
+        }
         if !self.waits_for_peer(handoff) {
             return self.stalls.end(handoff);
         }
@@ -323,8 +340,73 @@ impl Brain {
             true => self.limits.step_max,
             false => Duration::ZERO,
         };
-        self.stalls
-            .set(handoff, self.now + self.limits.stall_max + own);
+        let patience = self.frames_wait(handoff).unwrap_or(self.limits.stall_max);
+        self.stalls.set(handoff, self.now + patience + own);
+    }
+
+    /// How long frames may stay away of a hand-off whose seal is here; `None` if it waits for something
+    /// else.
+    fn frames_wait(&self, handoff: HandoffId) -> Option<Duration> {
+        let receiver = self.sequences.get(&handoff)?.incoming.as_ref()?;
+        let sealed = receiver.sealed().then_some(receiver)?;
+        let block_bytes = u64::from(self.limits.capacity.block_bytes);
+        let prices = self.learner.prices();
+        let block = prices.transfer(sealed.sender().worker, block_bytes);
+        let wait = FRAMES_WAIT_MIN.max(block.saturating_mul(FRAMES_WAIT_BLOCKS));
+        Some(wait.min(self.limits.stall_max))
+    }
+
+    /// A frame came from `peer`: its link moves on, and what it has still to bring may be behind this.
+    fn frames_come(&mut self, peer: WorkerRef) {
+        let waits = |handoff: &HandoffId| {
+            let receiver = self
+                .sequences
+                .get(handoff)
+                .and_then(|s| s.incoming.as_ref());
+            receiver.is_some_and(|receiver| receiver.sealed() && receiver.sender() == peer)
+        };
+        let waiting = self.stalls.iter().map(|(handoff, _)| handoff);
+        let waiting: Vec<_> = waiting.filter(waits).collect();
+        for handoff in waiting {
+            self.watch(handoff);
+        }
+    }
+
+    /// Whether the last packet that this end sent is one that the other end answers.
+    pub(crate) fn awaits_answer(&self, handoff: HandoffId) -> bool {
+        if let Some(leaving) = self.moves.get(&handoff) {
+            return leaving.sender.sealed();
+        }
+        self.sequences.get(&handoff).is_some_and(|sequence| {
+            let sealed = sequence.outgoing.as_ref().is_some_and(|s| s.sealed());
+            match sequence.closing() {
+                true => sequence.quarantined(),
+                false => sealed,
+            }
+        })
+    }
+
+    /// Sends again what was not answered. That is no progress, so the hand-off's patience goes on.
+    pub(crate) fn resend(&mut self, handoff: HandoffId) {
+        if let Some(sender) = self.sender_mut(handoff) {
+            sender.handle(sender::Input::Unanswered);
+            let to = sender.receiver();
+            while let Some(sender::Output::Send(packet)) =
+                self.sender_mut(handoff).and_then(sender::Sender::poll)
+            {
+                self.say(Output::Send { to, packet });
+            }
+            return;
+        }
+        let receiver = self.sequences.get_mut(&handoff);
+        let Some(receiver) = receiver.and_then(|s| s.incoming.as_mut()) else {
+            return;
+        };
+        receiver.handle(receiver::Input::StoodStill);
+        let to = receiver.sender();
+        while let Some(receiver::Output::Send(packet)) = receiver.poll() {
+            self.outputs.push_back(Output::Send { to, packet });
+        }
     }
 
     pub(crate) fn waits_for_peer(&self, handoff: HandoffId) -> bool {

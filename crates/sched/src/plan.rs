@@ -100,6 +100,7 @@ impl Brain {
             drafting,
             since: self.now,
             stuck: false,
+            void: false,
         });
         self.fetches_wait_for_step();
         self.say(Output::Step(plan));

@@ -48,6 +48,9 @@ impl Brain {
         let Some(step) = self.step_over(id) else {
             return;
         };
+        if step.void {
+            return self.take_back(&step);
+        }
         let Some(counts) = step.draws(&sampled) else {
             return self.broke(&step, "the result answers another plan");
         };
@@ -69,11 +72,43 @@ impl Brain {
         self.say_prefix();
     }
 
-    /// The sequences of the step fail; the others go on. What the step was to write was given to
-    /// nobody yet, so it makes no difference whether it was written.
-    pub(crate) fn step_failed(&mut self, id: StepId, reason: &str) {
-        if let Some(step) = self.step_over(id) {
-            self.broke(&step, reason);
+    /// The sequence in `slot` fails, and the others of the step run again; without a slot all of them
+    /// fail. What the step was to write was given to nobody yet, so it makes no difference whether it was
+    /// written.
+    pub(crate) fn step_failed(&mut self, id: StepId, slot: Option<SlotIndex>, reason: &str) {
+        let Some(step) = self.step_over(id) else {
+            return;
+        };
+        if step.void {
+            return self.take_back(&step);
+        }
+        let named = step.placed.iter().find(|placed| slot == Some(placed.slot));
+        let Some(named) = named.map(|placed| placed.handoff) else {
+            return self.broke(&step, reason);
+        };
+        let failure = Failure::Engine(reason.into());
+        self.close(named, Close::Failed(failure));
+        for next in &mut self.under_way {
+            next.void = true;
+        }
+        self.take_back(&step);
+    }
+
+    /// Each sequence of the step is as it was before, and opens its slot anew: the engine may know tokens
+    /// of it that nobody was given.
+    fn take_back(&mut self, step: &Step) {
+        self.stirred = true;
+        for placed in &step.placed {
+            let Some(sequence) = self.sequences.get_mut(&placed.handoff) else {
+                continue;
+            };
+            sequence.steps_count -= 1;
+            sequence.opened = false;
+            sequence.speculating.forget_guess();
+            if sequence.closing() && !sequence.stepping() {
+                sequence.unseat(&mut self.slots);
+            }
+            self.release_if_settled(placed.handoff);
         }
     }
 

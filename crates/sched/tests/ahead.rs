@@ -47,7 +47,69 @@ fn clients_are_sent_the_same_tokens_whether_steps_overlap_or_not() {
     assert!(steps(&two) > steps(&one), "nothing was drawn in vain");
 }
 
+/// Eight streams on one worker; step number `step` fails for the sequence in `slot`.
+fn eight(flying: u32, failing: Option<(u32, u32)>) -> String {
+    let mut script = format!("worker b both slots=8 blocks=80 step=16 queue=16 flying={flying}\n");
+    for flight in 1..=8 {
+        let prompt = 3 + flight;
+        script.push_str(&format!(
+            "reserve {flight} on b from b prompt={prompt} max=9\n"
+        ));
+        script.push_str(&format!("prefill {flight} on b to b\n"));
+    }
+    if let Some((step, slot)) = failing {
+        script.push_str(&"step b\n".repeat(step as usize));
+        script.push_str(&format!("step b slot={slot} fail\n"));
+    }
+    script.push_str("run 2000\nempty");
+    play(&script)
+}
+
+#[test]
+fn a_step_that_fails_for_one_slot_fails_that_sequence_alone() {
+    for flying in [1, 2] {
+        let whole = eight(flying, None);
+        let expected = emitted(&whole);
+        assert_eq!(expected.len(), 8 * 9);
+        let mut failed = 0;
+        for (step, slot) in (0..12).flat_map(|step| (0..8).map(move |slot| (step, slot))) {
+            let said = eight(flying, Some((step, slot)));
+            let ended = |words: &str| said.matches(words).count();
+            let case = format!("{flying} steps, step {step} fails for slot {slot}");
+            // The slot may not be in the step, and then all of the step fail.
+            if ended("tell leg failed") != 1 {
+                continue;
+            }
+            failed += 1;
+            let lost = said.split("tell leg failed #").nth(1).expect("one failed");
+            let lost = format!("#{} ", lost.split(' ').next().expect("a hand-off"));
+            let others = |tokens: &[&str]| -> Vec<String> {
+                let others = tokens.iter().filter(|token| !token.starts_with(&lost));
+                others.map(|token| (*token).to_owned()).collect()
+            };
+            let given = emitted(&said);
+            assert_eq!(others(&given), others(&expected), "{case}");
+            assert_eq!(others(&given).len(), 7 * 9, "{case}");
+            assert!(given.iter().all(|token| expected.contains(token)), "{case}");
+            assert_eq!(ended("tell finished"), 7, "{case}");
+        }
+        assert!(failed > 40, "{failed}");
+    }
+}
+
 scenarios! {
+    what_stands_on_a_step_that_failed_for_a_slot_is_given_to_nobody: "
+        worker b both slots=2 blocks=16 flying=2
+        reserve 1 on b from b prompt=5 max=12
+        prefill 1 on b to b
+        reserve 2 on b from b prompt=2 max=4
+        prefill 2 on b to b
+        step b
+        step b
+        step b slot=0 fail
+        step b
+        run 100
+        empty"
     a_decode_step_is_said_once_more_while_it_runs: "
         worker b both flying=2
         reserve 1 on b from b prompt=5 max=6

@@ -272,7 +272,7 @@ scenarios! {
         cut a e
         run 400
         empty"
-    a_lost_landed_of_a_move_fails_the_old_attempt: "
+    a_lost_landed_of_a_move_is_asked_for_again: "
         worker a both
         worker e decode
         reserve 1 on a from a prompt=9 max=9

@@ -286,7 +286,7 @@ scenarios! {
         prefill 1 on p to d attempt=1
         run 200
         empty"
-    a_lost_seal_is_noticed_by_the_sender: "
+    a_lost_seal_is_sent_again_and_lands: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=4
@@ -297,6 +297,56 @@ scenarios! {
         drop p d
         copies d
         wait 300
+        run 100
+        empty"
+    a_landed_token_outside_the_vocabulary_fails_its_hand_off_alone: "
+        worker p prefill
+        worker d decode vocab=300000
+        reserve 1 on d from p prompt=4
+        prefill 1 on p to d
+        reserve 2 on d from p prompt=2
+        prefill 2 on p to d
+        run 200
+        empty"
+    a_sender_whose_seals_are_all_lost_gives_up: "
+        worker p prefill
+        worker d decode
+        reserve 1 on d from p prompt=4
+        prefill 1 on p to d
+        step p
+        copies p
+        deliver p d 2
+        drop p d
+        copies d
+        wait 16
+        drop p d
+        wait 38
+        drop p d
+        wait 75
+        drop p d
+        wait 150
+        drop p d
+        run 300
+        empty"
+    lost_frames_of_a_sealed_hand_off_cost_two_seconds: "
+        worker p prefill stall=20000
+        worker d decode stall=20000
+        reserve 1 on d from p prompt=4
+        prefill 1 on p to d
+        step p
+        copies p
+        drop p d 1
+        deliver p d
+        copies d
+        renew 1 on p
+        renew 1 on d
+        wait 900
+        renew 1 on p
+        renew 1 on d
+        wait 900
+        renew 1 on p
+        renew 1 on d
+        wait 250
         run 100
         empty"
     a_lost_frame_is_noticed_by_the_receiver: "
@@ -312,7 +362,7 @@ scenarios! {
         wait 300
         run 100
         empty"
-    a_lost_landed_costs_the_sender_its_patience_and_the_stream_nothing: "
+    a_lost_landed_is_asked_for_again: "
         worker p prefill
         worker d decode
         reserve 1 on d from p prompt=4 max=50

@@ -229,15 +229,18 @@ impl Engine {
         self.cells[first..first + cells.len()].copy_from_slice(cells);
     }
 
-    /// Whatever was in these blocks is lost.
-    pub(crate) fn scribble(&mut self, blocks: &[BlockIndex], dice: &mut Dice) {
-        for block in blocks {
-            for offset in 0..self.block_tokens {
+    /// Something else is where the step was to write.
+    pub(crate) fn scribble(&mut self, plan: &StepPlan, dice: &mut Dice) {
+        let size = self.block_tokens as u32;
+        for segment in &plan.segments {
+            for position in segment.position..segment.position + segment.len {
                 let cell = Cell {
                     kv: Kv(dice.next()),
                     salt: 0,
                 };
-                self.write(*block, offset, &[Some(cell)]);
+                if let Some(block) = segment.blocks.get((position / size) as usize) {
+                    self.write(*block, (position % size) as usize, &[Some(cell)]);
+                }
             }
         }
     }

@@ -104,6 +104,40 @@ impl Run<'_> {
         self.world.wire.latency + extra + self.dice.micros(0, jitter)
     }
 
+    /// A message came whose checksum does not fit: the link ends there.
+    pub(crate) fn link_damaged(
+        &mut self,
+        from: WorkerRef,
+        to: WorkerRef,
+        epoch: u64,
+    ) -> Option<String> {
+        let (a, b) = (index(from), index(to));
+        if self.body(to).is_none() || self.net.epoch(a, b) != epoch {
+            return None;
+        }
+        self.net.cut(a, b, self.now);
+        self.lose_each_other(a, b);
+        self.count("links ended by damage");
+        Some(format!("{} damaged     by {from}", to.worker))
+    }
+
+    /// The same of a stream between a router and a worker; the worker dials again after a while.
+    pub(crate) fn stream_damaged(
+        &mut self,
+        router: usize,
+        worker: usize,
+        epoch: u64,
+    ) -> Option<String> {
+        let stream = self.net.stream(router, worker);
+        if stream.epoch != epoch || stream.life.is_none() {
+            return None;
+        }
+        let span = self.flips.micros(100, 200_000);
+        self.part(router, worker, span);
+        self.count("streams ended by damage");
+        Some(format!("r{:x} damaged     w{:x}", router + 1, worker + 1))
+    }
+
     fn lose_each_other(&mut self, a: usize, b: usize) {
         let alive = |seat: &crate::run::Seat| seat.body.as_ref().map(|body| body.me);
         let sides = (alive(&self.seats[a]), alive(&self.seats[b]));

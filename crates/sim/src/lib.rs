@@ -8,6 +8,7 @@
 
 mod body;
 mod clients;
+mod damage;
 mod desk;
 mod dice;
 mod disk;
@@ -26,6 +27,7 @@ mod words;
 mod world;
 
 pub use clients::Endings;
+pub use damage::Checks;
 pub use journal::LEGEND;
 
 use cleave_domain::Time;
@@ -40,6 +42,8 @@ pub struct Options {
     pub log: bool,
     /// A tape of every life of every brain.
     pub tape: bool,
+    /// Whether links check what arrives.
+    pub checks: Checks,
 }
 
 /// What a run that broke nothing was.

@@ -6,6 +6,7 @@
 
 use crate::body::{Body, Payload, Taping};
 use crate::clients::Clients;
+use crate::damage::{self, Arrival, Checks};
 use crate::dice::Dice;
 use crate::journal::{Journal, Keep};
 use crate::net::Net;
@@ -18,6 +19,8 @@ use cleave_domain::{
 };
 use cleave_kv::Packet;
 use cleave_router::Readiness;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// More events than any world of this size needs; past it nothing is coming to rest.
@@ -63,6 +66,18 @@ pub(crate) enum Event {
     WorkerHears(WorkerRef, cleave_sched::Input),
     /// A packet reaches a worker.
     Packet(Box<Parcel>),
+    /// A message from a worker reaches another, and its checksum does not fit.
+    LinkDamaged {
+        from: WorkerRef,
+        to: WorkerRef,
+        epoch: u64,
+    },
+    /// The same between a router and a worker.
+    StreamDamaged {
+        router: usize,
+        worker: usize,
+        epoch: u64,
+    },
     /// A worker notices that a link broke.
     LinkLost { side: WorkerRef, peer: WorkerRef },
     /// A worker's disk has written a content.
@@ -96,7 +111,7 @@ pub(crate) enum Event {
 }
 
 /// What a worker says over its stream.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Word {
     Report(Report),
     Token(HandoffId, Emission),
@@ -165,6 +180,9 @@ pub(crate) struct Run<'a> {
     pub(crate) net: Net,
     pub(crate) clients: Clients,
     pub(crate) dice: Dice,
+    /// Which messages are damaged, and where.
+    pub(crate) flips: Dice,
+    checks: Checks,
     pub(crate) journal: Journal,
     pub(crate) healed: bool,
     /// Nobody starts again.
@@ -199,6 +217,8 @@ impl<'a> Run<'a> {
             net: Net::default(),
             clients: Clients::of(world),
             dice: Dice::new(!world.seed),
+            flips: damage::dice(!world.seed),
+            checks: options.checks,
             journal: Journal::new(match options.log {
                 true => Keep::All,
                 false => Keep::Last,
@@ -287,6 +307,7 @@ impl<'a> Run<'a> {
             | Event::DiskRead(who, _)
             | Event::WakeWorker(who) => index(*who),
             Event::Packet(parcel) => index(parcel.to),
+            Event::LinkDamaged { to, .. } => index(*to),
             Event::LinkLost { side, .. } | Event::Shipped { side, .. } => index(*side),
             _ => return None,
         };
@@ -329,6 +350,12 @@ impl<'a> Run<'a> {
             Event::RouterHears(life, input) => self.if_there(life, input),
             Event::WorkerHears(who, input) => self.if_alive(who, "hears", input),
             Event::Packet(parcel) => self.packet(*parcel),
+            Event::LinkDamaged { from, to, epoch } => Ok(self.link_damaged(from, to, epoch)),
+            Event::StreamDamaged {
+                router,
+                worker,
+                epoch,
+            } => Ok(self.stream_damaged(router, worker, epoch)),
             Event::LinkLost { side, peer } => self.link_lost(side, peer),
             Event::EngineDone(who) => self.engine_done(who),
             Event::DiskWrote(who, content) => self.disk_wrote(who, content),
@@ -407,6 +434,17 @@ impl<'a> Run<'a> {
         let words = format!("{} {verb:<11} {}", who.worker, words::input(&input));
         self.worker_hears(index(who), input)?;
         Ok(Some(words))
+    }
+
+    /// What arrives of a message, of so many in 100,000 of which one bit is flipped.
+    pub(crate) fn arrival<M>(&mut self, message: M, rate: u32) -> Arrival<M>
+    where
+        M: Serialize + DeserializeOwned,
+    {
+        if self.healed || !damage::hits(&mut self.flips, rate) {
+            return Arrival::Read(message);
+        }
+        damage::flip(&message, &mut self.flips, self.checks)
     }
 
     // === clients and routers ===

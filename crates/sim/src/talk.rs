@@ -4,6 +4,7 @@
 //! Invariant: every frame that arrives is imported or discarded before anything else is heard.
 
 use crate::body::{Done, From, Op, Payload};
+use crate::damage::{self, Arrival};
 use crate::model::REPEATS;
 use crate::net::Way;
 use crate::run::{Event, Parcel, Run, Word, Write, index};
@@ -420,6 +421,18 @@ impl Run<'_> {
             self.count("packets lost");
             return Some(travel.sent);
         }
+        let flips = self.world.flips;
+        match self.arrival(parcel.packet, flips.packets) {
+            Arrival::Read(packet) => parcel.packet = packet,
+            Arrival::Damaged => {
+                let epoch = parcel.epoch;
+                let from = me;
+                self.plan(travel.arrives, Event::LinkDamaged { from, to, epoch });
+                return Some(travel.sent);
+            }
+        }
+        self.change_seal(&mut parcel.packet);
+        let wire = &self.world.wire;
         if !self.healed && !parcel.payload.is_empty() && self.dice.chance(wire.damage) {
             self.count("frames damaged");
             parcel.condition = Condition::Damaged;
@@ -446,6 +459,19 @@ impl Run<'_> {
         }
         self.plan(travel.arrives, Event::Packet(Box::new(parcel)));
         Some(travel.sent)
+    }
+
+    /// A bit of a seal flips behind the link's check.
+    fn change_seal(&mut self, packet: &mut Packet) {
+        let rate = self.world.flips.seals;
+        if let Packet::Seal(seal) = packet
+            && !self.healed
+            && damage::hits(&mut self.flips, rate)
+            && let Some(other) = damage::flip_seal(seal, &mut self.flips)
+        {
+            *packet = other;
+            self.count("seals changed");
+        }
     }
 
     /// `side` will notice that it lost `peer`.
@@ -521,16 +547,21 @@ impl Run<'_> {
         let due = self.now + self.delay();
         let at = self.net.carry((router, worker), Way::ToRouter, due);
         let epoch = self.net.stream(router, worker).epoch;
-        self.plan(
-            at,
-            Event::ToRouter {
+        let event = match self.arrival(word, self.world.flips.words) {
+            Arrival::Read(word) => Event::ToRouter {
                 router,
                 worker,
                 epoch,
                 from: me,
                 word,
             },
-        );
+            Arrival::Damaged => Event::StreamDamaged {
+                router,
+                worker,
+                epoch,
+            },
+        };
+        self.plan(at, event);
     }
 
     pub(crate) fn order(&mut self, router: usize, to: WorkerRef, order: cleave_domain::Order) {
@@ -541,15 +572,21 @@ impl Run<'_> {
         }
         let due = self.now + self.delay();
         let at = self.net.carry((router, worker), Way::ToWorker, due);
-        self.plan(
-            at,
-            Event::ToWorker {
+        let epoch = stream.epoch;
+        let event = match self.arrival(order, self.world.flips.orders) {
+            Arrival::Read(order) => Event::ToWorker {
                 router,
                 worker,
-                epoch: stream.epoch,
+                epoch,
                 order,
             },
-        );
+            Arrival::Damaged => Event::StreamDamaged {
+                router,
+                worker,
+                epoch,
+            },
+        };
+        self.plan(at, event);
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod text;
 
+use crate::damage::Flips;
 use crate::dice::{Dice, mix};
 use crate::disk::Below;
 use crate::engine::Price;
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 /// Whether anything is to go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Weather {
+pub(crate) enum Weather {
     /// Nothing is, in a fifth of the worlds.
     Calm,
     Rough,
@@ -42,6 +43,7 @@ pub(crate) struct World {
     pub(crate) faults: Vec<(Time, Fault)>,
     pub(crate) price: Price,
     pub(crate) wire: Wire,
+    pub(crate) flips: Flips,
     pub(crate) router: cleave_router::Limits,
     pub(crate) lease: Duration,
     pub(crate) stall_max: Duration,
@@ -178,6 +180,7 @@ impl World {
             routers_count,
             price: draw_price(dice),
             wire: draw_wire(dice, weather),
+            flips: Flips::draw(seed, weather),
             router: draw_router(dice, lease, u32::from(weather == Weather::Calm)),
             lease,
             stall_max: dice.micros(300_000, 2_000_000),
@@ -231,7 +234,8 @@ impl World {
     }
 
     pub(crate) fn calm(&self) -> bool {
-        self.weather == Weather::Calm && self.faults.is_empty() && self.wire.harm() == 0
+        let harmless = self.wire.harm() == 0 && !self.flips.any();
+        self.weather == Weather::Calm && self.faults.is_empty() && harmless
     }
 }
 

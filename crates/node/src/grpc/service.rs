@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 /// Takes the first model that a worker brings, and turns away workers with another one.
@@ -141,6 +141,7 @@ impl Fleet for FleetService {
         tokio::spawn(async move {
             if let Err(error) = end.converse().await {
                 warn!(name = end.name, ?from, %error, "a worker's stream ended");
+                end.tell_of_damage(&error);
             }
         });
         Ok(Response::new(ReceiverStream::new(words)))
@@ -245,6 +246,16 @@ impl RouterEnd {
         );
         let introduction = hello.try_into();
         introduction.map_err(|error: WireError| StreamError::Rejected(error.to_string()))
+    }
+
+    /// The worker learns why its stream ends, if there is room for it: it cannot see damage to its own
+    /// messages.
+    fn tell_of_damage(&self, error: &StreamError) {
+        if let StreamError::Status(status) = error
+            && status.code() == Code::DataLoss
+        {
+            let _ = self.out.try_send(Err(status.as_ref().clone()));
+        }
     }
 
     async fn reject(&self, reason: String) -> Result<(), StreamError> {

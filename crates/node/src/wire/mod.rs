@@ -5,6 +5,7 @@
 //! Invariant: what is converted there and back is equal. Conversions name every field, so that a
 //! field added to the domain does not compile until it travels too.
 
+mod checked;
 #[cfg(test)]
 mod drawn;
 mod hello;
@@ -17,6 +18,8 @@ pub(crate) mod sample;
 mod scaling;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use checked::CheckedCodec;
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, WorkerId,
@@ -38,7 +41,7 @@ pub(crate) mod proto {
 }
 
 /// Grows when a message changes its meaning; both ends must agree.
-pub(crate) const PROTOCOL: u32 = 4;
+pub(crate) const PROTOCOL: u32 = 5;
 
 /// What a message from outside lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

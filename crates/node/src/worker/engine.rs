@@ -400,18 +400,19 @@ impl Bench {
         began: Instant,
         result: Result<Result<StepResult, EngineError>, String>,
     ) -> Option<Input> {
-        let reason = match result {
+        let (slot, reason) = match result {
             Ok(Ok(result)) => {
                 self.device_failures = 0;
                 return self.pace.stepped(plan, (result, began));
             }
-            Ok(Err(error)) => self.step_failed(&error),
-            Err(panic) => panic,
+            Ok(Err(error)) => (error.slot(), self.step_failed(&error)),
+            Err(panic) => (None, panic),
         };
         self.pace.failed();
         error!(step = %plan.step, %reason, "step failed");
         Some(Input::StepFailed {
             step: plan.step,
+            slot,
             reason,
         })
     }

@@ -260,7 +260,10 @@ mod tests {
         async fn answer(&mut self) -> String {
             match self.answers.recv().await.unwrap() {
                 Input::Stepped { result, .. } => format!("stepped {}", result.step),
-                Input::StepFailed { step, reason } => format!("failed {step}: {reason}"),
+                Input::StepFailed { step, slot, reason } => match slot {
+                    Some(slot) => format!("failed {step} for {slot}: {reason}"),
+                    None => format!("failed {step}: {reason}"),
+                },
                 Input::EngineLost { .. } => "lost".into(),
                 Input::SwappedOut { .. } => "swapped".into(),
                 other => panic!("{other:?}"),
@@ -355,6 +358,8 @@ mod tests {
             stage.fates.send(fate).unwrap();
             let answer = stage.answer().await;
             assert!(answer.contains(&StepId(number).to_string()), "{answer}");
+            let named = answer.contains(&format!("for {}", SlotIndex(0)));
+            assert_eq!(named, fate == Fate::ComputesNoNumber, "{answer}");
             assert_eq!(stage.pulse.check(), Ok(()), "{number}");
         }
         stage.begin(number + 1);

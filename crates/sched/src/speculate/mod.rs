@@ -52,6 +52,11 @@ pub(crate) struct Speculating {
 }
 
 impl Speculating {
+    /// No step under way verifies a guess of it any more.
+    pub(crate) fn forget_guess(&mut self) {
+        self.guess.clear();
+    }
+
     /// What of it decides the future, but for what follows from the tokens.
     pub(crate) fn fingerprint(&self) -> (&[TokenId], Acceptance) {
         (&self.guess, self.acceptance)

@@ -18,7 +18,7 @@ mod tier;
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role,
-    RouterId, StepPlan, Time, WorkerId, WorkerRef,
+    RouterId, SlotIndex, StepPlan, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::handoff::Digest;
 use cleave_kv::{BlockPart, Packet};
@@ -142,6 +142,8 @@ pub struct World {
     pub log: Vec<String>,
     /// Every fact, for the machines that are asked to keep it.
     pub tape: Option<Vec<(usize, Time, Input)>>,
+    /// The slot for whose sequence alone the next step fails that does.
+    pub fails_for: Option<SlotIndex>,
     /// Fetches that were told to stop and have not.
     stopped: BTreeSet<(usize, HandoffId)>,
     made: u64,
@@ -455,6 +457,7 @@ impl World {
                 machine.engine.spoil(&plan);
                 Input::StepFailed {
                     step: plan.step,
+                    slot: self.fails_for.take(),
                     reason: "on fire".into(),
                 }
             }

@@ -1,12 +1,12 @@
 //! Scripts: one command a line, each followed by what it made the workers say.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= flying= guess= host= disk=
+//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= stall= flying= guess= host= disk=
 //! price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
 //! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
 //! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what
 //! D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
-//! `step W [fail]` · `copies W [fail]` (all exports and imports under way) · `swaps W [fail]` ·
+//! `step W [fail] [slot=]` (fails for the sequence in this slot alone) · `copies W [fail]` (all exports and imports under way) · `swaps W [fail]` ·
 //! `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
 //! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `keep P D`, `replay` (a copy of
 //! the first packet, later) · `cut P D` · `router lost|joined W` · `run MS` (all in its order) ·
@@ -15,7 +15,7 @@
 use super::{Fate, Heard, Pending, ROUTER, World, engine, limits};
 use cleave_domain::{
     BlockRef, FlightId, HandoffId, Migrate, Order, Prefill, Report, Request, Reserve, Role,
-    RowPrice, Sampling, Slo, StopRules, Target,
+    RowPrice, Sampling, Slo, SlotIndex, StopRules, Target,
 };
 use cleave_sched::{Input, Lookup, Writer};
 use std::collections::BTreeMap;
@@ -252,6 +252,9 @@ impl Play {
         limits.disk_blocks = words.number("disk", 0);
         limits.steps_in_flight = words.number("flying", 1);
         limits.speculation = guessing(words.number("guess", 0));
+        if let Some(millis) = words.keyed.get("stall") {
+            limits.stall_max = Duration::from_millis(millis.unsigned_abs());
+        }
         if let Some(millis) = words.keyed.get("late") {
             limits.step_max = Duration::from_millis(millis.unsigned_abs());
         }
@@ -357,6 +360,8 @@ impl Play {
         } else {
             Fate::Well
         };
+        let slot = words.keyed.contains_key("slot");
+        self.world.fails_for = slot.then(|| SlotIndex(words.number("slot", 0)));
         let picked = self.world.pending.iter().filter(|(_, what)| pick(what));
         let keys: Vec<_> = picked.map(|(key, _)| *key).collect();
         assert!(!keys.is_empty(), "nothing to do: {:?}", words.plain);

@@ -540,11 +540,13 @@ impl Body {
 
     fn break_step(&mut self, plan: &StepPlan, dice: &mut Dice) -> Input {
         if dice.chance(500) {
-            let written = self.engine.written(plan);
-            self.engine.scribble(&written, dice);
+            self.engine.scribble(plan, dice);
         }
+        // Half of the steps fail for one of their sequences alone.
+        let slot = dice.chance(500).then(|| dice.pick(&plan.segments).slot);
         Input::StepFailed {
             step: plan.step,
+            slot,
             reason: "the dice said so".to_owned(),
         }
     }

@@ -6,11 +6,12 @@
 //! whatever follows from it at once.
 
 use super::guard::{Guard, Heard};
-use super::moves::{Cost, Move};
+use super::moves::{Cost, Field, Move};
 use super::print::Print;
 use super::small::{FAILURES_MAX, ROUTER, Small};
 use super::state::{Notice, State, Word};
 use crate::body::Luck;
+use crate::damage::every_flip_is_noticed;
 use crate::run::index;
 use cleave_domain::{Ending, FlightId, Order, Report, WorkerRef};
 use cleave_kv::Packet;
@@ -48,7 +49,7 @@ impl State {
                 self.faults += 1;
                 self.harm += match what {
                     // Its two ends notice it at two times, and the second may hit the next attempt.
-                    Move::Cut(..) => 2,
+                    Move::Cut(..) | Move::Flip(_) => 2,
                     // Then a flight may also have waited for longer than it may.
                     Move::Slow => 2,
                     Move::Expire(who) if who == self.seats.len() => 2,
@@ -117,6 +118,29 @@ impl State {
                 self.put(parcel);
                 Ok(())
             }
+            Move::Flip(at) => {
+                let parcel = &self.parcels[at].parcel;
+                every_flip_is_noticed(&parcel.packet)?;
+                let (from, to) = (index(parcel.from), index(parcel.to));
+                self.cut(from, to);
+                Ok(())
+            }
+            Move::FlipWord(worker) => {
+                let word = self.seats[worker].to_router.front();
+                word.map_or(Ok(()), |word| every_flip_is_noticed(&word.0))?;
+                self.part(worker);
+                Ok(())
+            }
+            Move::FlipOrder(worker) => {
+                let order = self.seats[worker].to_worker.front();
+                order.map_or(Ok(()), |order| every_flip_is_noticed(&order.0))?;
+                self.part(worker);
+                Ok(())
+            }
+            Move::Change(index, field) => {
+                self.change(index, field);
+                Ok(())
+            }
             Move::Astray(index, how) => {
                 self.go_astray(small, index, how);
                 Ok(())
@@ -133,6 +157,26 @@ impl State {
                 Ok(())
             }
         }
+    }
+
+    /// One bit of a field of a seal flips where no link checks it.
+    fn change(&mut self, at: usize, field: Field) {
+        let mut parcel = self.parcels.remove(at).parcel.clone();
+        if let Packet::Seal(seal) = &mut parcel.packet {
+            match field {
+                Field::Handoff => {
+                    seal.handoff.attempt ^= 1 << 20;
+                    // Its receiver waits for a seal that is gone.
+                    self.silent = true;
+                }
+                Field::BlocksCount => seal.blocks_count ^= 1,
+                Field::Digest => seal.digest ^= 1 << 40,
+                Field::Content => seal.content.0[3] ^= 1,
+                Field::Token => seal.output[0] ^= 1,
+                Field::TokensCount => seal.output.push(0),
+            }
+        }
+        self.put(parcel);
     }
 
     // === clients and the router ===

@@ -37,6 +37,12 @@ pub(super) enum Move {
     Lose(usize),
     Twice(usize),
     Damage(usize),
+    /// Of a packet, of the next word of a worker, of the next order to one.
+    Flip(usize),
+    FlipWord(usize),
+    FlipOrder(usize),
+    /// Of a seal.
+    Change(usize, Field),
     Astray(usize, Astray),
     Cancel(usize),
     Crash(usize),
@@ -57,6 +63,28 @@ pub(super) enum Astray {
     Generation,
     /// For another block.
     Block,
+}
+
+/// A field of a seal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    Handoff,
+    BlocksCount,
+    Digest,
+    Content,
+    Token,
+    TokensCount,
+}
+
+impl Field {
+    pub(super) const ALL: [Self; 6] = [
+        Self::Handoff,
+        Self::BlocksCount,
+        Self::Digest,
+        Self::Content,
+        Self::Token,
+        Self::TokensCount,
+    ];
 }
 
 /// What a move costs.
@@ -188,6 +216,14 @@ impl State {
             if may(Fault::Damage) && is_frame {
                 add(Move::Damage(index));
             }
+            if may(Fault::Flip) {
+                add(Move::Flip(index));
+            }
+            let is_seal = matches!(self.parcels[index].parcel.packet, Packet::Seal(_));
+            if may(Fault::Change) && is_seal {
+                let changes = Field::ALL.map(|field| Move::Change(index, field));
+                changes.into_iter().for_each(&mut add);
+            }
             if may(Fault::Astray) {
                 add(Move::Astray(index, Astray::Sender));
                 if is_frame {
@@ -205,6 +241,13 @@ impl State {
             let Some(body) = &self.seats[worker].body else {
                 continue;
             };
+            let seat = &self.seats[worker];
+            if may(Fault::Flip) && !seat.to_worker.is_empty() {
+                add(Move::FlipOrder(worker));
+            }
+            if may(Fault::Flip) && !seat.to_router.is_empty() {
+                add(Move::FlipWord(worker));
+            }
             if may(Fault::Crash) {
                 add(Move::Crash(worker));
             }

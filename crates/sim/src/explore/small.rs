@@ -25,6 +25,10 @@ pub(super) enum Fault {
     Twice,
     /// A frame's payload changes on the way.
     Damage,
+    /// A bit of a message flips on the way, in any of its fields: the link's check ends the connection.
+    Flip,
+    /// A field of a seal changes behind the link's check.
+    Change,
     /// A packet comes once more with another generation, block or sender.
     Astray,
     /// A client leaves.
@@ -155,7 +159,7 @@ pub(super) fn all() -> Vec<Small> {
                 (2, Command::Serve(Role::Prefill)),
                 (0, Command::Serve(Role::Decode)),
             ],
-            ..drain
+            ..drain.clone()
         },
         Small {
             name: "one-sided",
@@ -168,7 +172,19 @@ pub(super) fn all() -> Vec<Small> {
             name: "astray",
             requests: &[(3, 2)],
             faults: &[Fault::Astray],
-            ..one
+            ..one.clone()
+        },
+        // Every order of everything under way, with one flipped bit anywhere.
+        Small {
+            name: "flips",
+            faults: &[Fault::Flip, Fault::Change],
+            ..one.clone()
+        },
+        // The same of a sequence that moves, with two.
+        Small {
+            name: "changes",
+            faults: &[Fault::Flip, Fault::Change],
+            ..drain.clone()
         },
         // Long answers, so that two steps of one are under way when things happen.
         Small {

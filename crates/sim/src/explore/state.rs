@@ -11,6 +11,7 @@ use crate::body::{Body, Payload};
 use cleave_domain::{BlockRef, Emission, HandoffId, Order, Report, Time, TokenId, WorkerRef};
 use cleave_kv::Packet;
 use cleave_sched::{Condition, Export};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
@@ -77,7 +78,7 @@ pub(super) struct Seat {
 }
 
 /// What a worker says over its stream.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Word {
     Report(Report),
     Token(HandoffId, Emission),

@@ -30,6 +30,9 @@ impl fmt::Display for World {
         writeln!(f, "  {:?}", self.router)?;
         writeln!(f, "  {:?}", self.price)?;
         writeln!(f, "  {:?}", self.wire)?;
+        if self.flips.any() {
+            writeln!(f, "  {:?}", self.flips)?;
+        }
         writeln!(
             f,
             "  lease {:?}, stall {:?}, step {:?}, swap blocks {}, prefix cache {}, {:?} writes, silence {:?}, {} in flight, {:?}",

@@ -1,0 +1,130 @@
+//! Packets that are repeated until they are answered.
+//!
+//! Owns: when a seal, or a request to stop writing, is sent again. Never: says what is sent, or gives a
+//! hand-off up: a deadline of its own does that.
+//! Invariant: between two repetitions of one packet lies twice the time that lay before the first of
+//! them, and none comes once that is longer than the hand-off may stand still.
+
+use crate::deadline::Deadlines;
+use cleave_domain::{HandoffId, Time};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Before the first repetition, at most. A link that lost a packet and stands is rare, so one second is
+/// soon enough for its client, and a healthy answer takes milliseconds.
+const FIRST_MAX: Duration = Duration::from_secs(1);
+/// Before the first repetition at most, in parts of the time that a hand-off may stand still: so 1, 2, 4
+/// and 8 parts fit into it.
+const FIRST_PARTS: u32 = 16;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Resends {
+    due: Deadlines,
+    /// Of each hand-off that waits for an answer, the time before its next repetition.
+    spans: BTreeMap<HandoffId, Duration>,
+}
+
+impl Resends {
+    /// A packet was sent that will be answered, unless this hand-off waits already.
+    pub(crate) fn begin(&mut self, handoff: HandoffId, now: Time, stall_max: Duration) {
+        if self.spans.contains_key(&handoff) {
+            return;
+        }
+        let span = FIRST_MAX.min(stall_max / FIRST_PARTS);
+        self.spans.insert(handoff, span);
+        self.due.set(handoff, now + span);
+    }
+
+    /// It was answered, or is over.
+    pub(crate) fn end(&mut self, handoff: HandoffId) {
+        self.spans.remove(&handoff);
+        self.due.end(handoff);
+    }
+
+    /// One whose packet is to be repeated now, if any.
+    pub(crate) fn passed(&mut self, now: Time, stall_max: Duration) -> Option<HandoffId> {
+        let handoff = self.due.passed(now)?;
+        let span = self.spans.get_mut(&handoff)?;
+        *span *= 2;
+        if *span <= stall_max {
+            self.due.set(handoff, now + *span);
+        }
+        Some(handoff)
+    }
+
+    /// When the next one is due.
+    pub(crate) fn next(&self) -> Option<Time> {
+        self.due.next()
+    }
+
+    /// Every one that waits, in the order of hand-offs: when it is due, if it is, and the time before that.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (HandoffId, Option<Time>, Duration)> + '_ {
+        let due: BTreeMap<HandoffId, Time> = self.due.iter().collect();
+        let spans = self.spans.iter();
+        spans.map(move |(handoff, span)| (*handoff, due.get(handoff).copied(), *span))
+    }
+
+    /// Asserts that exactly `handoffs` wait for an answer, in this order.
+    pub(crate) fn check(&self, handoffs: impl Iterator<Item = HandoffId>) {
+        let waiting = self.spans.keys().copied();
+        assert!(handoffs.eq(waiting), "who waits for an answer");
+        let due = self.due.iter().map(|(handoff, _)| handoff);
+        due.for_each(|handoff| assert!(self.spans.contains_key(&handoff), "nothing to repeat"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Resends;
+    use cleave_domain::{FlightId, HandoffId, Time};
+    use std::time::Duration;
+
+    /// The times, in milliseconds, at which a packet is sent again.
+    fn repeated(stall_max: Duration) -> Vec<u128> {
+        let (flight, attempt) = (FlightId(1), 0);
+        let handoff = HandoffId { flight, attempt };
+        let mut resends = Resends::default();
+        resends.begin(handoff, Time::ZERO, stall_max);
+        // Beginning again changes nothing.
+        resends.begin(handoff, Time::ZERO + Duration::from_millis(1), stall_max);
+        let mut times = Vec::new();
+        while let Some(at) = resends.next() {
+            assert_eq!(
+                resends.passed(at - Duration::from_nanos(1), stall_max),
+                None
+            );
+            assert_eq!(resends.passed(at, stall_max), Some(handoff));
+            times.push(at.since(Time::ZERO).as_millis());
+        }
+        resends.check([handoff].into_iter());
+        resends.end(handoff);
+        resends.check([].into_iter());
+        times
+    }
+
+    #[test]
+    fn repetitions_double_and_end_with_the_hand_offs_patience() {
+        let seconds = Duration::from_secs;
+        assert_eq!(repeated(seconds(20)), [1000, 3000, 7000, 15_000, 31_000]);
+        let sixteenths = [100, 300, 700, 1500, 3100];
+        assert_eq!(repeated(Duration::from_millis(1600)), sixteenths);
+    }
+
+    #[test]
+    fn an_answered_packet_is_not_repeated() {
+        let handoff = |flight| HandoffId {
+            flight: FlightId(flight),
+            attempt: 0,
+        };
+        let (mut resends, stall_max) = (Resends::default(), Duration::from_secs(20));
+        resends.begin(handoff(1), Time::ZERO, stall_max);
+        resends.begin(handoff(2), Time::ZERO, stall_max);
+        resends.end(handoff(1));
+        let later = Time::ZERO + stall_max;
+        assert_eq!(resends.passed(later, stall_max), Some(handoff(2)));
+        assert_eq!(resends.passed(later, stall_max), None);
+        resends.end(handoff(2));
+        assert_eq!(resends.next(), None);
+    }
+}
