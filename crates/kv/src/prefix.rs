@@ -3,10 +3,11 @@
 //! Owns: for each worker the contents it said it stored and did not say it evicted.
 //! Never: is certain; a worker is asked again when it reserves. Never mixes two lives of a worker.
 //! Invariant: what one life of a worker stored is found only until that life is lost or a later
-//! one speaks.
+//! one speaks; of no worker are more contents kept than whoever asks allows.
 
 use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// The fleet's prefix caches, told apart by worker and life.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -21,10 +22,20 @@ struct Cache {
     contents: BTreeSet<BlockHash>,
 }
 
+impl Cache {
+    /// The content that makes room for this one. Contents are hashes, so the next in order is any of them:
+    /// which are older is not known here.
+    fn neighbour(&self, of: BlockHash) -> Option<BlockHash> {
+        let behind = (Bound::Excluded(of), Bound::Unbounded);
+        let next = self.contents.range(behind).next();
+        next.or_else(|| self.contents.first()).copied()
+    }
+}
+
 impl FleetIndex {
-    /// `worker` said that these can be reused. News of an earlier life is ignored; of a later one,
-    /// it makes everything the earlier life had forgotten.
-    pub fn stored(&mut self, worker: WorkerRef, hashes: &[BlockHash]) {
+    /// `worker` reports that these can be reused; of all that it reports, `contents_max` are kept. News of an
+    /// earlier life is ignored; of a later one, it makes everything the earlier life had forgotten.
+    pub fn stored(&mut self, worker: WorkerRef, hashes: &[BlockHash], contents_max: usize) {
         let known = self.workers.get(&worker.worker).map(|c| c.incarnation);
         if known.is_some_and(|known| known > worker.incarnation) {
             return;
@@ -39,6 +50,12 @@ impl FleetIndex {
         for hash in hashes {
             cache.contents.insert(*hash);
             self.holders.entry(*hash).or_default().insert(worker.worker);
+            if cache.contents.len() > contents_max
+                && let Some(dropped) = cache.neighbour(*hash)
+            {
+                cache.contents.remove(&dropped);
+                remove_holder(&mut self.holders, dropped, worker.worker);
+            }
         }
     }
 
@@ -172,12 +189,34 @@ mod tests {
         of.iter().map(|of| BlockHash([*of; 16])).collect()
     }
 
+    const MANY: usize = 1 << 20;
+
+    /// A rogue worker's reports would fill the router's memory.
+    #[test]
+    fn a_worker_is_believed_to_hold_no_more_than_it_can() {
+        let mut index = FleetIndex::default();
+        for byte in 0..=255_u8 {
+            index.stored(worker(1, 1), &[BlockHash([byte; 16])], 10);
+            index.check();
+            let newest = index.longest(&[BlockHash([byte; 16])]);
+            assert_eq!(newest, [(worker(1, 1), 1)], "what came last is kept");
+            assert!(index.blocks_count(worker(1, 1)) <= 10);
+        }
+        assert_eq!(index.blocks_count(worker(1, 1)), 10);
+        // The same report again makes no room for itself.
+        index.stored(worker(1, 1), &[BlockHash([255; 16])], 10);
+        assert_eq!(index.blocks_count(worker(1, 1)), 10);
+        let all: Vec<_> = (0..=255).map(|byte| BlockHash([byte; 16])).collect();
+        index.stored(worker(2, 1), &all, 0);
+        assert_eq!(index.blocks_count(worker(2, 1)), 0);
+    }
+
     #[test]
     fn leading_blocks_are_counted_per_worker() {
         let mut index = FleetIndex::default();
-        index.stored(worker(1, 1), &hashes(&[1, 2, 3]));
-        index.stored(worker(2, 1), &hashes(&[1]));
-        index.stored(worker(3, 1), &hashes(&[2, 3]));
+        index.stored(worker(1, 1), &hashes(&[1, 2, 3]), MANY);
+        index.stored(worker(2, 1), &hashes(&[1]), MANY);
+        index.stored(worker(3, 1), &hashes(&[2, 3]), MANY);
         index.check();
         assert_eq!(
             index.longest(&hashes(&[1, 2, 3, 4])),
@@ -194,7 +233,7 @@ mod tests {
         let all: Vec<u8> = (1..=13).collect();
         let mut index = FleetIndex::default();
         for length in 1..=13 {
-            index.stored(worker(length, 1), &hashes(&all[..length as usize]));
+            index.stored(worker(length, 1), &hashes(&all[..length as usize]), MANY);
         }
         for asked in 1..=13 {
             let expected: Vec<_> = (1..=13)
@@ -207,11 +246,11 @@ mod tests {
     #[test]
     fn lesson_06_a_restarted_workers_earlier_blocks_are_gone() {
         let mut index = FleetIndex::default();
-        index.stored(worker(1, 1), &hashes(&[1, 2]));
-        index.stored(worker(1, 2), &hashes(&[9]));
+        index.stored(worker(1, 1), &hashes(&[1, 2]), MANY);
+        index.stored(worker(1, 2), &hashes(&[9]), MANY);
         assert_eq!(index.longest(&hashes(&[1])), []);
         // News that the earlier life sent before it ended comes late.
-        index.stored(worker(1, 1), &hashes(&[1]));
+        index.stored(worker(1, 1), &hashes(&[1]), MANY);
         index.evicted(worker(1, 1), &hashes(&[9]));
         index.lost(worker(1, 1));
         index.check();

@@ -42,6 +42,11 @@ pub(crate) struct Worker {
     pub(crate) heard: Time,
 }
 
+/// Contents that a worker is believed to hold at most, for each block of its pool. It does not announce how much
+/// it keeps below the pool; memory and disk of a server hold some ten times what its devices do. A worker that
+/// reports without end so takes some two kilobytes of this router's memory for each block it announced.
+const CONTENTS_PER_BLOCK: usize = 16;
+
 /// Workers that may exchange blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
@@ -206,8 +211,10 @@ impl Fleet {
             Report::Prefix { stored, evicted } => {
                 if let Some(group) = self.groups.get_mut(&worker.description.fingerprint) {
                     // What was evicted and stored again in one report is there.
+                    let blocks = worker.description.capacity.blocks_count as usize;
+                    let most = blocks.saturating_mul(CONTENTS_PER_BLOCK);
                     group.prefixes.evicted(who, evicted);
-                    group.prefixes.stored(who, stored);
+                    group.prefixes.stored(who, stored, most);
                 }
             }
             _ => {}
@@ -566,5 +573,48 @@ impl Fleet {
         }
         self.leaving.hash(hasher);
         self.wishes.hash(hasher);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CONTENTS_PER_BLOCK, Fleet};
+    use cleave_domain::{
+        BlockHash, Capacity, Fingerprint, Report, Role, WorkerDescription, WorkerId, WorkerRef,
+    };
+
+    #[test]
+    fn prefix_reports_are_bounded_by_the_workers_blocks() {
+        let me = WorkerRef {
+            worker: WorkerId(1),
+            ..WorkerRef::default()
+        };
+        let capacity = Capacity {
+            block_tokens: 16,
+            block_bytes: 64,
+            blocks_count: 4,
+            slots_count: 1,
+            step_tokens_max: 16,
+            context_tokens_max: 64,
+        };
+        let description = WorkerDescription {
+            role: Role::Both,
+            home: Role::Both,
+            model: String::new(),
+            fingerprint: Fingerprint::default(),
+            capacity,
+            queue_max: 1,
+            device: None,
+        };
+        let mut fleet = Fleet::default();
+        fleet.join(me, description);
+        for number in 0..10_000_u128 {
+            let stored = vec![BlockHash(number.wrapping_mul(0x9e37_79b9).to_be_bytes())];
+            let evicted = Vec::new();
+            fleet.hear(me, &Report::Prefix { stored, evicted });
+        }
+        let prefixes = &fleet.groups[&Fingerprint::default()].prefixes;
+        assert_eq!(prefixes.blocks_count(me), 4 * CONTENTS_PER_BLOCK);
+        prefixes.check();
     }
 }
