@@ -39,3 +39,56 @@ impl Brain {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Brain, Limits, Note, Writer};
+    use cleave_domain::{Capacity, Prices, Role, WorkerRef};
+    use std::time::Duration;
+
+    fn limits() -> Limits {
+        Limits {
+            me: WorkerRef::default(),
+            role: Role::Both,
+            capacity: Capacity {
+                block_tokens: 4,
+                block_bytes: 4,
+                blocks_count: 8,
+                slots_count: 1,
+                step_tokens_max: 4,
+                context_tokens_max: 8,
+            },
+            vocab_size: 10,
+            queue_max: 1,
+            lease: Duration::from_secs(1),
+            stall_max: Duration::from_secs(1),
+            step_max: Duration::from_secs(1),
+            prefix_cache: true,
+            swap_blocks: 0,
+            host_blocks: 0,
+            disk_blocks: 0,
+            writer: Writer::Receiver,
+            prices: Prices::default(),
+            steps_in_flight: 1,
+            speculation: None,
+        }
+    }
+
+    fn leaked(brain: &Brain) -> u32 {
+        match brain.audit(brain.load()) {
+            Note::Pool { blocks_leaked, .. } => blocks_leaked,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// "0 leaked" means something only if a block that nobody names is counted.
+    #[test]
+    fn a_block_that_no_sequence_names_is_leaked() {
+        let mut brain = Brain::new(limits());
+        assert_eq!(leaked(&brain), 0);
+        for blocks in 1..=3 {
+            brain.pool.take().expect("eight are free");
+            assert_eq!(leaked(&brain), blocks);
+        }
+    }
+}

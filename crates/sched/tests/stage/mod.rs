@@ -41,6 +41,8 @@ pub const STEP: Duration = Duration::from_secs(5);
 pub struct Machine {
     pub name: char,
     pub brain: Brain,
+    /// The audit's last sums.
+    pub pool: Option<Note>,
     pub engine: Engine,
     /// Said and not over, the oldest first. What the second stands on is lost if the first breaks.
     steps: VecDeque<(StepPlan, Fate)>,
@@ -195,6 +197,7 @@ impl World {
         self.machines.push(Machine {
             name,
             brain: Brain::new(limits),
+            pool: None,
             engine,
             steps: VecDeque::new(),
             host: BTreeMap::new(),
@@ -332,8 +335,9 @@ impl World {
             Output::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
             Output::FetchStop { handoff } => self.stop_fetch(at, handoff),
             Output::TierDrop { content, place } => self.drop_kept(at, content, place),
-            Output::Note(Note::Pool { blocks_leaked, .. }) => {
+            Output::Note(pool @ Note::Pool { blocks_leaked, .. }) => {
                 assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
+                self.machines[at].pool = Some(pool);
             }
             Output::Note(Note::Repeated { handoff }) => {
                 self.heard.push((at, Heard::Repeated(handoff)));
@@ -587,6 +591,7 @@ impl World {
             name: self.machines[at].name,
             engine: Engine::new(limits.capacity),
             brain: Brain::new(limits),
+            pool: None,
             steps: VecDeque::new(),
             host: BTreeMap::new(),
             kept,

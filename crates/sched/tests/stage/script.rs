@@ -10,7 +10,8 @@
 //! `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
 //! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `keep P D`, `replay` (a copy of
 //! the first packet, later) · `cut P D` · `router lost|joined W` · `run MS` (all in its order) ·
-//! `wait MS` (only deadlines) · `restart W` · `empty` (asserts that nothing is held anywhere)
+//! `wait MS` (only deadlines) · `restart W` · `pool W` (the audit's last sums) ·
+//! `empty` (asserts that nothing is held anywhere)
 
 use super::{Fate, Heard, Pending, ROUTER, World, engine, limits};
 use cleave_domain::{
@@ -213,6 +214,13 @@ impl Play {
             ["run", millis] => self.world.run(span(millis)),
             ["wait", millis] => self.wait(span(millis)),
             ["empty"] => self.world.check_empty(),
+            ["pool", ..] => {
+                let machine = &self.world.machines[words.machine(&self.world, 1)];
+                let sums = format!("{:?}", machine.pool.as_ref().expect("an audit"));
+                self.world
+                    .log
+                    .push(sums.replace("Pool { ", "").replace(" }", ""));
+            }
             other => panic!("no such command: {other:?}"),
         }
     }

@@ -1,0 +1,96 @@
+//! The sums of blocks that a worker reports: which sequences hold how many, and for what.
+
+mod stage;
+
+use stage::script::play;
+
+/// One sum of the last audit that a script asks for.
+fn sum(said: &str, name: &str) -> u32 {
+    let pool = said.rsplit("pool ").next().expect("an audit");
+    let sum = pool.split(name).nth(1).expect("a sum");
+    let number = sum.trim_start_matches(": ").split([',', '\n']).next();
+    number.expect("a number").parse().expect("a number")
+}
+
+/// Plays a script that ends with an audit; compares its sums in this order: held, reserved, leased, quarantined,
+/// leaked, swapped.
+#[track_caller]
+fn audited(script: &str, expected: [u32; 6]) {
+    let said = play(script);
+    let names = [
+        "blocks_held",
+        "blocks_reserved",
+        "blocks_leased",
+        "blocks_quarantined",
+        "blocks_leaked",
+        "blocks_swapped",
+    ];
+    assert_eq!(names.map(|name| sum(&said, name)), expected, "{said}");
+}
+
+#[test]
+fn reserved_blocks_are_those_of_all_reservations() {
+    audited(
+        "worker p prefill
+        worker d decode
+        reserve 1 on d from p prompt=10
+        reserve 2 on d from p prompt=6
+        pool d",
+        [5, 5, 0, 0, 0, 0],
+    );
+}
+
+#[test]
+fn leased_blocks_are_those_of_prompts_for_other_workers() {
+    let two = "worker p prefill step=32
+        worker d decode blocks=20
+        reserve 1 on d from p prompt=10
+        prefill 1 on p to d
+        reserve 2 on d from p prompt=6
+        prefill 2 on p to d
+        step p
+        ";
+    // The first was alone in its step, and waits for its blocks to leave; the second runs.
+    audited(&format!("{two} pool p"), [5, 0, 5, 0, 0, 0]);
+    // What landed, and generates here, is nobody else's.
+    audited(&format!("{two} run 15\n pool d"), [5, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn blocks_of_sequences_that_generate_here_are_not_leased() {
+    audited(
+        "worker b both
+        reserve 1 on b from b prompt=10 max=9
+        prefill 1 on b to b
+        step b
+        step b
+        pool b",
+        [3, 0, 0, 0, 0, 0],
+    );
+}
+
+#[test]
+fn quarantined_blocks_are_those_that_a_sender_may_still_write_to() {
+    let begin = "worker p prefill
+        worker d decode onesided
+        reserve 1 on d from p prompt=10
+        reserve 2 on d from p prompt=6
+        reserve 3 on d from p prompt=4
+        prefill 1 on p to d
+        prefill 2 on p to d
+        ";
+    let cancelled = format!("{begin} cancel 1 on d\n cancel 2 on d\n pool d");
+    audited(&cancelled, [6, 1, 0, 5, 0, 0]);
+}
+
+#[test]
+fn blocks_that_only_a_step_still_touches_are_not_quarantined() {
+    audited(
+        "worker b both
+        reserve 1 on b from b prompt=6
+        prefill 1 on b to b
+        cancel 1 on b
+        pool b",
+        [2, 0, 0, 0, 0, 0],
+    );
+}
