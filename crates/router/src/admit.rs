@@ -298,7 +298,8 @@ impl Brain {
         let turn = Some(self.fleet.turns());
         let is_passed = |id| {
             let flight = self.flights.get(&id);
-            passed.contains(&id) || flight.is_none_or(|flight| flight.homeless == turn)
+            let waits_on = |flight: &Flight| flight.homeless == turn || flight.pauses(self.now);
+            passed.contains(&id) || flight.is_none_or(waits_on)
         };
         self.line.first(&self.tally, closed, is_passed)
     }

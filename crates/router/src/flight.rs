@@ -32,6 +32,12 @@ pub(crate) struct Flight {
     /// Attempts that failed, and why the last one did.
     pub(crate) failures: u32,
     pub(crate) failure: Option<Failure>,
+    /// Of the failures, those with a cause that other flights shared: they do not count.
+    pub(crate) failures_spared: u32,
+    /// When its worker was lost last, unless that is spared already.
+    pub(crate) lost_at: Option<Time>,
+    /// While it waits: not placed before.
+    pub(crate) pause_until: Option<Time>,
     /// Workers that passed since the flight last had a reservation.
     pub(crate) refusals: u32,
     /// Not to be asked in this round.
@@ -166,6 +172,9 @@ impl Flight {
             attempts: 0,
             failures: 0,
             failure: None,
+            failures_spared: 0,
+            lost_at: None,
+            pause_until: None,
             refusals: 0,
             excluded: BTreeSet::new(),
             wait_until: None,

@@ -3,8 +3,8 @@
 //!
 //! Owns: passing over, failing, counting, trying again, giving up. Never: chooses a worker.
 //! Invariant: an attempt that may have drawn a token is fenced before another begins, and the new
-//! one begins exactly where the client's tokens end. A flight survives `failures_max` failures; one
-//! whose client has every token is done, whoever was lost.
+//! one begins exactly where the client's tokens end. A flight survives `failures_max` failures that count
+//! (`losses`); one whose client has every token is done, whoever was lost.
 
 use crate::alarm::Alarm;
 use crate::brain::Brain;
@@ -155,11 +155,10 @@ impl Brain {
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, None);
         self.rescued.remove(&id);
+        self.count_failure(id, &failure);
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        flight.failures += 1;
-        flight.failure = Some(failure);
         flight.excluded.insert(worker.worker);
         flight.excluded.extend(doubtful);
         flight.avoided.clear();
@@ -241,17 +240,21 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let spent = flight.failures > failures_max;
+        let spent = flight.failures_counted() > failures_max;
         let failure = flight.failure.clone().filter(|_| !spent);
         let generated_tokens = flight.request.generated.len() as u32;
         let Some(failure) = failure else {
             return self.give_up(id);
         };
+        let pause = self.pause_for(flight, &failure);
         self.note(Note::Retried {
             handoff,
             failure,
             generated_tokens,
         });
+        if let Some(until) = pause {
+            return self.pause(id, until);
+        }
         let mut choice = self.find(id);
         if let (Err(_), Some(doubtful)) = (&choice, doubtful) {
             self.reconsider(id, |worker| worker != doubtful);
@@ -283,7 +286,7 @@ impl Brain {
             return;
         };
         let failure = match &flight.failure {
-            Some(last) if flight.failures > self.limits.failures_max => {
+            Some(last) if flight.failures_counted() > self.limits.failures_max => {
                 Failure::RetriesSpent(Box::new(last.clone()))
             }
             Some(last) => last.clone(),

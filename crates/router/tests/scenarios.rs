@@ -104,6 +104,8 @@ fn limits(script: &str) -> Limits {
         queue_max: number("queue", 10),
         queue_wait_max: Duration::from_millis(number("wait", 1000).into()),
         failures_max: number("failures", 2),
+        retry_pause: Duration::from_millis(number("pause", 0).into()),
+        losses_together: Duration::from_millis(number("together", 0).into()),
         renew_every: Duration::from_millis(number("renew", 100_000).into()),
         reserve_timeout: Duration::from_millis(number("reserve", 500).into()),
         expected_output_tokens: 8,
@@ -736,4 +738,6 @@ scenarios! {
     guests_of_other_routers_slow_prompts
     one_seat_is_enough_for_who_gives_way
     workers_of_one_device_do_not_divide_it
+    workers_lost_together_are_no_failure_of_a_flight
+    retries_pause_longer_after_each_lost_worker
 }
