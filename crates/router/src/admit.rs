@@ -12,6 +12,9 @@
 //! to those that have some holds up only its own queue; it may starve until its time to wait is over.
 //! By load and by turns nobody overtakes.
 
+#[cfg(test)]
+mod tests;
+
 use crate::alarm::Alarm;
 use crate::brain::{Brain, Draining};
 use crate::candidates::Placing;

@@ -156,6 +156,11 @@ impl Brain {
         let lost_at = self.failed_lately(flight).map(|at| self.ago(at));
         let pause = flight.pause_until.filter(|_| flight.pauses(self.now));
         (flight.failures_spared, lost_at, self.ahead(pause)).hash(hasher);
+        flight
+            .refused
+            .as_ref()
+            .map(std::mem::discriminant)
+            .hash(hasher);
         (flight.refusals, &flight.excluded, &flight.avoided).hash(hasher);
         self.ahead(flight.wait_until).hash(hasher);
         (flight.homeless == Some(self.fleet.turns())).hash(hasher);

@@ -11,7 +11,8 @@ use crate::line::Place;
 use crate::prefix::Content;
 use crate::verdict::Clock;
 use cleave_domain::{
-    Failure, Fingerprint, FinishReason, HandoffId, Request, Time, Unmet, WorkerId, WorkerRef,
+    Failure, Fingerprint, FinishReason, HandoffId, Refusal, Request, Time, Unmet, WorkerId,
+    WorkerRef,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,6 +41,8 @@ pub(crate) struct Flight {
     pub(crate) pause_until: Option<Time>,
     /// Workers that passed since the flight last had a reservation.
     pub(crate) refusals: u32,
+    /// As the last of them that said why.
+    pub(crate) refused: Option<Refusal>,
     /// Not to be asked in this round.
     pub(crate) excluded: BTreeSet<WorkerId>,
     /// When waiting ends; kept across refusals, so that they do not prolong it.
@@ -176,6 +179,7 @@ impl Flight {
             lost_at: None,
             pause_until: None,
             refusals: 0,
+            refused: None,
             excluded: BTreeSet::new(),
             wait_until: None,
             homeless: None,

@@ -34,10 +34,17 @@ impl Brain {
         refusal: Option<Refusal>,
     ) {
         let id = handoff.flight;
-        let too_long = match &refusal {
-            Some(Refusal::TooLong { tokens_max }) => Some(*tokens_max),
-            _ => None,
-        };
+        // What any other worker would say too: the answer, unless the request ran somewhere before.
+        let last_word = refusal.clone().filter(|refusal| match refusal {
+            Refusal::TooLong { .. } | Refusal::OutOfVocabulary { .. } => true,
+            Refusal::QueueFull { .. }
+            | Refusal::NoBlocks { .. }
+            | Refusal::NoWorker
+            | Refusal::Late { .. }
+            | Refusal::Draining
+            | Refusal::WrongWorker => false,
+        });
+        let said = refusal.clone();
         let late = match &refusal {
             Some(Refusal::Late {
                 aim,
@@ -60,9 +67,10 @@ impl Brain {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        if let (Some(tokens_max), None) = (too_long, &flight.failure) {
-            return self.refuse(id, Refusal::TooLong { tokens_max }, Vec::new());
+        if let (Some(refusal), None) = (last_word, &flight.failure) {
+            return self.refuse(id, refusal, Vec::new());
         }
+        flight.refused = said.or(flight.refused.take());
         flight.refusals += 1;
         flight.excluded.insert(worker.worker);
         if late.is_some() {
@@ -291,7 +299,8 @@ impl Brain {
             }
             Some(last) => last.clone(),
             None if exists => {
-                return self.refuse(id, Refusal::QueueFull { retry_after }, Vec::new());
+                let refusal = unplaced(flight.refused.as_ref(), retry_after);
+                return self.refuse(id, refusal, Vec::new());
             }
             None => return self.refuse(id, Refusal::NoWorker, Vec::new()),
         };
@@ -322,6 +331,24 @@ impl Brain {
                 refusal: None,
             });
             self.move_over(id, Failure::Rejected);
+        }
+    }
+}
+
+/// The answer to a request that waited for room in vain, by the last refusal of a worker: a queue was
+/// full only if none of the workers said otherwise.
+fn unplaced(refused: Option<&Refusal>, retry_after: Duration) -> Refusal {
+    match refused {
+        Some(Refusal::NoBlocks { .. }) => Refusal::NoBlocks { retry_after },
+        Some(
+            other @ (Refusal::TooLong { .. }
+            | Refusal::OutOfVocabulary { .. }
+            | Refusal::NoWorker
+            | Refusal::Draining
+            | Refusal::WrongWorker),
+        ) => other.clone(),
+        None | Some(Refusal::QueueFull { .. } | Refusal::Late { .. }) => {
+            Refusal::QueueFull { retry_after }
         }
     }
 }

@@ -355,6 +355,7 @@ impl Brain {
             // It may well take the next; this one asks elsewhere.
             Refusal::Late { .. }
             | Refusal::TooLong { .. }
+            | Refusal::OutOfVocabulary { .. }
             | Refusal::NoWorker
             | Refusal::WrongWorker => {}
         }

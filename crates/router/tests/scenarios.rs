@@ -408,6 +408,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                     predicted: Duration::from_millis(number("predicted").into()),
                     retry_after,
                 },
+                "vocabulary" => Refusal::OutOfVocabulary { vocab_size: 9 },
                 _ => Refusal::WrongWorker,
             },
         },
@@ -740,4 +741,9 @@ scenarios! {
     workers_of_one_device_do_not_divide_it
     workers_lost_together_are_no_failure_of_a_flight
     retries_pause_longer_after_each_lost_worker
+    a_workers_refusal_is_the_clients_answer
+    a_large_request_is_overtaken_sixteen_times
+    a_request_that_gives_way_is_overtaken_uncounted
+    by_load_nobody_overtakes
+    a_class_has_its_own_part_of_the_queue
 }
