@@ -290,6 +290,13 @@ impl From<&Refusal> for ApiError {
                      worker can hold; shorten the prompt or lower max_tokens."
                 ),
             ),
+            Refusal::OutOfVocabulary { vocab_size } => Self::bad_request(
+                "out_of_vocabulary",
+                format!(
+                    "A token of the prompt, or one that a parameter names, is not of the model, \
+                     whose ids are below {vocab_size}."
+                ),
+            ),
             Refusal::NoWorker => Self::unavailable("no_worker", "No worker is connected."),
             Refusal::Draining => Self::unavailable("draining", "The server is shutting down."),
             Refusal::WrongWorker => {

@@ -14,7 +14,7 @@ use cleave_domain::{DeviceId, Role};
 use cleave_engine::Engine;
 use cleave_node::{
     Calibration, PolicyFile, RouterNode, RouterOptions, Running, RunningRouter, RunningWorker,
-    Serve, WorkerNode, WorkerOptions,
+    Serve, ServePorts, WorkerNode, WorkerOptions, WorkerPorts,
 };
 use cleave_router::{Mode, Placement};
 use std::collections::BTreeMap;
@@ -35,6 +35,10 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let roles = roles(args)?;
     let router = router_options(&args.router, &args.face, &args.process)?;
     make_tape_folder(&args.process)?;
+    check_tier(&args.host)?;
+    let listen = SocketAddr::new(args.address, args.port).to_string();
+    let runtime = runtime()?;
+    let ports = runtime.block_on(ServePorts::open(&listen, &router))?;
     let source = source(&args.host)?;
     let engines = source.engines(&args.host.engine, &roles)?;
     let workers: Vec<_> = names(&roles)
@@ -62,14 +66,14 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         }
     }
     let serve = Serve {
-        listen: SocketAddr::new(args.address, args.port).to_string(),
+        listen,
         router,
         workers,
         files: source.into_files(),
     };
-    runtime()?.block_on(async {
+    runtime.block_on(async {
         let stop = Stop::new()?;
-        let running = serve.start().await?;
+        let running = serve.start_at(ports).await?;
         let at = Addresses::of(&args.face, running.address(), running.admin_address());
         live(running, stop, args.face.farewell(&args.process), |_| {
             at.say()
@@ -115,18 +119,25 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
 /// One worker.
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
-    let source = source(&args.host)?;
+    check_tier(&args.host)?;
     let role = Role::from(args.leg);
-    let mut engine = source
-        .engines(&args.host.engine, &[role])?
-        .pop()
-        .context("one engine was asked for")?;
     let name = args.name.clone().unwrap_or_else(|| name_default(role));
     let options = WorkerOptions {
         transports: args.transport.transports(),
         nixl_library: args.transport.nixl_library.clone(),
         ..worker_options((name, role), (&args.host, &args.process))
     };
+    let traces = args.process.traces.options()?;
+    let data_listen = args.data_listen.to_string();
+    let metrics_listen = args.metrics_listen.map(|address| address.to_string());
+    let runtime = runtime()?;
+    let ports = WorkerPorts::open(&data_listen, metrics_listen.as_deref(), &options, &traces);
+    let ports = runtime.block_on(ports)?;
+    let source = source(&args.host)?;
+    let mut engine = source
+        .engines(&args.host.engine, &[role])?
+        .pop()
+        .context("one engine was asked for")?;
     let options = measured(options, (&source, engine.as_mut()), &args.host)?;
     announce(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
@@ -134,14 +145,14 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         engine,
         files: source.into_files(),
         routers: args.router.clone(),
-        data_listen: args.data_listen.to_string(),
+        data_listen,
         data_address: args.data_advertise.clone(),
-        metrics_listen: args.metrics_listen.map(|address| address.to_string()),
-        traces: args.process.traces.options()?,
+        metrics_listen,
+        traces,
     };
-    runtime()?.block_on(async {
+    runtime.block_on(async {
         let stop = Stop::new()?;
-        let running = node.start().await?;
+        let running = node.start_at(ports).await?;
         info!(data = %running.data_address(), routers = args.router.join(","), "worker runs");
         if let Some(address) = running.metrics_address() {
             info!("metrics at http://{address}/metrics");
@@ -193,6 +204,12 @@ fn name_default(role: Role) -> String {
 
 fn source(host: &HostArgs) -> anyhow::Result<Source> {
     Source::open((&host.model, &host.mock), &host.engine)
+}
+
+/// The folder is needed once the model is there, which may take minutes.
+fn check_tier(host: &HostArgs) -> anyhow::Result<()> {
+    let checked = host.limits.tier.options().check();
+    checked.context("--kv-offloading-dir")
 }
 
 /// The same with what its engine's steps take.

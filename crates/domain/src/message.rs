@@ -244,6 +244,12 @@ pub enum Refusal {
         /// What it takes.
         tokens_max: u32,
     },
+    /// A token of the request, or one that its sampling names, is none of the model's; or its sampling
+    /// is out of range. No worker would run it.
+    OutOfVocabulary {
+        /// Tokens of the model: ids are below this.
+        vocab_size: u32,
+    },
     /// No worker (pair) for this model is connected.
     NoWorker,
     /// What was promised cannot be kept, as predicted; told before anything is done.

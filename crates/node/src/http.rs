@@ -31,6 +31,8 @@ pub(crate) struct RouterPorts {
     front: TcpListener,
     /// For operators, if they have a port of their own.
     admin: Option<TcpListener>,
+    /// For Kubernetes' external metrics, if they are asked for.
+    external: Option<TcpListener>,
     certificate: Option<FrontTls>,
     peers: Option<PeerTls>,
 }
@@ -71,12 +73,27 @@ impl RouterPorts {
             Some(address) => Some(bind(address).await?),
             None => None,
         };
+        let external = match &options.external_metrics_listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
         Ok(Self {
             front,
             admin,
+            external,
             certificate,
             peers,
         })
+    }
+
+    /// Where it speaks HTTP: for clients and workers, then for operators.
+    pub(crate) fn http(&self) -> impl Iterator<Item = &TcpListener> {
+        std::iter::once(&self.front).chain(&self.admin)
+    }
+
+    /// The port of the external metrics, once.
+    pub(crate) fn take_external(&mut self) -> Option<TcpListener> {
+        self.external.take()
     }
 
     /// By what its other ports and questions are secured.
@@ -97,6 +114,7 @@ impl RouterPorts {
         let Self {
             front,
             admin,
+            external: _,
             certificate,
             peers,
         } = self;

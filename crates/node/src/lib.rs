@@ -20,6 +20,7 @@ mod node;
 mod options;
 mod picker;
 mod policy;
+mod ports;
 mod router;
 mod scaling;
 mod server;
@@ -37,6 +38,7 @@ pub use node::{RouterNode, Running, RunningRouter, RunningWorker, Serve, WorkerN
 pub use options::{RouterOptions, WorkerOptions, name_flaw};
 pub use picker::{PickerOptions, ProxyTls};
 pub use policy::{Flaw, PolicyError, PolicyFile};
+pub use ports::{ServePorts, WorkerPorts};
 pub use server::HttpLimits;
 pub use telemetry::{Ceilings, metrics_page};
 pub use trace::{SampleError, Sampler, TraceError, TraceOptions};

@@ -8,17 +8,18 @@ use crate::door::connect;
 use crate::grpc::{ModelDesk, Uplink};
 use crate::http::{RouterPorts, RouterServers, WorkerFace, worker_routes};
 use crate::picker::{Picker, PickerOptions};
+use crate::ports::{ServePorts, WorkerPorts};
 use crate::router::RouterBody;
 use crate::scaling::{Secured, external_metrics_routes};
-use crate::server::{Faces, HttpLimits, Server, bind};
+use crate::server::{Faces, HttpLimits, Server};
 use crate::telemetry::Telemetry;
 use crate::trace::TraceOptions;
 use crate::worker::{Parts, WorkerBody};
 use crate::{NodeError, RouterOptions, WorkerOptions};
 use cleave_api::{App, Frontend, ModelFiles, Operator, Readiness};
 use cleave_engine::Engine;
-use cleave_tls::{FrontTls, PeerTls};
-use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Nixl, Transport};
+use cleave_tls::FrontTls;
+use cleave_transfer::{Addresses, HostListener, Listeners, LocalNet, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +64,7 @@ impl RouterNode {
         if options.certificate.is_some() && options.peer_tls.is_none() {
             warn!("clients speak TLS and workers do not: --peer-tls keeps strangers from joining");
         }
-        let ports = RouterPorts::open(&listen, &options).await?;
+        let mut ports = RouterPorts::open(&listen, &options).await?;
         let telemetry = Telemetry::with_traces(&options.traces)?;
         let picker = match picker {
             Some(options) => Some(Picker::start(options, &telemetry, ports.trust()).await?),
@@ -74,7 +75,7 @@ impl RouterNode {
         body.ask_fellows(&options.fellows, ports.numbers(), asker);
         let app = App::new(body.frontend(), options.api.clone());
         let fleet = (body.door.clone(), ModelDesk::new(app.clone()));
-        let metrics = external_metrics(&options, &body, ports.trust().front).await?;
+        let metrics = external_metrics(ports.take_external(), &body, ports.trust().front)?;
         let fleet = (fleet, body.answers.clone());
         let servers = ports.serve(&app, fleet, (&options, &telemetry))?;
         Ok(RunningRouter {
@@ -88,12 +89,12 @@ impl RouterNode {
 }
 
 /// The external metrics API, if it is asked for.
-async fn external_metrics(
-    options: &RouterOptions,
+fn external_metrics(
+    listener: Option<TcpListener>,
     body: &RouterBody,
     certificate: Option<FrontTls>,
 ) -> Result<Option<Secured>, NodeError> {
-    let Some(address) = &options.external_metrics_listen else {
+    let Some(listener) = listener else {
         return Ok(None);
     };
     let routes = external_metrics_routes(body.answers.clone());
@@ -102,7 +103,7 @@ async fn external_metrics(
         // An APIService takes it by `insecureSkipTLSVerify`.
         None => FrontTls::self_signed()?.0,
     };
-    let secured = Secured::start(address, routes, shown).await?;
+    let secured = Secured::start(listener, routes, shown)?;
     info!(address = %secured.address, "external metrics, by HTTPS");
     Ok(Some(secured))
 }
@@ -213,24 +214,33 @@ pub struct RunningWorker {
 }
 
 impl WorkerNode {
-    /// Binds the ports, starts the engine's thread and dials the routers. Must be called within a
-    /// tokio runtime.
+    /// Binds the ports and goes on as [`WorkerNode::start_at`]. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// `Tls`, `Bind`, `Thread` or `Tape` if that cannot be done.
     pub async fn start(self) -> Result<RunningWorker, NodeError> {
-        let telemetry = Telemetry::with_traces(&self.traces)?;
-        let peers = self.options.peer_tls.as_deref().map(PeerTls::open);
-        let peers = peers.transpose()?;
-        let nixl = nixl(&self.options)?;
-        let data = bind(&self.data_listen).await?;
-        let data_address = data.local_addr();
-        let data_address =
-            data_address.map_err(|error| NodeError::Bind(self.data_listen.clone(), error))?;
-        let metrics = match &self.metrics_listen {
-            Some(address) => Some(bind(address).await?),
-            None => None,
-        };
+        let metrics_listen = self.metrics_listen.as_deref();
+        let (data_listen, options) = (&self.data_listen, &self.options);
+        let ports = WorkerPorts::open(data_listen, metrics_listen, options, &self.traces).await?;
+        self.start_at(ports).await
+    }
+
+    /// Starts the engine's thread and dials the routers, at ports that are bound already; its own
+    /// `data_listen` and `metrics_listen` are what they were bound by.
+    ///
+    /// # Errors
+    /// `Thread`, `Tier` or `Tape` if that cannot be done.
+    pub async fn start_at(self, mut ports: WorkerPorts) -> Result<RunningWorker, NodeError> {
+        ports.stop_loading().await;
+        let WorkerPorts {
+            telemetry,
+            peers,
+            nixl,
+            data,
+            data_address,
+            metrics,
+            ..
+        } = ports;
         let ways_in = WaysIn {
             tcp: data,
             bound: data_address,
@@ -280,39 +290,6 @@ impl WorkerNode {
             connected,
             tasks,
         })
-    }
-}
-
-/// NVIDIA's transfer library, where links may go over it and it is there.
-fn nixl(options: &WorkerOptions) -> Result<Option<Arc<Nixl>>, NodeError> {
-    if !options.transports.contains(&Transport::Nixl) {
-        return Ok(None);
-    }
-    if options.peer_tls.is_some() {
-        warn!(
-            "--kv-transport nixl: blocks go in clear where they go by NIXL, whatever --peer-tls says"
-        );
-    }
-    match Nixl::load(options.nixl_library.as_deref()) {
-        Ok(nixl) => {
-            let library = nixl.path().display();
-            match nixl.is_by_card() {
-                true => info!(%library, "NIXL: blocks go by RDMA to hosts that have it, too"),
-                false => warn!(
-                    %library,
-                    "NIXL: UCX_TLS names ways that are no network card's: they are taken where nothing else is left"
-                ),
-            }
-            Ok(Some(nixl))
-        }
-        Err(error) if options.transports.len() == 1 => Err(error.into()),
-        Err(error) => {
-            match options.nixl_library {
-                Some(_) => warn!(%error, "no NIXL: blocks go to other hosts over TCP"),
-                None => info!(%error, "no NIXL: blocks go to other hosts over TCP"),
-            }
-            Ok(None)
-        }
     }
 }
 
@@ -444,8 +421,16 @@ impl Serve {
     /// `Bind`, `Tape` or `Thread` if that cannot be done; `Model` if the model's text side is of
     /// no use.
     pub async fn start(self) -> Result<Running, NodeError> {
-        let telemetry = Telemetry::with_traces(&self.router.traces)?;
-        let ports = RouterPorts::open(&self.listen, &self.router).await?;
+        let ports = ServePorts::open(&self.listen, &self.router).await?;
+        self.start_at(ports).await
+    }
+
+    /// Serves at ports that are bound already; `listen` is what they were bound by.
+    ///
+    /// # Errors
+    /// As [`Serve::start`], but for `Bind`.
+    pub async fn start_at(self, ports: ServePorts) -> Result<Running, NodeError> {
+        let (mut ports, telemetry) = ports.take().await;
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
@@ -469,7 +454,7 @@ impl Serve {
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
-        let metrics = external_metrics(&self.router, &body, ports.trust().front).await?;
+        let metrics = external_metrics(ports.take_external(), &body, ports.trust().front)?;
         let fleet = ((body.door.clone(), desk), body.answers.clone());
         let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;
         info!(address = %servers.front.address, workers = workers.len(), "serving");

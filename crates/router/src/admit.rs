@@ -12,6 +12,9 @@
 //! to those that have some holds up only its own queue; it may starve until its time to wait is over.
 //! By load and by turns nobody overtakes.
 
+#[cfg(test)]
+mod tests;
+
 use crate::alarm::Alarm;
 use crate::brain::{Brain, Draining};
 use crate::candidates::Placing;
@@ -298,7 +301,8 @@ impl Brain {
         let turn = Some(self.fleet.turns());
         let is_passed = |id| {
             let flight = self.flights.get(&id);
-            passed.contains(&id) || flight.is_none_or(|flight| flight.homeless == turn)
+            let waits_on = |flight: &Flight| flight.homeless == turn || flight.pauses(self.now);
+            passed.contains(&id) || flight.is_none_or(waits_on)
         };
         self.line.first(&self.tally, closed, is_passed)
     }

@@ -7,7 +7,7 @@
 //!   [`Brain::fingerprint`] says which states are one.
 //!
 //! A flight's way is told in `admit` (is it taken on), `place` (waiting, the first order), `walk` (what each word of a
-//! worker means), `resume` (an attempt is over too early), `moves` (a running sequence goes to another
+//! worker means), `resume` (an attempt is over too early), `losses` (which failures count), `moves` (a running sequence goes to another
 //! worker), `rescue` (a worker is stuck), `legs` (letting go) and `verdict` (what came of it).
 //!
 //! Owns: the flights, the line, the alarms. Never: sees a generated token while it is drawn; those go
@@ -21,6 +21,7 @@ use crate::flight::{Attempt, Finish, Flight, Stage};
 use crate::ledger::Promise;
 use crate::legs::Leaving;
 use crate::line::Line;
+use crate::losses::Losses;
 use crate::place::Pace;
 use crate::scale::Queues;
 use crate::tally::Tally;
@@ -48,6 +49,8 @@ pub struct Brain {
     pub(crate) leaving: BTreeMap<FlightId, Leaving>,
     /// Where promises ended in silence, and which flights gave them up, until the end of the fact.
     pub(crate) freed: BTreeSet<(WorkerRef, Option<FlightId>)>,
+    /// Workers lost lately.
+    pub(crate) losses: Losses,
     /// Flights that are fenced and not counted.
     pub(crate) counting: u32,
     /// Flights that failed over from a stuck worker and do not run elsewhere yet.
@@ -106,6 +109,7 @@ impl Brain {
             renew_at: None,
             leaving: BTreeMap::new(),
             freed: BTreeSet::new(),
+            losses: Losses::default(),
             counting: 0,
             rescued: BTreeMap::new(),
             patience: BTreeSet::new(),
@@ -219,6 +223,10 @@ impl Brain {
                     self.check_attempt(flight, attempt);
                 }
             }
+            let pauses = flight.pauses(self.now);
+            let alarm = self.alarms.get(*id, Alarm::Pause);
+            assert!(!pauses || in_line, "{id} pauses outside the line");
+            assert!(!pauses || alarm.is_some(), "{id} would pause for ever");
             let flies = flight.attempt().is_some();
             assert!(flies || flight.moving.is_none(), "{id} moves from nowhere");
             let listed = self.moving.contains(id);

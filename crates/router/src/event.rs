@@ -26,8 +26,18 @@ pub struct Limits {
     pub queue_wait_max: Duration,
     /// Failures a flight survives, before its first token and after it: what the prompt did to one
     /// worker it may do to the next. A worker that refuses starts a new attempt too, but is no
-    /// failure; `queue_wait_max` bounds those. Default 3.
+    /// failure; `queue_wait_max` bounds those. Nor is the loss of several workers at once, for as
+    /// many times. Default 3.
     pub failures_max: u32,
+    /// The pause before a flight whose worker was lost is placed again, from its second failure on, and
+    /// where several workers were lost at once; four times as long after each further failure.
+    /// Default 50 ms; zero for none.
+    #[serde(default = "retry_pause")]
+    pub retry_pause: Duration,
+    /// Workers that are lost within so long of each other have one cause; zero for never. Longer than
+    /// it takes to notice the loss of both, whichever was heard last. Default 1 s.
+    #[serde(default = "losses_together")]
+    pub losses_together: Duration,
     /// How often leases are renewed; a third of the workers' lease or less. Default 5 s.
     pub renew_every: Duration,
     /// How long a reservation's answer may take before the worker is passed over; also how long one leg
@@ -78,6 +88,14 @@ pub enum Placement {
     Whole,
 }
 
+fn retry_pause() -> Duration {
+    Duration::from_millis(50)
+}
+
+fn losses_together() -> Duration {
+    Duration::from_secs(1)
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -86,6 +104,8 @@ impl Default for Limits {
             queue_max: 1024,
             queue_wait_max: Duration::from_secs(30),
             failures_max: 3,
+            retry_pause: retry_pause(),
+            losses_together: losses_together(),
             renew_every: Duration::from_secs(5),
             reserve_timeout: Duration::from_secs(2),
             expected_output_tokens: 256,

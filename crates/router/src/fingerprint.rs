@@ -53,6 +53,9 @@ impl Brain {
         for (flight, leaving) in &self.leaving {
             (flight, leaving.stage).hash(hasher);
         }
+        for (worker, at) in self.lost_lately() {
+            (worker, self.ago(at)).hash(hasher);
+        }
         self.draining.hash(hasher);
         self.readiness.hash(hasher);
         self.tally.leads().hash(hasher);
@@ -150,6 +153,14 @@ impl Brain {
         let sizes: Vec<u32> = flight.content.block_sizes().collect();
         sizes.hash(hasher);
         (flight.attempts, flight.failures, &flight.failure).hash(hasher);
+        let lost_at = self.failed_lately(flight).map(|at| self.ago(at));
+        let pause = flight.pause_until.filter(|_| flight.pauses(self.now));
+        (flight.failures_spared, lost_at, self.ahead(pause)).hash(hasher);
+        flight
+            .refused
+            .as_ref()
+            .map(std::mem::discriminant)
+            .hash(hasher);
         (flight.refusals, &flight.excluded, &flight.avoided).hash(hasher);
         self.ahead(flight.wait_until).hash(hasher);
         (flight.homeless == Some(self.fleet.turns())).hash(hasher);

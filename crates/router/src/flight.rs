@@ -11,7 +11,8 @@ use crate::line::Place;
 use crate::prefix::Content;
 use crate::verdict::Clock;
 use cleave_domain::{
-    Failure, Fingerprint, FinishReason, HandoffId, Request, Time, Unmet, WorkerId, WorkerRef,
+    Failure, Fingerprint, FinishReason, HandoffId, Refusal, Request, Time, Unmet, WorkerId,
+    WorkerRef,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,8 +33,16 @@ pub(crate) struct Flight {
     /// Attempts that failed, and why the last one did.
     pub(crate) failures: u32,
     pub(crate) failure: Option<Failure>,
+    /// Of the failures, those with a cause that other flights shared: they do not count.
+    pub(crate) failures_spared: u32,
+    /// When its worker was lost last, unless that is spared already.
+    pub(crate) lost_at: Option<Time>,
+    /// While it waits: not placed before.
+    pub(crate) pause_until: Option<Time>,
     /// Workers that passed since the flight last had a reservation.
     pub(crate) refusals: u32,
+    /// As the last of them that said why.
+    pub(crate) refused: Option<Refusal>,
     /// Not to be asked in this round.
     pub(crate) excluded: BTreeSet<WorkerId>,
     /// When waiting ends; kept across refusals, so that they do not prolong it.
@@ -166,7 +175,11 @@ impl Flight {
             attempts: 0,
             failures: 0,
             failure: None,
+            failures_spared: 0,
+            lost_at: None,
+            pause_until: None,
             refusals: 0,
+            refused: None,
             excluded: BTreeSet::new(),
             wait_until: None,
             homeless: None,

@@ -19,6 +19,7 @@ mod judge;
 mod ledger;
 mod legs;
 mod line;
+mod losses;
 mod moves;
 mod place;
 pub mod policy;

@@ -411,8 +411,9 @@ impl Brain {
             .get(&id)
             .and_then(|f| f.attempt())
             .map(|a| a.decode);
-        if let Some(source) = source {
-            self.next_from(source);
+        match source {
+            Some(source) => self.next_from(source),
+            None => self.pause_over(id),
         }
     }
 

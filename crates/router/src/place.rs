@@ -113,6 +113,7 @@ impl Brain {
         flight.outlook = placing.outlook;
         flight.due = due;
         flight.clock.began = Some(self.now);
+        flight.pause_until = None;
         self.line.leave(&flight.place);
         let request = Arc::clone(&flight.request);
         let waited = self.now.since(flight.submitted);

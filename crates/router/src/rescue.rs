@@ -56,7 +56,8 @@ impl Brain {
                 }
                 // A flight on its last failure is better off waiting for the worker.
                 let flight = self.flights.get(&handoff.flight);
-                let budget = flight.is_some_and(|f| f.failures < self.limits.failures_max);
+                let budget =
+                    flight.is_some_and(|f| f.failures_counted() < self.limits.failures_max);
                 if budget && self.hangs(worker, handoff) && self.find(handoff.flight).is_ok() {
                     self.fail(handoff, Failure::WorkerStuck, worker);
                     self.rescued.insert(handoff.flight, worker.worker);

@@ -3,8 +3,8 @@
 //!
 //! Owns: passing over, failing, counting, trying again, giving up. Never: chooses a worker.
 //! Invariant: an attempt that may have drawn a token is fenced before another begins, and the new
-//! one begins exactly where the client's tokens end. A flight survives `failures_max` failures; one
-//! whose client has every token is done, whoever was lost.
+//! one begins exactly where the client's tokens end. A flight survives `failures_max` failures that count
+//! (`losses`); one whose client has every token is done, whoever was lost.
 
 use crate::alarm::Alarm;
 use crate::brain::Brain;
@@ -34,10 +34,17 @@ impl Brain {
         refusal: Option<Refusal>,
     ) {
         let id = handoff.flight;
-        let too_long = match &refusal {
-            Some(Refusal::TooLong { tokens_max }) => Some(*tokens_max),
-            _ => None,
-        };
+        // What any other worker would say too: the answer, unless the request ran somewhere before.
+        let last_word = refusal.clone().filter(|refusal| match refusal {
+            Refusal::TooLong { .. } | Refusal::OutOfVocabulary { .. } => true,
+            Refusal::QueueFull { .. }
+            | Refusal::NoBlocks { .. }
+            | Refusal::NoWorker
+            | Refusal::Late { .. }
+            | Refusal::Draining
+            | Refusal::WrongWorker => false,
+        });
+        let said = refusal.clone();
         let late = match &refusal {
             Some(Refusal::Late {
                 aim,
@@ -60,9 +67,10 @@ impl Brain {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        if let (Some(tokens_max), None) = (too_long, &flight.failure) {
-            return self.refuse(id, Refusal::TooLong { tokens_max }, Vec::new());
+        if let (Some(refusal), None) = (last_word, &flight.failure) {
+            return self.refuse(id, refusal, Vec::new());
         }
+        flight.refused = said.or(flight.refused.take());
         flight.refusals += 1;
         flight.excluded.insert(worker.worker);
         if late.is_some() {
@@ -155,11 +163,10 @@ impl Brain {
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, None);
         self.rescued.remove(&id);
+        self.count_failure(id, &failure);
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
-        flight.failures += 1;
-        flight.failure = Some(failure);
         flight.excluded.insert(worker.worker);
         flight.excluded.extend(doubtful);
         flight.avoided.clear();
@@ -241,17 +248,21 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
-        let spent = flight.failures > failures_max;
+        let spent = flight.failures_counted() > failures_max;
         let failure = flight.failure.clone().filter(|_| !spent);
         let generated_tokens = flight.request.generated.len() as u32;
         let Some(failure) = failure else {
             return self.give_up(id);
         };
+        let pause = self.pause_for(flight, &failure);
         self.note(Note::Retried {
             handoff,
             failure,
             generated_tokens,
         });
+        if let Some(until) = pause {
+            return self.pause(id, until);
+        }
         let mut choice = self.find(id);
         if let (Err(_), Some(doubtful)) = (&choice, doubtful) {
             self.reconsider(id, |worker| worker != doubtful);
@@ -283,12 +294,13 @@ impl Brain {
             return;
         };
         let failure = match &flight.failure {
-            Some(last) if flight.failures > self.limits.failures_max => {
+            Some(last) if flight.failures_counted() > self.limits.failures_max => {
                 Failure::RetriesSpent(Box::new(last.clone()))
             }
             Some(last) => last.clone(),
             None if exists => {
-                return self.refuse(id, Refusal::QueueFull { retry_after }, Vec::new());
+                let refusal = unplaced(flight.refused.as_ref(), retry_after);
+                return self.refuse(id, refusal, Vec::new());
             }
             None => return self.refuse(id, Refusal::NoWorker, Vec::new()),
         };
@@ -319,6 +331,24 @@ impl Brain {
                 refusal: None,
             });
             self.move_over(id, Failure::Rejected);
+        }
+    }
+}
+
+/// The answer to a request that waited for room in vain, by the last refusal of a worker: a queue was
+/// full only if none of the workers said otherwise.
+fn unplaced(refused: Option<&Refusal>, retry_after: Duration) -> Refusal {
+    match refused {
+        Some(Refusal::NoBlocks { .. }) => Refusal::NoBlocks { retry_after },
+        Some(
+            other @ (Refusal::TooLong { .. }
+            | Refusal::OutOfVocabulary { .. }
+            | Refusal::NoWorker
+            | Refusal::Draining
+            | Refusal::WrongWorker),
+        ) => other.clone(),
+        None | Some(Refusal::QueueFull { .. } | Refusal::Late { .. }) => {
+            Refusal::QueueFull { retry_after }
         }
     }
 }

@@ -35,6 +35,9 @@ impl Brain {
 
     /// Whatever life of the worker is known is over, and with it all it held.
     fn forget(&mut self, worker: WorkerRef) {
+        if self.fleet.life_of(worker.worker).is_some() {
+            self.count_loss(worker.worker);
+        }
         let held = self.fleet.leave(worker.worker);
         self.stop_waiting_for(worker);
         let lost = || Failure::WorkerLost;
@@ -352,6 +355,7 @@ impl Brain {
             // It may well take the next; this one asks elsewhere.
             Refusal::Late { .. }
             | Refusal::TooLong { .. }
+            | Refusal::OutOfVocabulary { .. }
             | Refusal::NoWorker
             | Refusal::WrongWorker => {}
         }

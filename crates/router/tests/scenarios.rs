@@ -104,6 +104,8 @@ fn limits(script: &str) -> Limits {
         queue_max: number("queue", 10),
         queue_wait_max: Duration::from_millis(number("wait", 1000).into()),
         failures_max: number("failures", 2),
+        retry_pause: Duration::from_millis(number("pause", 0).into()),
+        losses_together: Duration::from_millis(number("together", 0).into()),
         renew_every: Duration::from_millis(number("renew", 100_000).into()),
         reserve_timeout: Duration::from_millis(number("reserve", 500).into()),
         expected_output_tokens: 8,
@@ -406,6 +408,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                     predicted: Duration::from_millis(number("predicted").into()),
                     retry_after,
                 },
+                "vocabulary" => Refusal::OutOfVocabulary { vocab_size: 9 },
                 _ => Refusal::WrongWorker,
             },
         },
@@ -736,4 +739,11 @@ scenarios! {
     guests_of_other_routers_slow_prompts
     one_seat_is_enough_for_who_gives_way
     workers_of_one_device_do_not_divide_it
+    workers_lost_together_are_no_failure_of_a_flight
+    retries_pause_longer_after_each_lost_worker
+    a_workers_refusal_is_the_clients_answer
+    a_large_request_is_overtaken_sixteen_times
+    a_request_that_gives_way_is_overtaken_uncounted
+    by_load_nobody_overtakes
+    a_class_has_its_own_part_of_the_queue
 }

@@ -266,12 +266,15 @@ impl Brain {
         if self.draining() {
             return Err(Refusal::Draining);
         }
-        // Its receiver was promised that nothing of it comes; a sequence leaves under its name; or it
-        // is of another model, and would fail the whole step that it was part of.
+        // Its receiver was promised that nothing of it comes; or a sequence leaves under its name.
         let unwritten = self.past.trace(handoff) == Some(Trace::Stopped);
-        let runnable = policy::runnable(request, self.limits.vocab_size);
-        if unwritten || self.moves.contains_key(&handoff) || !runnable {
+        if unwritten || self.moves.contains_key(&handoff) {
             return Err(Refusal::WrongWorker);
+        }
+        // It would fail the whole step that it was part of.
+        let vocab_size = self.limits.vocab_size;
+        if !policy::runnable(request, vocab_size) {
+            return Err(Refusal::OutOfVocabulary { vocab_size });
         }
         let capacity = &self.limits.capacity;
         let tokens = request.prompt.len() + request.generated.len();

@@ -8,12 +8,14 @@
 mod resolve;
 mod service;
 mod uplink;
+mod window;
 
 pub(crate) use resolve::{local_address, watch_names};
 pub(crate) use service::{ModelDesk, fleet_service};
 pub(crate) use uplink::Uplink;
 
 use service::StreamError;
+use std::error::Error;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tonic::Streaming;
@@ -26,8 +28,8 @@ const HELLO_MAX: Duration = Duration::from_secs(60);
 const WELCOME_MAX: Duration = Duration::from_secs(120);
 /// Largest message from a worker: its hello, with a tokenizer of up to 64 MiB and templates.
 const UPWARD_BYTES_MAX: usize = 96 << 20;
-/// Largest message from a router: a prompt of a few million tokens.
-const DOWNWARD_BYTES_MAX: usize = 32 << 20;
+/// Largest message from a router: a prompt of a few million tokens, behind others in one batch.
+const DOWNWARD_BYTES_MAX: usize = (32 << 20) + window::BATCH_BYTES_MAX;
 /// Messages between the pump and the socket; the line behind it holds the rest.
 const STREAM_ITEMS_MAX: usize = 256;
 /// The most often that a stream is kept alive, whatever silence the other end allows.
@@ -57,9 +59,32 @@ async fn heard<T>(words: &mut Streaming<T>, silence: Duration) -> Result<T, Stre
     Err(StreamError::Silent(silence))
 }
 
+/// An error's own text with those of all its causes: the outermost often only says that there was one,
+/// and the innermost not where. A cause that repeats what is around it is left out.
+fn with_causes(text: impl Into<String>, error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    causes.fold(text.into(), |text, cause| {
+        let cause = cause.to_string();
+        match text.contains(&cause) {
+            true => text,
+            false => format!("{text}: {cause}"),
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_cause_of_a_stream_error_is_named_once() {
+        let inner = std::io::Error::other("too_many_data_frames");
+        let outer = std::io::Error::other(inner);
+        let mut status = tonic::Status::unknown("error reading a body");
+        status.set_source(std::sync::Arc::new(outer));
+        let text = StreamError::from(status).to_string();
+        assert_eq!(text, "error reading a body: too_many_data_frames");
+    }
 
     #[test]
     fn no_silence_that_may_be_asked_for_is_shorter_than_a_few_beats() {

@@ -4,9 +4,10 @@
 //! worker before it was welcomed. Invariant: all workers that are welcome have one tokenizer and one
 //! context, and say nothing of themselves that could not be.
 
-use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, beat_for, heard};
+use super::window::{Window, speak};
+use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, beat_for, heard, with_causes};
 use crate::door::{RouterDoor, Visit};
-use crate::line::{Downward, Introduction, Upward};
+use crate::line::{Introduction, Upward};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
 use crate::wire::{PROTOCOL, WireError, nanos, proto};
 use axum::extract::ConnectInfo;
@@ -15,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{info, warn};
@@ -155,7 +156,7 @@ pub(super) enum StreamError {
     Closed,
     #[error("nothing was heard for {0:?}")]
     Silent(Duration),
-    #[error("{}", .0.message())]
+    #[error("{}", with_causes(.0.message(), .0.as_ref()))]
     Status(Box<Status>),
     #[error("{0}")]
     Wire(#[from] WireError),
@@ -211,9 +212,10 @@ impl RouterEnd {
         say(&self.out, Kind::Welcome(proto::Welcome {})).await?;
         let beat = beat_for(introduction.silence);
         let (visit, downward) = self.service.door.join(introduction).await?;
+        let window = Window::default();
         let ended = tokio::select! {
-            error = speak(downward, &self.out, beat) => error,
-            error = listen(&mut self.words, &visit, silence) => error,
+            error = speak::<proto::Downward>(downward, &self.out, beat, &window) => error,
+            error = listen(&mut self.words, &visit, silence, &window) => error,
         };
         visit.leave().await;
         match ended {
@@ -275,53 +277,16 @@ async fn say(
     out.send(Ok(word)).await.map_err(|_| StreamError::Closed)
 }
 
-async fn speak(
-    mut words: mpsc::Receiver<Downward>,
-    out: &mpsc::Sender<Result<proto::Downward, Status>>,
-    beat: Duration,
-) -> StreamError {
-    use proto::downward::Kind;
-    let mut beats = interval(beat);
-    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        let kind = tokio::select! {
-            word = words.recv() => match word {
-                Some(Downward::Order { order, mark }) => Kind::Order(proto::Order {
-                    mark: mark.map(|mark| mark.as_ref().into()),
-                    ..order.into()
-                }),
-                Some(Downward::Peer { worker, data_address }) => Kind::Peer(proto::Peer {
-                    worker: Some(worker.into()),
-                    data_address,
-                }),
-                Some(Downward::Pass { handoff, pass }) => Kind::Pass((handoff, pass).into()),
-                Some(Downward::PeerGone { worker }) => Kind::PeerGone(worker.into()),
-                Some(Downward::NameTaken { data_address }) => {
-                    Kind::NameTaken(proto::NameTaken { data_address })
-                }
-                None => return StreamError::Stopped,
-            },
-            _ = beats.tick() => Kind::Beat(proto::Beat {}),
-        };
-        if let Err(error) = say(out, kind).await {
-            return error;
-        }
-    }
-}
-
 async fn listen(
     words: &mut Streaming<proto::Upward>,
     visit: &Visit,
     silence: Duration,
+    window: &Window,
 ) -> StreamError {
     loop {
-        let word = match next(words, silence).await {
-            Ok(word) => word,
-            Err(error) => return error,
-        };
-        let heard = match word {
-            Some(word) => visit.hear(word).await.map_err(StreamError::from),
-            None => Ok(()),
+        let heard = match heard(words, silence).await {
+            Ok(message) => receive(message, visit, window).await,
+            Err(error) => Err(error),
         };
         if let Err(error) = heard {
             return error;
@@ -329,25 +294,44 @@ async fn listen(
     }
 }
 
-/// The next word that is not a beat; `None` for a beat.
-async fn next(
-    words: &mut Streaming<proto::Upward>,
-    silence: Duration,
-) -> Result<Option<Upward>, StreamError> {
+/// Handles one message of the stream.
+async fn receive(
+    message: proto::Upward,
+    visit: &Visit,
+    window: &Window,
+) -> Result<(), StreamError> {
     use proto::upward::Kind;
-    match heard(words, silence).await?.kind {
-        Some(Kind::Report(report)) => Ok(Some(Upward::Report(report.try_into()?))),
+    match message.kind {
+        Some(Kind::Beat(beat)) => return window.confirm(beat),
+        Some(Kind::Batch(batch)) => {
+            for message in batch.messages {
+                visit.hear(word(message)?).await?;
+            }
+        }
+        _ => visit.hear(word(message)?).await?,
+    }
+    window.receive();
+    Ok(())
+}
+
+/// What a message says that is neither a beat nor a batch.
+fn word(message: proto::Upward) -> Result<Upward, StreamError> {
+    use proto::upward::Kind;
+    match message.kind {
+        Some(Kind::Report(report)) => Ok(Upward::Report(report.try_into()?)),
         Some(Kind::Emissions(proto::Emissions { tokens })) => {
             let tokens = tokens.into_iter().map(TryInto::try_into);
-            Ok(Some(Upward::Emissions(tokens.collect::<Result<_, _>>()?)))
+            Ok(Upward::Emissions(tokens.collect::<Result<_, _>>()?))
         }
         Some(Kind::Pass(pass)) => {
             let (handoff, pass) = pass.try_into()?;
-            Ok(Some(Upward::Pass { handoff, pass }))
+            Ok(Upward::Pass { handoff, pass })
         }
-        Some(Kind::Link(link)) => Ok(Some(Upward::Link(link.try_into()?))),
-        Some(Kind::Beat(proto::Beat {})) => Ok(None),
+        Some(Kind::Link(link)) => Ok(Upward::Link(link.try_into()?)),
         Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
+        Some(Kind::Beat(_) | Kind::Batch(_)) => {
+            Err(StreamError::Unexpected("beat or batch within a batch"))
+        }
         None => Err(WireError::Missing("upward.kind").into()),
     }
 }

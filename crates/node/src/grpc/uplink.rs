@@ -6,12 +6,13 @@
 use super::resolve::local_address;
 use super::service::StreamError;
 use super::watch_names;
+use super::window::{Window, speak};
 use super::{
     DIAL_MAX, DOWNWARD_BYTES_MAX, ROUTERS_MAX, SILENCE_MIN, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX,
-    WELCOME_MAX, beat_for, heard,
+    WELCOME_MAX, beat_for, heard, with_causes,
 };
 use crate::door::{Call, WorkerDoor};
-use crate::line::{Downward, Upward};
+use crate::line::Downward;
 use crate::wire::proto::fleet_client::FleetClient;
 use crate::wire::{PROTOCOL, WireError, nanos, proto, within};
 use cleave_domain::RouterId;
@@ -20,7 +21,6 @@ use cleave_tls::{Line, PeerTls};
 use cleave_transfer::Addresses;
 use hyper_util::rt::TokioIo;
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -157,9 +157,11 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     info!(%address, %router, "connected to a router");
     let (call, upward) = shared.door.join(router).await.map_err(StreamError::from)?;
     shared.connected.send_modify(|count| *count += 1);
+    let window = Window::default();
+    let silence = shared.door.introduction.silence;
     let ended = tokio::select! {
-        error = speak(upward, &out, beat) => error,
-        error = listen(&mut words, &call, shared.door.introduction.silence) => error,
+        error = speak::<proto::Upward>(upward, &out, beat, &window) => error,
+        error = listen(&mut words, &call, silence, &window) => error,
     };
     shared.connected.send_modify(|count| *count -= 1);
     call.leave().await;
@@ -197,7 +199,7 @@ type SecureStream = TokioIo<TlsStream<TcpStream>>;
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 enum UplinkError {
-    #[error("cannot connect: {}", told(.0))]
+    #[error("cannot connect: {}", with_causes(.0.to_string(), .0))]
     Transport(#[from] tonic::transport::Error),
     #[error("{0}")]
     Stream(#[from] StreamError),
@@ -207,13 +209,6 @@ enum UplinkError {
     Twice(RouterId),
     #[error("cannot tell which address of this machine the router sees: {0}; name one")]
     Address(io::Error),
-}
-
-/// The last reason of all: the others only say that there was one.
-fn told(error: &tonic::transport::Error) -> String {
-    let first: &(dyn Error + 'static) = error;
-    let reasons = std::iter::successors(Some(first), |&error| error.source());
-    reasons.last().map_or_else(String::new, ToString::to_string)
 }
 
 async fn open(
@@ -327,90 +322,89 @@ async fn say(
     out.send(word).await.map_err(|_| StreamError::Closed)
 }
 
-async fn speak(
-    mut words: mpsc::Receiver<Upward>,
-    out: &mpsc::Sender<proto::Upward>,
-    beat: Duration,
+async fn listen(
+    words: &mut Streaming<proto::Downward>,
+    call: &Call,
+    silence: Duration,
+    window: &Window,
 ) -> StreamError {
-    use proto::upward::Kind;
-    let mut beats = interval(beat);
-    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let kind = tokio::select! {
-            word = words.recv() => match word {
-                Some(Upward::Report(report)) => Kind::Report(report.into()),
-                Some(Upward::Emissions(tokens)) => Kind::Emissions(proto::Emissions {
-                    tokens: tokens.into_iter().map(Into::into).collect(),
-                }),
-                Some(Upward::Pass { handoff, pass }) => Kind::Pass((handoff, pass).into()),
-                Some(Upward::Link(link)) => Kind::Link(link.into()),
-                None => return StreamError::Stopped,
-            },
-            _ = beats.tick() => Kind::Beat(proto::Beat {}),
+        let heard = match heard(words, silence).await {
+            Ok(message) => receive(message, call, window).await,
+            Err(error) => Err(error),
         };
-        if let Err(error) = say(out, kind).await {
+        if let Err(error) = heard {
             return error;
         }
     }
 }
 
-async fn listen(
-    words: &mut Streaming<proto::Downward>,
+/// Handles one message of the stream.
+async fn receive(
+    message: proto::Downward,
     call: &Call,
-    silence: Duration,
-) -> StreamError {
-    loop {
-        let word = match next(words, silence).await {
-            Ok(Some(word)) => word,
-            Ok(None) => continue,
-            Err(error) => return error,
-        };
-        let last = matches!(word, Downward::NameTaken { .. });
-        if let Err(stopped) = call.hear(word).await {
-            return stopped.into();
+    window: &Window,
+) -> Result<(), StreamError> {
+    use proto::downward::Kind;
+    match message.kind {
+        Some(Kind::Beat(beat)) => return window.confirm(beat),
+        Some(Kind::Batch(batch)) => {
+            for message in batch.messages {
+                handle(word(message)?, call).await?;
+            }
         }
-        if last {
-            return StreamError::NameTaken;
-        }
+        _ => handle(word(message)?, call).await?,
+    }
+    window.receive();
+    Ok(())
+}
+
+async fn handle(word: Downward, call: &Call) -> Result<(), StreamError> {
+    let last = matches!(word, Downward::NameTaken { .. });
+    call.hear(word).await?;
+    match last {
+        true => Err(StreamError::NameTaken),
+        false => Ok(()),
     }
 }
 
-/// The next word; `None` for a beat.
-async fn next(
-    words: &mut Streaming<proto::Downward>,
-    silence: Duration,
-) -> Result<Option<Downward>, StreamError> {
+/// What a message says that is neither a beat nor a batch.
+fn word(message: proto::Downward) -> Result<Downward, StreamError> {
     use proto::downward::Kind;
-    match heard(words, silence).await?.kind {
+    match message.kind {
         Some(Kind::Order(mut order)) => {
             let mark = order.mark.take();
-            Ok(Some(Downward::Order {
+            Ok(Downward::Order {
                 order: order.try_into()?,
                 mark: mark.map(|mark| Arc::new(mark.into())),
-            }))
+            })
         }
         Some(Kind::Peer(proto::Peer {
             worker,
             data_address,
         })) => {
             let worker = worker.ok_or(WireError::Missing("peer.worker"))?.into();
-            Ok(Some(Downward::Peer {
+            Ok(Downward::Peer {
                 worker,
                 data_address,
-            }))
+            })
         }
         Some(Kind::Pass(pass)) => {
             let (handoff, pass) = pass.try_into()?;
-            Ok(Some(Downward::Pass { handoff, pass }))
+            Ok(Downward::Pass { handoff, pass })
         }
-        Some(Kind::PeerGone(worker)) => Ok(Some(Downward::PeerGone {
+        Some(Kind::PeerGone(worker)) => Ok(Downward::PeerGone {
             worker: worker.into(),
-        })),
+        }),
         Some(Kind::NameTaken(proto::NameTaken { data_address })) => {
-            Ok(Some(Downward::NameTaken { data_address }))
+            Ok(Downward::NameTaken { data_address })
         }
-        Some(Kind::Beat(proto::Beat {})) => Ok(None),
-        Some(_) => Err(StreamError::Unexpected("greeting in mid-stream")),
+        Some(Kind::Greeting(_) | Kind::Welcome(_) | Kind::Rejection(_)) => {
+            Err(StreamError::Unexpected("greeting in mid-stream"))
+        }
+        Some(Kind::Beat(_) | Kind::Batch(_)) => {
+            Err(StreamError::Unexpected("beat or batch within a batch"))
+        }
         None => Err(WireError::Missing("downward.kind").into()),
     }
 }

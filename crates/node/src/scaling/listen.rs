@@ -3,7 +3,6 @@
 //! Owns: the handshakes. Never: knows what is asked. Invariant: a handshake that hangs holds up nobody.
 
 use crate::NodeError;
-use crate::server::bind;
 use axum::Router;
 use axum::serve::Listener;
 use cleave_tls::FrontTls;
@@ -31,15 +30,14 @@ pub(crate) struct Secured {
 }
 
 impl Secured {
-    /// Binds and serves by the certificate `shown`.
-    pub(crate) async fn start(
-        address: &str,
+    /// Serves by the certificate `shown`.
+    pub(crate) fn start(
+        listener: TcpListener,
         routes: Router,
         shown: FrontTls,
     ) -> Result<Self, NodeError> {
-        let broken = |error: io::Error| NodeError::Bind(address.to_owned(), error);
-        let listener = bind(address).await?;
-        let address = listener.local_addr().map_err(broken)?;
+        let local = listener.local_addr();
+        let address = local.map_err(|error| NodeError::Bind("the listener".into(), error))?;
         let (shaken, ready) = mpsc::channel(HANDSHAKES_MAX);
         let handshakes = accept(listener, shown, shaken);
         let task = tokio::spawn(async move {
@@ -119,6 +117,7 @@ impl Listener for Handshaken {
 mod tests {
     use super::*;
     use crate::scaling::{Answers, Standing, external_metrics_routes};
+    use crate::server::bind;
     use cleave_domain::{PoolCounts, ScalingMode, Wanted};
     use cleave_planner::scaling::Decision;
     use rcgen::{CertifiedKey, generate_simple_self_signed};
@@ -166,8 +165,9 @@ mod tests {
         let (tell, standing) = watch::channel(Standing::Off);
         let routes = external_metrics_routes(Answers::new(standing));
         let (own, trusted) = FrontTls::self_signed().expect("a certificate");
-        let secured = Secured::start("127.0.0.1:0", routes, own);
-        let secured = (&secured.await.expect("it starts"), &trusted);
+        let listener = bind("127.0.0.1:0").await.unwrap();
+        let secured = Secured::start(listener, routes, own);
+        let secured = (&secured.expect("it starts"), &trusted);
         let group = "/apis/external.metrics.k8s.io/v1beta1";
         let (status, groups) = get(secured, "/apis").await;
         assert_eq!(
@@ -231,8 +231,9 @@ mod tests {
         let front = FrontTls::open(&files).expect("a certificate and its key");
         let (_tell, standing) = watch::channel(Standing::Off);
         let routes = external_metrics_routes(Answers::new(standing));
-        let secured = Secured::start("127.0.0.1:0", routes, front);
-        let secured = secured.await.expect("it starts");
+        let listener = bind("127.0.0.1:0").await.unwrap();
+        let secured = Secured::start(listener, routes, front);
+        let secured = secured.expect("it starts");
         let (status, _) = get((&secured, cert.der()), "/apis").await;
         assert_eq!(status, 200);
     }

@@ -455,6 +455,7 @@ pub(crate) fn refused(refusal: &Refusal) -> &'static str {
         Refusal::QueueFull { .. } => "queue_full",
         Refusal::NoBlocks { .. } => "no_blocks",
         Refusal::TooLong { .. } => "too_long",
+        Refusal::OutOfVocabulary { .. } => "out_of_vocabulary",
         Refusal::NoWorker => "no_worker",
         Refusal::Draining => "draining",
         Refusal::WrongWorker => "wrong_worker",

@@ -59,6 +59,7 @@ impl Directed for proto::Upward {
             Some(Kind::Beat(_)) => "beat",
             Some(Kind::Link(_)) => "link",
             Some(Kind::Pass(_)) => "pass",
+            Some(Kind::Batch(_)) => "batch",
             None => "empty",
         }
     }
@@ -77,6 +78,7 @@ impl Directed for proto::Downward {
             Some(Kind::PeerGone(_)) => "peer gone",
             Some(Kind::NameTaken(_)) => "name taken",
             Some(Kind::Pass(_)) => "pass",
+            Some(Kind::Batch(_)) => "batch",
             None => "empty",
         }
     }
@@ -170,7 +172,7 @@ impl<U: Directed> Decoder for CheckedDecoder<U> {
 mod tests {
     use super::*;
     use crate::wire::drawn::{emission, handoff, introduction, link_state, order, report, worker};
-    use cleave_domain::WorkerRef;
+    use cleave_domain::{Order, Report, WorkerRef};
     use cleave_transfer::Pass;
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -182,7 +184,7 @@ mod tests {
         use proto::upward::Kind;
         let tokens = (handoff(), emission()).prop_map(proto::Tokens::from);
         let pass = (handoff(), any::<[u8; 32]>().prop_map(Pass));
-        let kinds: [BoxedStrategy<Kind>; 6] = [
+        let kinds: [BoxedStrategy<Kind>; 7] = [
             introduction()
                 .prop_map(|hello| Kind::Hello(hello.into()))
                 .boxed(),
@@ -192,11 +194,22 @@ mod tests {
             vec(tokens, 0..3)
                 .prop_map(|tokens| Kind::Emissions(proto::Emissions { tokens }))
                 .boxed(),
-            Just(Kind::Beat(proto::Beat {})).boxed(),
+            any::<u64>()
+                .prop_map(|received| Kind::Beat(proto::Beat { received }))
+                .boxed(),
             link_state()
                 .prop_map(|link| Kind::Link(link.into()))
                 .boxed(),
             pass.prop_map(|pass| Kind::Pass(pass.into())).boxed(),
+            vec(report(), 0..3)
+                .prop_map(|reports| {
+                    let message = |report: Report| proto::Upward {
+                        kind: Some(Kind::Report(report.into())),
+                    };
+                    let messages = reports.into_iter().map(message).collect();
+                    Kind::Batch(proto::UpwardBatch { messages })
+                })
+                .boxed(),
         ];
         Union::new(kinds).prop_map(|kind| proto::Upward { kind: Some(kind) })
     }
@@ -220,7 +233,7 @@ mod tests {
                 data_address,
             })
         };
-        let kinds: [BoxedStrategy<Kind>; 9] = [
+        let kinds: [BoxedStrategy<Kind>; 10] = [
             greeting.prop_map(greet).boxed(),
             Just(Kind::Welcome(proto::Welcome {})).boxed(),
             ".{0,40}"
@@ -228,7 +241,9 @@ mod tests {
                 .boxed(),
             order().prop_map(|order| Kind::Order(order.into())).boxed(),
             (worker(), address()).prop_map(peer).boxed(),
-            Just(Kind::Beat(proto::Beat {})).boxed(),
+            any::<u64>()
+                .prop_map(|received| Kind::Beat(proto::Beat { received }))
+                .boxed(),
             worker()
                 .prop_map(|worker| Kind::PeerGone(worker.into()))
                 .boxed(),
@@ -236,6 +251,15 @@ mod tests {
                 .prop_map(|data_address| Kind::NameTaken(proto::NameTaken { data_address }))
                 .boxed(),
             pass.prop_map(|pass| Kind::Pass(pass.into())).boxed(),
+            vec(order(), 0..3)
+                .prop_map(|orders| {
+                    let message = |order: Order| proto::Downward {
+                        kind: Some(Kind::Order(order.into())),
+                    };
+                    let messages = orders.into_iter().map(message).collect();
+                    Kind::Batch(proto::DownwardBatch { messages })
+                })
+                .boxed(),
         ];
         Union::new(kinds).prop_map(|kind| proto::Downward { kind: Some(kind) })
     }
@@ -277,7 +301,7 @@ mod tests {
 
     fn beat() -> proto::Upward {
         use proto::upward::Kind;
-        let kind = Some(Kind::Beat(proto::Beat {}));
+        let kind = Some(Kind::Beat(proto::Beat { received: 0 }));
         proto::Upward { kind }
     }
 

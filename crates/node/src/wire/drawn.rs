@@ -269,6 +269,7 @@ pub(super) fn refusal() -> impl Strategy<Value = Refusal> {
         span().prop_map(|retry_after| Refusal::QueueFull { retry_after }),
         span().prop_map(|retry_after| Refusal::NoBlocks { retry_after }),
         any::<u32>().prop_map(|tokens_max| Refusal::TooLong { tokens_max }),
+        any::<u32>().prop_map(|vocab_size| Refusal::OutOfVocabulary { vocab_size }),
         Just(Refusal::NoWorker),
         Just(Refusal::Draining),
         Just(Refusal::WrongWorker),

@@ -260,6 +260,7 @@ impl From<Refusal> for proto::Refusal {
             Refusal::QueueFull { retry_after } => Kind::QueueFull(nanos(retry_after)),
             Refusal::NoBlocks { retry_after } => Kind::NoBlocks(nanos(retry_after)),
             Refusal::TooLong { tokens_max } => Kind::TooLong(tokens_max),
+            Refusal::OutOfVocabulary { vocab_size } => Kind::OutOfVocabulary(vocab_size),
             Refusal::NoWorker => Kind::NoWorker(proto::Nothing {}),
             Refusal::Draining => Kind::Draining(proto::Nothing {}),
             Refusal::WrongWorker => Kind::WrongWorker(proto::Nothing {}),
@@ -293,6 +294,7 @@ impl TryFrom<proto::Refusal> for Refusal {
             Kind::NoWorker(proto::Nothing {}) => Self::NoWorker,
             Kind::Draining(proto::Nothing {}) => Self::Draining,
             Kind::WrongWorker(proto::Nothing {}) => Self::WrongWorker,
+            Kind::OutOfVocabulary(vocab_size) => Self::OutOfVocabulary { vocab_size },
             Kind::Late(late) => {
                 let aim = late.aim().try_into()?;
                 let proto::Late {

@@ -42,6 +42,19 @@ pub struct TierOptions {
     pub disk: Option<DiskOptions>,
 }
 
+impl TierOptions {
+    /// Finds out whether the folder is of use, before a model is loaded. Makes it if it is not there.
+    ///
+    /// # Errors
+    /// `Unusable`, with the folder's name.
+    pub fn check(&self) -> Result<(), SlabError> {
+        match &self.disk {
+            Some(disk) => slab::try_folder(&disk.folder),
+            None => Ok(()),
+        }
+    }
+}
+
 /// A folder for KV blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOptions {

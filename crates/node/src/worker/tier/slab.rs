@@ -15,12 +15,15 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use tracing::warn;
 
 /// Names what the file is, with the version of its layout.
 const MAGIC: &[u8; 16] = b"cleave kv tier 1";
 /// A page, so that slots of whole pages stay aligned.
 const HEAD_BYTES: usize = 4096;
 const SLOT_HEAD_BYTES: usize = 64;
+/// Slots that are looked at to tell a damaged file from one of somebody else.
+const SLOTS_TRIED: u32 = 64;
 /// Workers that share one folder at most: each has a file of its own.
 const FILES_MAX: u32 = 256;
 
@@ -95,6 +98,39 @@ impl Meaning {
     }
 }
 
+fn unusable(path: &Path) -> impl FnOnce(io::Error) -> SlabError + use<> {
+    let path = path.to_owned();
+    move |error| SlabError::Unusable { path, error }
+}
+
+fn make_folder(folder: &Path) -> Result<(), SlabError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(unusable(folder))
+}
+
+/// Finds out whether files of blocks can be made and filled in the folder, which is made if it is not
+/// there: long before a model is loaded that would need it.
+pub(crate) fn try_folder(folder: &Path) -> Result<(), SlabError> {
+    make_folder(folder)?;
+    let path = folder.join(format!(".cleave-{}", std::process::id()));
+    let written = write_and_sync(&path);
+    // What could not be written is not always there.
+    let _ = std::fs::remove_file(&path);
+    written.map_err(unusable(folder))
+}
+
+fn write_and_sync(path: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all_at(&[0; HEAD_BYTES], 0)?;
+    // Where a disk is full some systems say so only now.
+    file.sync_all()
+}
+
 /// An open file of blocks; nobody else has it.
 #[derive(Debug)]
 pub(crate) struct Slab {
@@ -115,12 +151,7 @@ impl Slab {
         meaning: Meaning,
         bytes_max: u64,
     ) -> Result<(Self, Vec<(u32, BlockHash)>), SlabError> {
-        let unusable = |path: &Path| {
-            let path = path.to_owned();
-            move |error| SlabError::Unusable { path, error }
-        };
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(unusable(folder))?;
+        make_folder(folder)?;
         for number in 0..FILES_MAX {
             let path = folder.join(format!("kv-{number}.cleave"));
             // Keys and values tell what prompts said.
@@ -171,16 +202,33 @@ impl Slab {
         if let Err(error) = from.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head) {
             return Ok(Err(error));
         }
-        let known = |head: &[u8]| head.starts_with(MAGIC);
-        // One that was made and never written to is empty, or all zeros after a crash.
-        let blank = head.iter().all(|byte| *byte == 0);
-        if !known(&head) && !blank {
-            let path = self.path.clone();
-            return Err(SlabError::Foreign { path });
+        if head == meaning.head() {
+            return Ok(self.contents());
         }
-        Ok(match head == meaning.head() {
-            true => self.contents(),
-            false => self.clear(meaning).map(|()| Vec::new()),
+        match condition(&head) {
+            Condition::Blank | Condition::Sound => {}
+            Condition::Damaged => self.warn_of_damage(),
+            Condition::Foreign if self.has_sound_slot() => self.warn_of_damage(),
+            Condition::Foreign => {
+                let path = self.path.clone();
+                return Err(SlabError::Foreign { path });
+            }
+        }
+        Ok(self.clear(meaning).map(|()| Vec::new()))
+    }
+
+    /// The file is a cache: nothing is lost but time.
+    fn warn_of_damage(&self) {
+        let path = self.path.display();
+        warn!(%path, "the head of this file of KV blocks is damaged: its blocks are dropped and the file begins anew");
+    }
+
+    /// Whether one of the first slots has a head that only this code writes.
+    fn has_sound_slot(&self) -> bool {
+        (0..self.slots_count.min(SLOTS_TRIED)).any(|slot| {
+            let mut head = [0; SLOT_HEAD_BYTES];
+            let read = self.file.read_exact_at(&mut head, self.at(slot));
+            read.is_ok() && parse(&head).is_some()
         })
     }
 
@@ -251,6 +299,41 @@ impl Slab {
     fn at(&self, slot: u32) -> u64 {
         let slot_bytes = (SLOT_HEAD_BYTES + self.block_bytes) as u64;
         HEAD_BYTES as u64 + u64::from(slot) * slot_bytes
+    }
+}
+
+/// What a file's first bytes tell of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    /// It was made and never written to: empty, or all zeros after a crash.
+    Blank,
+    /// A whole head, of this or another model.
+    Sound,
+    /// A head of ours with bytes that changed, or cut off.
+    Damaged,
+    /// Nothing of ours.
+    Foreign,
+}
+
+fn condition(head: &[u8]) -> Condition {
+    let magic = head
+        .iter()
+        .zip(MAGIC)
+        .filter(|(byte, wanted)| byte == wanted);
+    let sums = head.len() == HEAD_BYTES && {
+        let mut named = head[..32].to_vec();
+        named[..16].copy_from_slice(MAGIC);
+        cleave_transfer::checksum(&named).to_le_bytes() == head[32..40]
+    };
+    let is_short = !head.is_empty() && MAGIC.starts_with(head);
+    if head.iter().all(|byte| *byte == 0) {
+        Condition::Blank
+    } else if sums && head.starts_with(MAGIC) {
+        Condition::Sound
+    } else if sums || is_short || magic.count() >= MAGIC.len() / 2 {
+        Condition::Damaged
+    } else {
+        Condition::Foreign
     }
 }
 
@@ -370,6 +453,66 @@ pub(crate) mod tests {
         let error = Slab::open(&folder.0, meaning("m"), 1 << 20).unwrap_err();
         assert!(matches!(&error, SlabError::Foreign { path: named } if *named == path));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "my thesis");
+    }
+
+    #[test]
+    fn a_damaged_head_of_its_own_costs_the_blocks_not_the_start() {
+        // Bytes of the head's parts: one of the magic number, half of it, a size, and the sum.
+        let damages: [(u64, &[u8]); 4] = [(0, &[0xff]), (4, &[7; 8]), (16, &[9]), (32, &[1; 8])];
+        for (number, (at, bytes)) in damages.into_iter().enumerate() {
+            let folder = Folder::new(&format!("damaged-{number}"));
+            let (slab, _) = open(&folder, "m");
+            fill(&slab, 0, 1);
+            slab.file.write_all_at(bytes, at).unwrap();
+            drop(slab);
+            let (slab, found) = open(&folder, "m");
+            assert_eq!(found, [], "{at}");
+            fill(&slab, 1, 2);
+            drop(slab);
+            assert_eq!(
+                open(&folder, "m").1,
+                [(1, hash(2))],
+                "{at}: a sound file again"
+            );
+        }
+    }
+
+    #[test]
+    fn a_head_that_is_all_garbage_is_known_by_its_slots() {
+        let folder = Folder::new("garbage");
+        let (slab, _) = open(&folder, "m");
+        fill(&slab, 2, 1);
+        slab.file.write_all_at(&[0xa5; HEAD_BYTES], 0).unwrap();
+        drop(slab);
+        assert_eq!(open(&folder, "m").1, []);
+        // Without one it is somebody else's.
+        let (slab, _) = open(&folder, "m");
+        slab.file.write_all_at(&[0xa5; HEAD_BYTES], 0).unwrap();
+        drop(slab);
+        let error = Slab::open(&folder.0, meaning("m"), 1 << 20).unwrap_err();
+        assert!(matches!(error, SlabError::Foreign { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_head_that_was_cut_off_is_no_strangers() {
+        let folder = Folder::new("cut");
+        let (slab, _) = open(&folder, "m");
+        slab.file.set_len(9).unwrap();
+        drop(slab);
+        assert_eq!(open(&folder, "m").1, []);
+    }
+
+    #[test]
+    fn a_folder_that_takes_no_files_is_named() {
+        let folder = Folder::new("useless");
+        try_folder(&folder.0).unwrap();
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
+        let file = folder.0.join("file");
+        std::fs::write(&file, "text").unwrap();
+        for path in [file.clone(), file.join("below"), "/proc/cleave".into()] {
+            let error = try_folder(&path).unwrap_err().to_string();
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
     }
 
     #[test]

@@ -1,0 +1,313 @@
+//! Flow control of one stream, by messages.
+//!
+//! Owns: how many messages one end may have under way, and the making of one message from those that
+//! wait. Never: knows what a message says. Invariant: at most [`UNCONFIRMED_MAX`] messages beside
+//! beats are under way to an end that has not confirmed them, and messages keep their order.
+//!
+//! HTTP/2 bounds bytes under way, not messages. An end that was stopped for seconds finds thousands of
+//! small messages in its socket, and its HTTP/2 library ends a connection on which too many small
+//! frames wait at once (`too_many_data_frames`: 256 bytes less its length for each frame, 25,600
+//! in all at least). Bounded here, the rest waits in the sender's line and travels as few large messages.
+
+use super::service::StreamError;
+use crate::line::{Downward, Upward};
+use crate::wire::proto;
+use prost::Message;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Messages under way at most; a third of what the smallest budget for small frames allows.
+pub(super) const UNCONFIRMED_MAX: u64 = 32;
+/// Received messages after which they are confirmed at once, not with the next beat.
+const CONFIRM_EVERY: u64 = 8;
+/// Messages that travel as one, at most.
+const BATCH_ITEMS_MAX: usize = 1024;
+/// A batch takes no further message past this size.
+pub(super) const BATCH_BYTES_MAX: usize = 64 << 10;
+
+/// What one end of a stream counts of both directions, shared by its sending and its receiving half.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    sent: watch::Sender<u64>,
+    confirmed: watch::Sender<u64>,
+    received: watch::Sender<u64>,
+}
+
+impl Window {
+    /// A message that is no beat was received and handled.
+    pub(super) fn receive(&self) {
+        self.received.send_modify(|count| *count += 1);
+    }
+
+    /// The other end has received so many messages.
+    ///
+    /// # Errors
+    /// If fewer were sent.
+    pub(super) fn confirm(&self, beat: proto::Beat) -> Result<(), StreamError> {
+        let proto::Beat { received } = beat;
+        if received > *self.sent.borrow() {
+            return Err(StreamError::Unexpected(
+                "confirmation of messages that were never sent",
+            ));
+        }
+        self.confirmed
+            .send_modify(|count| *count = received.max(*count));
+        Ok(())
+    }
+}
+
+/// A message of one direction, as it travels.
+pub(super) trait Outgoing: Message + Sized {
+    /// As the line has it.
+    type Word;
+    /// As the stream takes it.
+    type Item;
+
+    fn of(word: Self::Word) -> Self;
+    /// One message of several.
+    fn batch(messages: Vec<Self>) -> Self;
+    fn beat(beat: proto::Beat) -> Self;
+    fn item(self) -> Self::Item;
+}
+
+/// Sends what the line gives, and beats, until either end is gone.
+pub(super) async fn speak<M: Outgoing>(
+    mut words: mpsc::Receiver<M::Word>,
+    out: &mpsc::Sender<M::Item>,
+    beat: Duration,
+    window: &Window,
+) -> StreamError {
+    let mut beats = interval(beat);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut confirmed = window.confirmed.subscribe();
+    let mut received = window.received.subscribe();
+    // Of the received messages, those that the other end knows of.
+    let mut told = 0;
+    loop {
+        let under_way = *window.sent.borrow() - *confirmed.borrow_and_update();
+        let has_room = under_way < UNCONFIRMED_MAX;
+        let message = tokio::select! {
+            word = words.recv(), if has_room => match word {
+                Some(word) => {
+                    window.sent.send_modify(|count| *count += 1);
+                    gather(M::of(word), &mut words)
+                }
+                None => return StreamError::Stopped,
+            },
+            _ = confirmed.changed(), if !has_room => continue,
+            _ = received.wait_for(|count| *count >= told + CONFIRM_EVERY) => {
+                told = *window.received.borrow();
+                M::beat(proto::Beat { received: told })
+            }
+            _ = beats.tick() => {
+                told = *window.received.borrow();
+                M::beat(proto::Beat { received: told })
+            }
+        };
+        if out.send(message.item()).await.is_err() {
+            return StreamError::Closed;
+        }
+    }
+}
+
+/// The first message, and behind it those that wait.
+fn gather<M: Outgoing>(first: M, words: &mut mpsc::Receiver<M::Word>) -> M {
+    let mut bytes = first.encoded_len();
+    let mut messages = vec![first];
+    while messages.len() < BATCH_ITEMS_MAX && bytes < BATCH_BYTES_MAX {
+        let Ok(word) = words.try_recv() else {
+            break;
+        };
+        let message = M::of(word);
+        bytes += message.encoded_len();
+        messages.push(message);
+    }
+    match messages.len() {
+        1 => messages.swap_remove(0),
+        _ => M::batch(messages),
+    }
+}
+
+impl Outgoing for proto::Upward {
+    type Word = Upward;
+    type Item = Self;
+
+    fn of(word: Upward) -> Self {
+        use proto::upward::Kind;
+        let kind = match word {
+            Upward::Report(report) => Kind::Report(report.into()),
+            Upward::Emissions(tokens) => Kind::Emissions(proto::Emissions {
+                tokens: tokens.into_iter().map(Into::into).collect(),
+            }),
+            Upward::Pass { handoff, pass } => Kind::Pass((handoff, pass).into()),
+            Upward::Link(link) => Kind::Link(link.into()),
+        };
+        Self { kind: Some(kind) }
+    }
+
+    fn batch(messages: Vec<Self>) -> Self {
+        let batch = proto::UpwardBatch { messages };
+        Self {
+            kind: Some(proto::upward::Kind::Batch(batch)),
+        }
+    }
+
+    fn beat(beat: proto::Beat) -> Self {
+        Self {
+            kind: Some(proto::upward::Kind::Beat(beat)),
+        }
+    }
+
+    fn item(self) -> Self {
+        self
+    }
+}
+
+impl Outgoing for proto::Downward {
+    type Word = Downward;
+    type Item = Result<Self, tonic::Status>;
+
+    fn of(word: Downward) -> Self {
+        use proto::downward::Kind;
+        let kind = match word {
+            Downward::Order { order, mark } => Kind::Order(proto::Order {
+                mark: mark.map(|mark| mark.as_ref().into()),
+                ..order.into()
+            }),
+            Downward::Peer {
+                worker,
+                data_address,
+            } => Kind::Peer(proto::Peer {
+                worker: Some(worker.into()),
+                data_address,
+            }),
+            Downward::Pass { handoff, pass } => Kind::Pass((handoff, pass).into()),
+            Downward::PeerGone { worker } => Kind::PeerGone(worker.into()),
+            Downward::NameTaken { data_address } => {
+                Kind::NameTaken(proto::NameTaken { data_address })
+            }
+        };
+        Self { kind: Some(kind) }
+    }
+
+    fn batch(messages: Vec<Self>) -> Self {
+        let batch = proto::DownwardBatch { messages };
+        Self {
+            kind: Some(proto::downward::Kind::Batch(batch)),
+        }
+    }
+
+    fn beat(beat: proto::Beat) -> Self {
+        Self {
+            kind: Some(proto::downward::Kind::Beat(beat)),
+        }
+    }
+
+    fn item(self) -> Self::Item {
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleave_domain::{Emission, FlightId, HandoffId, Sampled};
+    use proto::upward::Kind;
+
+    const NEVER: Duration = Duration::from_secs(1 << 30);
+
+    fn token(index: u32) -> Upward {
+        let handoff = HandoffId {
+            flight: FlightId(1),
+            attempt: 0,
+        };
+        let emission = Emission {
+            index,
+            sampled: Sampled {
+                token: index,
+                scores: None,
+            },
+            prompt: None,
+        };
+        Upward::Emissions(vec![(handoff, emission)])
+    }
+
+    /// Output tokens' indices within a message, in their order.
+    fn indices(message: proto::Upward) -> Vec<u32> {
+        match message.kind.unwrap() {
+            Kind::Emissions(tokens) => {
+                let tokens = tokens.tokens.into_iter();
+                tokens.map(|token| token.index).collect()
+            }
+            Kind::Batch(batch) => batch.messages.into_iter().flat_map(indices).collect(),
+            Kind::Beat(_) => Vec::new(),
+            kind => panic!("{kind:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stopped_end_finds_few_messages_and_every_token() {
+        const TOKENS: u32 = 5000;
+        let window = Window::default();
+        let (line, words) = mpsc::channel(TOKENS as usize);
+        let (out, mut stream) = mpsc::channel(TOKENS as usize);
+        let sender = speak::<proto::Upward>(words, &out, NEVER, &window);
+        let reader = async {
+            // One at a time, as a busy worker's steps give them, and nobody confirms.
+            for index in 0..TOKENS {
+                line.send(token(index)).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            let mut messages = Vec::new();
+            while let Ok(message) = stream.try_recv() {
+                messages.push(message);
+            }
+            // The first beat is one of them.
+            assert_eq!(messages.len() as u64, UNCONFIRMED_MAX + 1);
+            let received = UNCONFIRMED_MAX;
+            window.confirm(proto::Beat { received }).unwrap();
+            let mut tokens: Vec<u32> = messages.into_iter().flat_map(indices).collect();
+            let mut rest = 0;
+            while tokens.len() < TOKENS as usize {
+                tokens.extend(indices(stream.recv().await.unwrap()));
+                rest += 1;
+            }
+            assert!(rest < 20, "{rest} messages for what waited");
+            assert!(tokens.into_iter().eq(0..TOKENS), "tokens out of order");
+        };
+        tokio::select! {
+            ended = sender => panic!("{ended}"),
+            () = reader => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn received_messages_are_confirmed_before_the_next_beat() {
+        let window = Window::default();
+        let (_line, words) = mpsc::channel(1);
+        let (out, mut stream) = mpsc::channel(8);
+        let sender = speak::<proto::Upward>(words, &out, NEVER, &window);
+        let reader = async {
+            assert!(indices(stream.recv().await.unwrap()).is_empty());
+            for _ in 0..CONFIRM_EVERY {
+                window.receive();
+            }
+            let beat = stream.recv().await.unwrap().kind.unwrap();
+            let received = CONFIRM_EVERY;
+            assert_eq!(beat, Kind::Beat(proto::Beat { received }));
+        };
+        tokio::select! {
+            ended = sender => panic!("{ended}"),
+            () = reader => {}
+        }
+    }
+
+    #[test]
+    fn more_than_was_sent_is_never_confirmed() {
+        let window = Window::default();
+        window.confirm(proto::Beat { received: 0 }).unwrap();
+        let error = window.confirm(proto::Beat { received: 1 }).unwrap_err();
+        assert!(error.to_string().contains("never sent"), "{error}");
+    }
+}

@@ -1,0 +1,195 @@
+//! What admission makes of a policy and of a request, below what scenario scripts show.
+
+use super::*;
+use crate::event::{Input, Limits};
+use crate::forecast::Manners;
+use cleave_domain::{
+    Capacity, Fingerprint, Prices, Report, Role, RowPrice, Sampling, Slo, StopRules,
+    WorkerDescription, WorkerRef,
+};
+
+fn class(name: &str, ttft: Option<u64>, tpot: Option<u64>) -> SloClass {
+    SloClass {
+        name: name.to_owned(),
+        ttft: ttft.map(Duration::from_millis),
+        tpot: tpot.map(Duration::from_millis),
+        ..SloClass::default()
+    }
+}
+
+/// A router with these classes; the first is the default.
+fn brain(classes: &[SloClass]) -> Brain {
+    let policy = SloPolicy {
+        default_class: classes[0].name.clone(),
+        classes: classes.to_vec(),
+        ..SloPolicy::default()
+    };
+    Brain::new(Limits {
+        policy: Arc::new(policy),
+        ..Limits::default()
+    })
+}
+
+/// With one worker that has said its prices, and one request that waits for room there.
+fn with_flight(classes: &[SloClass], class: &SloClass) -> (Brain, Flight) {
+    let mut brain = brain(classes);
+    let worker = WorkerRef::default();
+    let description = WorkerDescription {
+        role: Role::Both,
+        home: Role::Both,
+        model: "m".to_owned(),
+        fingerprint: Fingerprint("f".to_owned()),
+        capacity: Capacity {
+            block_tokens: 4,
+            block_bytes: 64,
+            blocks_count: 100,
+            slots_count: 8,
+            step_tokens_max: 64,
+            context_tokens_max: 400,
+        },
+        queue_max: 8,
+        device: None,
+    };
+    let prices = Prices {
+        rows: vec![
+            RowPrice {
+                rows: 1,
+                nanos: 1000,
+            },
+            RowPrice {
+                rows: 9,
+                nanos: 9000,
+            },
+        ],
+        ..Prices::default()
+    };
+    let joined = Input::WorkerJoined {
+        worker,
+        description,
+    };
+    brain.handle(Time::ZERO, joined);
+    let report = Report::Prices(prices);
+    brain.handle(Time::ZERO, Input::Told { worker, report });
+    let request = Request {
+        prompt: [1, 2, 3].into(),
+        generated: [].into(),
+        sampling: Sampling::greedy(),
+        stop: StopRules {
+            max_tokens: 300,
+            min_tokens: 0,
+            stop_tokens: [].into(),
+        },
+        priority: 0,
+        cache_salt: 0,
+        slo: Slo {
+            class: class.name.clone(),
+            ttft: class.ttft,
+            tpot: class.tpot,
+            ..Slo::default()
+        },
+    };
+    let (flight, request) = (FlightId(1), Arc::new(request));
+    brain.handle(Time::ZERO, Input::Submitted { flight, request });
+    let flight = brain.flights[&flight].clone();
+    brain.now = Time::from_nanos(7_000_000);
+    (brain, flight)
+}
+
+#[test]
+fn somebody_gives_way_where_only_some_classes_have_targets() {
+    let (chat, batch) = (class("chat", None, Some(40)), class("batch", None, None));
+    let gives_way = |classes: &[SloClass]| brain(classes).anybody_gives_way();
+    assert!(gives_way(&[chat.clone(), batch.clone()]));
+    assert!(gives_way(&[class("end", Some(9), None), batch.clone()]));
+    assert!(!gives_way(std::slice::from_ref(&chat)));
+    assert!(!gives_way(&[batch.clone(), class("rest", None, None)]));
+    assert!(!gives_way(&[chat, class("fast", Some(9), None)]));
+}
+
+#[test]
+fn a_flight_is_of_the_class_in_whose_queue_it_stands() {
+    let classes = [
+        class("chat", None, Some(40)),
+        class("batch", Some(90), None),
+    ];
+    for class in &classes {
+        let (brain, flight) = with_flight(&classes, class);
+        assert_eq!(brain.class_of(&flight), class);
+    }
+}
+
+#[test]
+fn a_need_counts_what_was_promised_and_what_answers_are_like() {
+    let classes = [
+        class("chat", Some(90), Some(40)),
+        class("batch", None, None),
+    ];
+    let (mut brain, flight) = with_flight(&classes, &classes[0]);
+    let need = brain.need(&flight).unwrap();
+    assert_eq!(
+        (need.output, need.output_long),
+        (256, 300),
+        "no answer is known"
+    );
+    assert_eq!(
+        (need.ttft, need.tpot, need.e2e),
+        (classes[0].ttft, classes[0].tpot, None)
+    );
+    assert_eq!(
+        (need.waited, need.counted),
+        (Duration::from_millis(7), Duration::from_millis(7))
+    );
+    assert_eq!(
+        need.spares,
+        Some(Duration::from_millis(35)),
+        "an eighth less than 40 ms"
+    );
+    assert_eq!(need.manners, Manners::New);
+    // As long as three quarters of the class's answers, and as 95 in a hundred.
+    for tokens in 1..=32 {
+        brain.tally.answered("chat", tokens);
+        brain.tally.answered("batch", 290);
+    }
+    let need = brain.need(&flight).unwrap();
+    assert_eq!((need.output, need.output_long), (25, 31));
+    // What its client has is not to come any more, and nothing can be refused.
+    let mut given = flight.clone();
+    given.request = Arc::new(Request {
+        generated: (0..20).collect(),
+        ..Request::clone(&flight.request)
+    });
+    let need = brain.need(&given).unwrap();
+    assert_eq!((need.output, need.output_long), (5, 11));
+    assert_eq!((need.ttft, need.tpot), (None, None));
+    assert_eq!(need.manners, Manners::Resumed);
+    // A class that waits counts from its placement on.
+    let mut waits = flight;
+    waits.unmet = Unmet::Queue(Duration::from_secs(9));
+    assert_eq!(brain.need(&waits).unwrap().counted, Duration::ZERO);
+    brain.limits.mode = Mode::Load;
+    assert!(brain.need(&waits).is_none(), "times do not decide");
+}
+
+#[test]
+fn one_without_targets_gives_way_where_others_have_some() {
+    let classes = [class("chat", None, Some(40)), class("batch", None, None)];
+    let (brain, flight) = with_flight(&classes, &classes[1]);
+    assert_eq!(brain.need(&flight).unwrap().manners, Manners::GivesWay);
+    assert_eq!(brain.stands(flight.place.flight), Stands::Aside);
+    let (mut brain, flight) = with_flight(&classes, &classes[0]);
+    let id = flight.place.flight;
+    assert_eq!(brain.need(&flight).unwrap().manners, Manners::New);
+    assert_eq!(brain.stands(id), Stands::Patient);
+    brain.flights.get_mut(&id).unwrap().overtaken = OVERTAKEN_MAX - 1;
+    assert_eq!(brain.stands(id), Stands::Patient);
+    brain.count_overtaken(&[id]);
+    assert_eq!(brain.stands(id), Stands::Firm);
+    brain.count_overtaken(&[id]);
+    assert_eq!(brain.stands(id), Stands::Firm);
+    brain.flights.get_mut(&id).unwrap().overtaken = 0;
+    brain.limits.mode = Mode::Load;
+    assert_eq!(brain.stands(id), Stands::Firm, "by load nobody overtakes");
+    // Nothing in the line, and no other class with targets: no one to give way to.
+    let (brain, flight) = with_flight(&classes[1..], &classes[1]);
+    assert_eq!(brain.stands(flight.place.flight), Stands::Patient);
+}

@@ -1,0 +1,125 @@
+//! Workers that are lost together, and pauses before flights are placed again.
+//!
+//! Owns: which failures count, and when a flight whose worker was lost is placed again. Never: chooses a
+//! worker. Invariant: workers lost within `losses_together` have one cause (this router stood still, a
+//! switch failed), and what such a cause does to a flight is no failure of the flight; but a flight is spared
+//! `failures_max` failures at most, since it may be the cause itself. A first failure is mended at
+//! once; each later one, and each of a shared cause, after a pause that grows.
+
+use crate::alarm::Alarm;
+use crate::brain::Brain;
+use crate::flight::{Flight, Stage};
+use cleave_domain::{Failure, FlightId, Time, WorkerId};
+use std::collections::BTreeMap;
+
+/// A pause is so many times [`Limits::retry_pause`] at most.
+///
+/// [`Limits::retry_pause`]: crate::Limits::retry_pause
+const PAUSES_MAX: u32 = 64;
+
+/// Workers lost lately.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Losses {
+    recent: BTreeMap<WorkerId, Time>,
+}
+
+impl Flight {
+    /// Failures that count.
+    pub(crate) fn failures_counted(&self) -> u32 {
+        self.failures - self.failures_spared
+    }
+
+    fn spare(&mut self, failures_max: u32) {
+        if self.failures_spared < failures_max {
+            self.failures_spared += 1;
+        }
+        self.lost_at = None;
+    }
+
+    /// Whether it is not placed yet.
+    pub(crate) fn pauses(&self, now: Time) -> bool {
+        self.pause_until.is_some_and(|until| until > now)
+    }
+}
+
+impl Brain {
+    /// Workers that were lost so lately that the next has the same cause.
+    pub(crate) fn lost_lately(&self) -> impl Iterator<Item = (WorkerId, Time)> {
+        let together = self.limits.losses_together;
+        let recent = self.losses.recent.iter().map(|(worker, at)| (*worker, *at));
+        recent.filter(move |(_, at)| self.now.since(*at) < together)
+    }
+
+    /// When the flight failed by a loss that may turn out to have a shared cause.
+    pub(crate) fn failed_lately(&self, flight: &Flight) -> Option<Time> {
+        let together = self.limits.losses_together;
+        flight.lost_at.filter(|at| self.now.since(*at) < together)
+    }
+
+    fn is_loss_shared(&self) -> bool {
+        self.lost_lately().nth(1).is_some()
+    }
+
+    /// A worker is lost. If another one was just before, flights that failed by that are spared.
+    pub(crate) fn count_loss(&mut self, worker: WorkerId) {
+        let (now, together) = (self.now, self.limits.losses_together);
+        let lately = |at: Time| now.since(at) < together;
+        self.losses.recent.retain(|_, at| lately(*at));
+        self.losses.recent.insert(worker, now);
+        if !self.is_loss_shared() {
+            return;
+        }
+        let failures_max = self.limits.failures_max;
+        for flight in self.flights.values_mut() {
+            if flight.lost_at.is_some_and(lately) {
+                flight.spare(failures_max);
+            }
+        }
+    }
+
+    /// Counts an attempt's failure on its flight's budget.
+    pub(crate) fn count_failure(&mut self, id: FlightId, failure: &Failure) {
+        let shared = self.is_loss_shared();
+        let failures_max = self.limits.failures_max;
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return;
+        };
+        flight.failures += 1;
+        flight.failure = Some(failure.clone());
+        match failure {
+            Failure::WorkerLost if shared => flight.spare(failures_max),
+            Failure::WorkerLost => flight.lost_at = Some(self.now),
+            _ => {}
+        }
+    }
+
+    /// When a flight that failed may be placed again, if not at once.
+    pub(crate) fn pause_for(&self, flight: &Flight, failure: &Failure) -> Option<Time> {
+        let again = flight.failures > 1 || self.is_loss_shared();
+        if *failure != Failure::WorkerLost || !again || self.limits.retry_pause.is_zero() {
+            return None;
+        }
+        let times = 4_u32.saturating_pow(flight.failures.saturating_sub(1));
+        Some(self.now + self.limits.retry_pause * times.min(PAUSES_MAX))
+    }
+
+    /// Lets a flight wait in the line, where nobody places it before that time.
+    pub(crate) fn pause(&mut self, id: FlightId, until: Time) {
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.pause_until = Some(until);
+        }
+        self.alarms.set(id, Alarm::Pause, Some(until));
+        self.wait(id);
+    }
+
+    /// The pause of a flight that waits is over.
+    pub(crate) fn pause_over(&mut self, id: FlightId) {
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return;
+        };
+        flight.pause_until = None;
+        if matches!(flight.stage, Stage::Waiting) {
+            self.serve_line();
+        }
+    }
+}
