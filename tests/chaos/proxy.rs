@@ -1,7 +1,8 @@
 //! A network that can be made bad: a TCP relay that delays, throttles, freezes, cuts and half-closes
 //! what passes it.
 //!
-//! Owns: the connections through it. Never: changes a byte. Invariant: in clear weather it is a wire.
+//! Owns: the connections through it. Never: changes a byte, unless it is asked to flip a bit. Invariant: in
+//! clear weather it is a wire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,12 @@ struct Shared {
     weather: watch::Sender<Weather>,
     cuts: watch::Sender<u64>,
     halves: watch::Sender<u64>,
+    /// How far from the end of the next long piece a bit is to flip.
+    flip: watch::Sender<Option<usize>>,
 }
+
+/// Shorter pieces are a connection's own words.
+const FLIPPED_BYTES_MIN: usize = 64;
 
 impl Proxy {
     /// Listens on a free port; connections wait until it is aimed at something.
@@ -47,6 +53,7 @@ impl Proxy {
             weather: watch::Sender::new(Weather::Clear),
             cuts: watch::Sender::new(0),
             halves: watch::Sender::new(0),
+            flip: watch::Sender::new(None),
         });
         tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { address, shared }
@@ -64,6 +71,19 @@ impl Proxy {
     /// Ends every connection, whatever is under way on it.
     pub(crate) fn cut(&self) {
         self.shared.cuts.send_modify(|count| *count += 1);
+    }
+
+    /// Flips a bit of the next long piece that passes, so many bytes before its end.
+    #[allow(dead_code, reason = "not every test that relays flips bits")]
+    pub(crate) fn flip(&self, from_end: usize) {
+        assert!(from_end < FLIPPED_BYTES_MIN, "within every long piece");
+        self.shared.flip.send_replace(Some(from_end));
+    }
+
+    /// Whether the bit has flipped.
+    #[allow(dead_code, reason = "not every test that relays flips bits")]
+    pub(crate) fn flipped(&self) -> bool {
+        self.shared.flip.borrow().is_none()
     }
 
     /// Of every connection ends the direction away from whoever dialled; the other one stays open.
@@ -140,6 +160,10 @@ async fn relay(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, shared: &Share
                     return;
                 }
             }
+        }
+        if count >= FLIPPED_BYTES_MIN && shared.flip.borrow().is_some() {
+            let from_end = shared.flip.send_replace(None).unwrap_or(0);
+            buffer[count - 1 - from_end] ^= 4;
         }
         if to.write_all(&buffer[..count]).await.is_err() {
             return;

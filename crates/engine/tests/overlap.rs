@@ -194,7 +194,9 @@ fn what_contradicts_the_step_under_way_is_refused_and_changes_nothing() {
         let mut plan = decode(1);
         spoil(&mut plan);
         match ahead(&mut engine).begin(&plan) {
-            Err(EngineError::Plan(problem)) => assert!(problem.contains(says), "{problem}: {says}"),
+            Err(EngineError::Slot(_, problem)) => {
+                assert!(problem.contains(says), "{problem}: {says}");
+            }
             other => panic!("{says}: {other:?}"),
         }
     }
@@ -211,7 +213,7 @@ fn what_contradicts_the_step_under_way_is_refused_and_changes_nothing() {
     assert_eq!(engine.collect().unwrap(), expected[0]);
     assert_eq!(engine.collect().unwrap(), expected[1]);
     let late = engine.begin(&decode(1));
-    assert!(matches!(late, Err(EngineError::Plan(_))), "{late:?}");
+    assert!(matches!(late, Err(EngineError::Slot(..))), "{late:?}");
 }
 
 /// The same answer whether the device draws or the host does, which has the token then and not said so.
@@ -235,7 +237,7 @@ fn a_draw_that_looks_at_the_token_being_drawn_waits_for_it() {
         let second = plan(2, vec![], vec![segment(0, 2, 1)]);
         assert!(matches!(
             engine.begin(&second),
-            Err(EngineError::Plan(problem)) if problem.contains("token 2 is being drawn")
+            Err(EngineError::Slot(_, problem)) if problem.contains("token 2 is being drawn")
         ));
         engine.collect().unwrap();
         engine.begin(&second).unwrap();
@@ -293,7 +295,7 @@ fn a_step_on_a_token_that_is_none_fails_as_the_one_that_drew_it() {
     // The slots are as if nothing had been drawn.
     assert!(matches!(
         engine.begin(&decode(1)),
-        Err(EngineError::Plan(_))
+        Err(EngineError::Slot(..))
     ));
     let (mut fresh, _) = self::engine();
     engine.begin(&prompts()).unwrap();

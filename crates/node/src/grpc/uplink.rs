@@ -38,10 +38,6 @@ use tracing::{info, warn};
 /// The first pause after a lost connection, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// The pause after a router said that another worker of this name is connected: only a person, or
-/// the other one's end, can change that.
-const PAUSE_NAME_TAKEN: Duration = Duration::from_secs(30);
-
 /// A worker's connections to its routers.
 #[derive(Debug)]
 pub(crate) struct Uplink {
@@ -110,12 +106,7 @@ async fn stay_connected(
                 pause = first;
                 "the router closed the connection".to_owned()
             }
-            Err(error) => {
-                if let UplinkError::Stream(StreamError::NameTaken) = error {
-                    pause = PAUSE_NAME_TAKEN;
-                }
-                error.to_string()
-            }
+            Err(error) => error.to_string(),
         };
         if shared.door.inbox.is_closed() {
             return;
@@ -165,13 +156,40 @@ async fn converse(shared: &Shared, address: SocketAddr) -> Result<(), UplinkErro
     };
     shared.connected.send_modify(|count| *count -= 1);
     call.leave().await;
+    if let StreamError::NameTaken = ended {
+        let silence = shared.door.introduction.silence;
+        return Err(stand_by(&mut words, &out, beat, silence).await.into());
+    }
     match ended {
         StreamError::Stopped => info!(%address, %router, "left a router: this process is stopping"),
         _ => warn!(%address, %router, error = %ended, "connection to a router ended"),
     }
+    Ok(())
+}
+
+/// The router has another worker of this name: it keeps the connection, and ends it when the name is free.
+/// Says why it ended. The router is dialled again soon, and less often each time that this is in vain.
+async fn stand_by(
+    words: &mut Streaming<proto::Downward>,
+    out: &mpsc::Sender<proto::Upward>,
+    beat: Duration,
+    silence: Duration,
+) -> StreamError {
+    let (_nothing, silent) = mpsc::channel(1);
+    let listen = async {
+        loop {
+            if let Err(error) = heard(words, silence).await {
+                return error;
+            }
+        }
+    };
+    let ended = tokio::select! {
+        error = speak(silent, out, beat) => error,
+        error = listen => error,
+    };
     match ended {
-        StreamError::NameTaken => Err(ended.into()),
-        _ => Ok(()),
+        StreamError::Closed => StreamError::NameTaken,
+        error => error,
     }
 }
 

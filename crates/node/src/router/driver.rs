@@ -9,6 +9,7 @@ use super::lookout::{BlockSize, Lookout};
 use super::orders;
 use super::passes::Passes;
 use super::roster::Roster;
+use super::standby::Standby;
 use crate::clock::{Clock, reached};
 use crate::line::{Downward, Introduction, LinkState, WorkerLine};
 use crate::scaling::Standing;
@@ -116,6 +117,7 @@ pub(crate) struct Driver {
     ears: Ears,
     hands: Hands,
     workers: BTreeMap<WorkerId, Connected>,
+    standby: Standby,
     passes: Passes,
     /// Answers to what the brain asked; it hears them before anything else.
     answers: VecDeque<Input>,
@@ -133,6 +135,7 @@ impl Driver {
             ears,
             hands,
             workers: BTreeMap::new(),
+            standby: Standby::default(),
             passes: Passes::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
@@ -260,7 +263,8 @@ impl Driver {
                     turned_away = here,
                     "two workers have one name: give one of them another (--name)"
                 );
-                return tell_name_taken(&line, there.clone());
+                tell_name_taken(&line, there.clone());
+                return self.standby.add(line);
             }
             let earlier = known.worker;
             if earlier != worker {
@@ -269,6 +273,7 @@ impl Driver {
                 let (there, here) = (&known.data_address, &line.introduction.data_address);
                 warn!(%worker, before = there, now = here, "a later start replaces a worker");
                 tell_name_taken(&connected.line, here.clone());
+                self.standby.add(connected.line.clone());
             }
             self.remove(earlier);
         }
@@ -315,9 +320,11 @@ impl Driver {
     }
 
     fn lose(&mut self, worker: WorkerRef, serial: u64) {
+        self.standby.lost(worker, serial);
         if self.is_current(worker, serial) {
             info!(%worker, "worker lost");
             self.remove(worker);
+            self.standby.free(worker.worker);
         }
     }
 
@@ -539,6 +546,7 @@ impl Driver {
         if let Err(error) = connected.line.out.try_send(word) {
             warn!(%worker, %error, "worker lost: it does not take its orders");
             self.forget(worker);
+            self.standby.free(worker.worker);
             self.pending.push_back(Input::WorkerLost { worker });
             self.tell_gone(worker);
         }

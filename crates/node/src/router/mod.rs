@@ -13,6 +13,7 @@ mod lookout;
 mod orders;
 mod passes;
 mod roster;
+mod standby;
 
 pub(crate) use added::Added;
 pub(crate) use driver::RouterEvent;

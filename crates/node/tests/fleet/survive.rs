@@ -353,6 +353,72 @@ async fn a_silent_workers_streams_go_on_and_it_comes_back_by_itself() {
 }
 
 #[tokio::test]
+async fn a_flipped_bit_between_router_and_worker_changes_no_token() {
+    let router = router_with(RouterOptions::default()).await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let line = Proxy::start().await;
+    line.aim(Some(address));
+    let node = worker_node("d0", Role::Decode, &line.address, &Gate::new());
+    let decode = node.start().await.unwrap();
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    let (frontend, prompt) = (router.frontend(), prompt(8, 21));
+    // In the checksum, in tokens and orders, in what frames them.
+    for from_end in [0, 5, 9, 12, 20, 33, 60] {
+        line.flip(from_end);
+        while !line.flipped() {
+            let mut stream = frontend.submit(request(&prompt, 20));
+            let mut given = Vec::new();
+            while let Some(event) = timeout(PATIENCE, stream.next()).await.unwrap() {
+                match event {
+                    FlightEvent::Token(token) => given.push(token.sampled.token),
+                    // A lone worker is away for as long as it dials again, and retries may be spent.
+                    FlightEvent::Ended { ending, .. } => {
+                        let whole = given.len() == 20;
+                        assert_eq!(matches!(ending, Ending::Done { .. }), whole, "{ending:?}");
+                    }
+                }
+            }
+            let right = expected(&prompt, 20);
+            assert_eq!(given, right[..given.len()], "{from_end}");
+        }
+        timeout(PATIENCE, router.ready()).await.unwrap();
+    }
+    check(&frontend, &prompt, 20).await;
+    prefill.drain(PATIENCE).await;
+    decode.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_freed_name_is_free_at_once() {
+    let router = router_with(RouterOptions::default()).await;
+    let address = router.address().to_string();
+    let (prefill, _) = worker("p0", Role::Prefill, &address).await;
+    let (first, _) = worker("d0", Role::Decode, &address).await;
+    let (second, _) = worker("d0", Role::Decode, &address).await;
+    timeout(PATIENCE, router.ready()).await.unwrap();
+    // The later start has the name; the earlier one waits for it, and dials again when it is free.
+    let holder = || {
+        let views = router.frontend().workers();
+        let view = views.into_iter().find(|view| view.name == "d0");
+        view.map(|view| view.worker)
+    };
+    let before = holder();
+    second.stop().await;
+    let freed = until(|| holder().is_some_and(|life| Some(life) != before));
+    // Without a word it would dial again after 15 to 30 seconds.
+    let soon = Duration::from_secs(10);
+    timeout(soon, freed)
+        .await
+        .expect("the name is taken at once");
+    check(&router.frontend(), &prompt(9, 21), 9).await;
+    first.drain(PATIENCE).await;
+    prefill.drain(PATIENCE).await;
+    router.drain(PATIENCE).await;
+}
+
+#[tokio::test]
 async fn bad_weather_between_two_workers_changes_no_token() {
     let router = router("127.0.0.1:0").await;
     let address = router.address().to_string();
@@ -375,6 +441,8 @@ async fn bad_weather_between_two_workers_changes_no_token() {
         check(&router.frontend(), &prompt(salt + 10, 40), 9).await;
         data.half_close();
         check(&router.frontend(), &prompt(salt + 20, 40), 9).await;
+        data.flip(3);
+        check(&router.frontend(), &prompt(salt + 30, 40), 9).await;
     }
     prefill.drain(PATIENCE).await;
     decode.drain(PATIENCE).await;

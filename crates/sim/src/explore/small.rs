@@ -174,13 +174,14 @@ pub(super) fn all() -> Vec<Small> {
             faults: &[Fault::Astray],
             ..one.clone()
         },
-        // Every order of everything under way, with one flipped bit anywhere.
+        // Two flipped bits anywhere, on links and behind their check.
         Small {
             name: "flips",
+            requests: &[(3, 3), (2, 2)],
             faults: &[Fault::Flip, Fault::Change],
-            ..one.clone()
+            ..three.clone()
         },
-        // The same of a sequence that moves, with two.
+        // The same of a sequence that moves.
         Small {
             name: "changes",
             faults: &[Fault::Flip, Fault::Change],
