@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Client, Process, wait_for};
+use harness::{Client, Process, run, wait_for};
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -601,4 +601,64 @@ fn top_shows_what_was_served_to_whoever_has_the_key() {
     assert_eq!(board["flights"]["decode"], 0, "{}", board["flights"]);
     let text = board.to_string();
     assert!(!text.contains("vector"), "a prompt is shown: {text}");
+}
+
+/// Of `cleave` with a model folder that is not there: what it complains of.
+fn complaint(arguments: &[&str]) -> String {
+    let (status, _, stderr) = run(&[arguments, &["--model", "/nowhere/model"]].concat());
+    assert!(!status.success(), "{arguments:?}");
+    stderr
+}
+
+#[test]
+fn addresses_and_folders_are_tried_before_the_model() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("it is bound").to_string();
+    let port = address.rsplit(':').next().expect("a port");
+    let worker = ["worker", "--leg", "both", "--router", "127.0.0.1:1"];
+    let worker = |more: &[&str]| complaint(&[&worker[..], more].concat());
+    let tier = [
+        "--kv-offloading-size",
+        "1MiB",
+        "--kv-offloading-dir",
+        "/dev/null",
+    ];
+    let serve_tier = [&["serve", "--port", "0"], &tier[..]].concat();
+    for (said, names) in [
+        (complaint(&["serve", "--port", port]), &address),
+        (
+            complaint(&["serve", "--port", "0", "--admin-listen", &address]),
+            &address,
+        ),
+        (
+            complaint(&[
+                "serve",
+                "--port",
+                "0",
+                "--external-metrics-listen",
+                &address,
+            ]),
+            &address,
+        ),
+        (worker(&["--data-listen", &address]), &address),
+        (worker(&["--metrics-listen", &address]), &address),
+        (complaint(&serve_tier), &"--kv-offloading-dir".to_owned()),
+        (worker(&tier), &"/dev/null".to_owned()),
+        (
+            complaint(&["serve", "--port", "0", "--peer-tls", "/nowhere/tls"]),
+            &"/nowhere/tls".to_owned(),
+        ),
+        (
+            worker(&["--peer-tls", "/nowhere/tls"]),
+            &"/nowhere/tls".to_owned(),
+        ),
+    ] {
+        assert!(
+            said.contains(names) && !said.contains("/nowhere/model"),
+            "{said}"
+        );
+    }
+    // With nothing else wrong the folder is.
+    let said = complaint(&["serve", "--port", "0"]);
+    assert!(said.contains("/nowhere/model"), "{said}");
 }

@@ -224,6 +224,7 @@ impl Meter {
 
     pub(crate) fn token(&mut self, sequence: usize) {
         let now = Instant::now();
+        self.record.token();
         match self.last_token[sequence].replace(now) {
             Some(last) => self.metrics.gap.observe((now - last).as_secs_f64()),
             None => {

@@ -56,6 +56,8 @@ pub(crate) struct Record {
     told: RequestSpan,
     /// What its flights belong to, if anything.
     trace: Option<TraceParent>,
+    /// Tokens that came for its sequences so far.
+    tokens_received: u64,
 }
 
 /// Who asks for what.
@@ -80,6 +82,7 @@ impl Record {
         Self {
             frontend,
             trace,
+            tokens_received: 0,
             told: RequestSpan {
                 span: trace.unwrap_or_default(),
                 client: client.map(|client| client.span),
@@ -120,6 +123,11 @@ impl Record {
         }
     }
 
+    /// A token came for one of its sequences.
+    pub(crate) fn token(&mut self) {
+        self.tokens_received += 1;
+    }
+
     pub(crate) fn finished(&mut self, reason: &'static str, output_tokens: u32) {
         self.told.output_tokens += u64::from(output_tokens);
         if self.is_recorded() {
@@ -134,6 +142,8 @@ impl Record {
 
     /// It is over; said once.
     pub(crate) fn end(&mut self, ending: &'static str) {
+        // Sequences that were broken off never said how many they had.
+        self.told.output_tokens = self.told.output_tokens.max(self.tokens_received);
         let RequestSpan {
             request_id,
             route,
@@ -163,5 +173,58 @@ impl Record {
 
     fn is_recorded(&self) -> bool {
         self.trace.is_some_and(|trace| trace.is_recorded())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CommandError, FlightStream, Operator, Readiness, WorkerCommand, WorkerView};
+    use cleave_domain::Request;
+
+    struct Nobody;
+
+    impl Frontend for Nobody {
+        fn submit(&self, _: Request) -> FlightStream {
+            Box::pin(futures::stream::empty())
+        }
+
+        fn readiness(&self) -> Readiness {
+            Readiness::Ready
+        }
+
+        fn metrics(&self) -> String {
+            String::new()
+        }
+    }
+
+    impl Operator for Nobody {
+        fn workers(&self) -> Vec<WorkerView> {
+            Vec::new()
+        }
+
+        fn command(&self, _: &str, _: WorkerCommand) -> Result<WorkerView, CommandError> {
+            Err(CommandError::Stopped)
+        }
+    }
+
+    #[test]
+    fn a_stream_that_is_cut_is_logged_with_the_tokens_it_had() {
+        let asked = || Asked {
+            request_id: "r".into(),
+            kind: Kind::Completion,
+            client: None,
+            trace: None,
+        };
+        let begin = || Record::begin(Arc::new(Nobody), asked());
+        let mut cut = begin();
+        (0..3).for_each(|_| cut.token());
+        cut.end("failed");
+        assert_eq!(cut.told.output_tokens, 3);
+        let mut whole = begin();
+        (0..3).for_each(|_| whole.token());
+        whole.finished("stop", 3);
+        whole.end("completed");
+        assert_eq!(whole.told.output_tokens, 3);
     }
 }

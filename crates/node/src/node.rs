@@ -435,7 +435,8 @@ impl Serve {
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
         let desk = ModelDesk::new(app.clone());
-        desk.accept(&files).await.map_err(NodeError::Model)?;
+        // They are here for as long as the process.
+        let _stays = desk.accept("", &files).await.map_err(NodeError::Model)?;
         let net = LocalNet::default();
         let mut workers = Vec::new();
         let mut lines = JoinSet::new();

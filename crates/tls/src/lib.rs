@@ -13,10 +13,12 @@ mod follow;
 mod front;
 mod peer;
 mod pem;
+mod reason;
 
 pub use client::{Connector, Stream, connector};
 pub use front::{CertificateFiles, FrontTls};
 pub use peer::{Line, PEER_NAME, PeerTls};
+pub use reason::Explained;
 pub use rustls;
 pub use tokio_rustls;
 

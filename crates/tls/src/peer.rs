@@ -8,6 +8,7 @@
 //! name beforehand; and it is asked for at both ends, so that an authority may sign for others too.
 
 use crate::follow::{Contents, Followed};
+use crate::reason::explained;
 use crate::{Connector, TlsError, pem, provider};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector};
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -112,7 +113,8 @@ impl PeerTls {
     {
         let config = Arc::clone(&self.0.current().clients[line as usize]);
         let connector = TlsConnector::from(config);
-        connector.connect(name(), stream).await
+        let connected = connector.connect(name(), stream).await;
+        connected.map_err(explained)
     }
 
     /// Dials peers for a client of HTTP/2, at `https://` addresses: as [`Self::connect`] on the line of control, by the

@@ -38,9 +38,20 @@ async fn a_refusal_did_not_say_why_or_when_to_return() {
         answer.is_error(400, "context_length_exceeded", None);
         assert!(answer.body.contains("77"));
 
+        // Final too: to repeat it would be in vain.
+        let vocab_size = 88;
+        set.plays(
+            vec![],
+            Ending::Refused(Refusal::OutOfVocabulary { vocab_size }),
+        );
+        let answer = set.post(TEXT, body.clone()).await;
+        answer.is_error(400, "out_of_vocabulary", None);
+        assert!(answer.body.contains("88"));
+
         for (refusal, code) in [
             (Refusal::NoWorker, "no_worker"),
             (Refusal::Draining, "draining"),
+            (Refusal::WrongWorker, "worker_restarted"),
         ] {
             set.plays(vec![], Ending::Refused(refusal));
             let answer = set.post(TEXT, body.clone()).await;

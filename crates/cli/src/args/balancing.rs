@@ -11,6 +11,7 @@ use std::time::Duration;
 
 /// What streams say while there is nothing to say.
 #[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Clients")]
 pub(crate) struct StreamArgs {
     /// A stream on which nothing was sent for so long gets a comment, in seconds, so that no proxy takes it
     /// for dead; also before its first token: then the status is 200, and what goes wrong later is an
@@ -33,6 +34,7 @@ impl StreamArgs {
 
 /// The other routers of a fleet that may have no worker.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Other routers")]
 pub(crate) struct FellowArgs {
     /// The fleet's routers, this one perhaps among them: host:port, several with commas; a name stands for all
     /// its addresses. Asked for /load once a second: while no worker is connected, whoever waits at any of
@@ -45,6 +47,7 @@ pub(crate) struct FellowArgs {
 
 /// The endpoint picker of a Kubernetes gateway.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Endpoint picker")]
 pub(crate) struct PickerArgs {
     /// Be an endpoint picker too, for a gateway's InferencePool whose endpoints are routers (Envoy's ext_proc,
     /// gRPC), at this address; 9002 is the usual port.

@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 /// Which model, and how it is held in memory.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
     /// Hugging Face folder (config.json, tokenizer.json, *.safetensors); the bundled demo if absent.
     #[arg(long, value_name = "DIR", env = "CLEAVE_MODEL")]
@@ -44,6 +45,7 @@ pub(crate) struct ModelArgs {
 
 /// How an engine runs.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
     /// Where to compute: `cpu`, `cuda` (the first NVIDIA GPU) or `cuda:N`.
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Cpu)]
@@ -137,6 +139,7 @@ impl EngineArgs {
 
 /// What runs the steps of a fleet.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Mock engine")]
 pub(crate) struct MockArgs {
     /// `model` computes. `mock` computes nothing: its steps take the time that a profile prices them at,
     /// its tokens are drawn from a hash of seed and position, and it needs no model folder. Everything

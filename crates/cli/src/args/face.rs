@@ -15,6 +15,7 @@ static HTTP: LazyLock<HttpLimits> = LazyLock::new(HttpLimits::default);
 
 /// Of `serve` and `router`.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "HTTP")]
 pub(crate) struct FaceArgs {
     /// Certificate that clients are shown, in PEM, with those that lead to an authority; they speak TLS
     /// then. Followed while it changes.

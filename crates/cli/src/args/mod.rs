@@ -209,4 +209,23 @@ mod tests {
         assert_eq!(limits.calibrate.0, cleave_node::CALIBRATION);
         assert_eq!(worker.process.worker_silence.0, options.silence_max);
     }
+
+    #[test]
+    fn the_flags_of_long_running_commands_stand_in_sections() {
+        let mut cli = Cli::command();
+        cli.build();
+        for name in ["serve", "router", "worker"] {
+            let command = cli.find_subcommand(name).expect("it exists");
+            let mut sections = std::collections::BTreeMap::<_, u32>::new();
+            for argument in command.get_arguments().filter(|a| !a.is_hide_set()) {
+                let section = argument.get_help_heading().unwrap_or_default();
+                *sections.entry(section.to_owned()).or_default() += 1;
+            }
+            // Where it listens or whom it serves, and help itself.
+            let without = sections.get("").copied().unwrap_or_default();
+            assert!(without <= 8, "{name}: {sections:?}");
+            let largest = sections.values().max().copied().unwrap_or_default();
+            assert!(largest <= 16 && sections.len() >= 5, "{name}: {sections:?}");
+        }
+    }
 }

@@ -43,14 +43,14 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
     /// Prefill workers; if absent, one where `--decode` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    #[arg(long, value_name = "N", help_heading = "Workers", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) prefill: Option<u32>,
     /// Decode workers; if absent, one where `--prefill` is alone, else none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    #[arg(long, value_name = "N", help_heading = "Workers", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) decode: Option<u32>,
     /// Workers that serve both legs; if absent, one where no other is asked for: one worker with all cores
     /// does more than two that share them.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    #[arg(long, value_name = "N", help_heading = "Workers", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) both: Option<u32>,
     /// Address to listen on.
     #[arg(long = "host", value_name = "IP", default_value = "127.0.0.1")]
@@ -128,6 +128,7 @@ pub(crate) struct WorkerArgs {
 
 /// What a router allows flights and clients.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Routing")]
 pub(crate) struct RouterLimitArgs {
     /// Failures that a request survives, before its first token or after it; 0 for none. Its stream
     /// continues on another worker each time.
@@ -180,6 +181,7 @@ pub(crate) struct HostArgs {
 
 /// What a worker allows itself.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Worker limits")]
 pub(crate) struct WorkerLimitArgs {
     /// Host memory of each worker to which running sequences are swapped when its KV cache is short,
     /// such as `4GiB`; 0 for none. A quarter of the KV cache if absent.
@@ -200,6 +202,7 @@ pub(crate) struct WorkerLimitArgs {
 
 /// What every long-running command shares.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Process")]
 pub(crate) struct ProcessArgs {
     /// How long running requests may go on after Ctrl-C or SIGTERM, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(DRAIN_MAX), value_parser = parse_drain)]

@@ -23,6 +23,7 @@ const DEFAULT: &str = r#"{"method":"ngram","num_speculative_tokens":4}"#;
 
 /// Several tokens in one step.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArgs {
     /// Guess the next tokens from those that a sequence has, and verify several in one step where that is predicted to
     /// pay; the answers stay the same. `off`, or JSON as of vLLM, such as

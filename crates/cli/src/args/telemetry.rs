@@ -8,6 +8,7 @@ use cleave_node::{SampleError, Sampler, TraceOptions};
 
 /// What every command takes.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
     /// How log lines are written, to standard error.
     #[arg(
@@ -52,6 +53,7 @@ pub(crate) enum LogLevel {
 
 /// What routers and workers take.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
     /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
@@ -64,6 +66,7 @@ pub(crate) struct TraceArgs {
 
 /// What routers take.
 #[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Clients")]
 pub(crate) struct PromptArgs {
     /// Log the body of each completion request as it came, and what error messages quote of it. Without it
     /// neither log, trace nor metric has text or tokens of a prompt or an answer.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 /// Where what the prefix cache would lose is kept.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "KV offloading")]
 pub(crate) struct TierArgs {
     /// Host memory of each worker for cached prefixes that its KV cache has no room for, such as `8GiB`; 0
     /// for none. They come back in place of being computed again, where that is predicted to be faster.

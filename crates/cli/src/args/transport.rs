@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "KV transport")]
 pub(crate) struct TransportArgs {
     /// What may carry KV blocks to and from other processes, with commas. Of what both ends have, the best that works
     /// is taken; name fewer to force or to forbid one. `nixl` is for a network that only the fleet is on: blocks go in

@@ -5,13 +5,15 @@
 //! is lost to that end, and the other one beats often enough for it: no end may ask for less than
 //! [`SILENCE_MIN`].
 
+mod desk;
 mod resolve;
 mod service;
 mod uplink;
 mod window;
 
+pub(crate) use desk::ModelDesk;
 pub(crate) use resolve::{local_address, watch_names};
-pub(crate) use service::{ModelDesk, fleet_service};
+pub(crate) use service::fleet_service;
 pub(crate) use uplink::Uplink;
 
 use service::StreamError;

@@ -1,9 +1,10 @@
 //! The router's end of a worker's stream.
 //!
-//! Owns: which model the router speaks for, and who is turned away, with the reason. Never: hears a
+//! Owns: the conversation, and who is turned away, with the reason. Never: hears a
 //! worker before it was welcomed. Invariant: all workers that are welcome have one tokenizer and one
 //! context, and say nothing of themselves that could not be.
 
+use super::desk::ModelDesk;
 use super::window::{Window, speak};
 use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, beat_for, heard, with_causes};
 use crate::door::{RouterDoor, Visit};
@@ -11,104 +12,13 @@ use crate::line::{Introduction, Upward};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
 use crate::wire::{PROTOCOL, WireError, nanos, proto};
 use axum::extract::ConnectInfo;
-use cleave_api::{App, ModelFiles, ModelText};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::{info, warn};
-
-/// Takes the first model that a worker brings, and turns away workers with another one.
-#[derive(Clone)]
-pub(crate) struct ModelDesk {
-    app: App,
-    served: Arc<Mutex<Option<Served>>>,
-}
-
-impl ModelDesk {
-    pub(crate) fn new(app: App) -> Self {
-        Self {
-            app,
-            served: Arc::default(),
-        }
-    }
-
-    /// Makes sure that the HTTP face speaks for this model.
-    ///
-    /// # Errors
-    /// The reason to turn the worker away.
-    pub(crate) async fn accept(&self, files: &Arc<ModelFiles>) -> Result<(), String> {
-        let mut served = self.served.lock().await;
-        match served.as_ref() {
-            Some(known) if known.files.name != files.name => {
-                let (known, other) = (&known.files.name, &files.name);
-                return Err(format!(
-                    "this router serves model \"{known}\", and the worker has \"{other}\""
-                ));
-            }
-            Some(known) if known.files == *files => return Ok(()),
-            _ => {}
-        }
-        let read = Arc::clone(files);
-        let text = tokio::task::spawn_blocking(move || ModelText::new(read.as_ref().clone()));
-        let text = text
-            .await
-            .map_err(|error| format!("cannot read the model's text side: {error}"))?;
-        let text = text.map_err(|error| format!("cannot use the model's text side: {error}"))?;
-        let told = Served::of(files, &text);
-        if let Some(known) = served.as_ref() {
-            known.check(&told).map_err(|difference| {
-                let name = &known.files.name;
-                format!(
-                    "this router serves another model of the name \"{name}\": {difference}; give \
-                     all its workers the same, or start other routers for this one"
-                )
-            })?;
-        }
-        // Templates and defaults may change with a rolling upgrade; the newest ones count.
-        self.app.serve_model(text);
-        *served = Some(told);
-        Ok(())
-    }
-}
-
-/// The model that the HTTP face speaks for, and of it what all workers of a router must share: requests
-/// become tokens before a worker is chosen. With another tokenizer the rest of the fleet would answer
-/// nonsense, and a shorter context would cut everyone's requests.
-struct Served {
-    files: Arc<ModelFiles>,
-    vocabulary_count: u32,
-    context_tokens_max: u32,
-}
-
-impl Served {
-    fn of(files: &Arc<ModelFiles>, text: &ModelText) -> Self {
-        Self {
-            files: Arc::clone(files),
-            vocabulary_count: text.vocabulary_count(),
-            context_tokens_max: text.context_tokens_max(),
-        }
-    }
-
-    /// In words, how `other` differs.
-    fn check(&self, other: &Self) -> Result<(), String> {
-        let differ =
-            |what, known, other| Err(format!("its {what} is {known}, the worker's {other}"));
-        if self.vocabulary_count != other.vocabulary_count {
-            return differ("vocabulary", self.vocabulary_count, other.vocabulary_count);
-        }
-        if self.files.tokenizer != other.files.tokenizer {
-            return Err("its tokenizer.json differs from the worker's".into());
-        }
-        if self.context_tokens_max != other.context_tokens_max {
-            return differ("context", self.context_tokens_max, other.context_tokens_max);
-        }
-        Ok(())
-    }
-}
 
 /// The gRPC service, to be mounted where HTTP is served.
 pub(crate) fn fleet_service(door: RouterDoor, desk: ModelDesk) -> FleetServer<FleetService> {
@@ -206,9 +116,20 @@ impl RouterEnd {
             Err(StreamError::Rejected(reason)) => return self.reject(reason).await,
             Err(error) => return Err(error),
         };
-        if let Err(reason) = self.service.desk.accept(&introduction.files).await {
-            return self.reject(reason).await;
-        }
+        let desk = self.service.desk.clone();
+        let ticket = match desk.accept(&introduction.name, &introduction.files).await {
+            Ok(ticket) => ticket,
+            Err(reason) => return self.reject(reason).await,
+        };
+        let ended = self.attend(introduction).await;
+        desk.leave(ticket).await;
+        ended
+    }
+
+    /// Hears a worker that is welcome, until its stream ends.
+    async fn attend(&mut self, introduction: Introduction) -> Result<(), StreamError> {
+        use proto::downward::Kind;
+        let silence = self.service.door.silence;
         say(&self.out, Kind::Welcome(proto::Welcome {})).await?;
         let beat = beat_for(introduction.silence);
         let (visit, downward) = self.service.door.join(introduction).await?;
@@ -333,32 +254,5 @@ fn word(message: proto::Upward) -> Result<Upward, StreamError> {
             Err(StreamError::Unexpected("beat or batch within a batch"))
         }
         None => Err(WireError::Missing("upward.kind").into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_worker_of_the_same_name_changed_everyones_tokens() {
-        let with = |tokenizer: &str, vocabulary_count, context_tokens_max| Served {
-            files: Arc::new(ModelFiles {
-                tokenizer: tokenizer.into(),
-                ..ModelFiles::default()
-            }),
-            vocabulary_count,
-            context_tokens_max,
-        };
-        let known = with("{}", 400, 1024);
-        assert_eq!(known.check(&with("{}", 400, 1024)), Ok(()));
-        assert_eq!(
-            known.check(&with("{}", 400, 64)),
-            Err("its context is 1024, the worker's 64".into())
-        );
-        let other = known.check(&with("{} ", 400, 64));
-        assert!(other.unwrap_err().contains("tokenizer.json"));
-        let other = known.check(&with("{} ", 500, 64));
-        assert!(other.unwrap_err().contains("400"));
     }
 }

@@ -17,7 +17,7 @@ use crate::wire::proto::fleet_client::FleetClient;
 use crate::wire::{PROTOCOL, WireError, nanos, proto, within};
 use cleave_domain::RouterId;
 use cleave_tls::tokio_rustls::client::TlsStream;
-use cleave_tls::{Line, PeerTls};
+use cleave_tls::{Explained, Line, PeerTls};
 use cleave_transfer::Addresses;
 use hyper_util::rt::TokioIo;
 use std::collections::{BTreeMap, BTreeSet};
@@ -207,12 +207,12 @@ fn secured(
             let shaken = timeout(DIAL_MAX, peers.connect(stream, Line::Control)).await;
             let slow =
                 |_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake takes too long");
-            Ok(TokioIo::new(shaken.map_err(slow)??))
+            Ok(TokioIo::new(Explained(shaken.map_err(slow)??)))
         }
     })
 }
 
-type SecureStream = TokioIo<TlsStream<TcpStream>>;
+type SecureStream = TokioIo<Explained<TlsStream<TcpStream>>>;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]

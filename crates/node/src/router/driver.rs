@@ -359,7 +359,9 @@ impl Driver {
         };
         let flights = &self.hands.flights;
         let given = |flight| flights.given_count(flight);
-        self.hands.lookout.hear(report, blocks, given);
+        if let Some(bytes) = self.hands.lookout.hear(report, blocks, given) {
+            self.hands.meters.handed_over(bytes);
+        }
     }
 
     /// A worker is connected no longer.

@@ -60,6 +60,8 @@ pub(crate) struct Series {
     stuck: Counter,
     exceeded: Counter,
     passes: Gauge,
+    handoffs: Counter,
+    handoff_bytes: Counter,
 }
 
 impl Series {
@@ -87,6 +89,8 @@ impl Series {
             stuck: Counter::default(),
             exceeded: Counter::default(),
             passes: Gauge::default(),
+            handoffs: Counter::default(),
+            handoff_bytes: Counter::default(),
         };
         series.register_flights(book);
         series.register_placement(book);
@@ -141,6 +145,17 @@ impl Series {
             "cleave_placements",
             "Attempts placed: on two workers, or both legs on one",
             self.placed.clone(),
+        );
+        book.register(
+            "cleave_router_handoffs",
+            "Hand-offs that landed, as this router heard of them: prompts that another worker computed, and running \
+             sequences that moved",
+            self.handoffs.clone(),
+        );
+        book.register(
+            "cleave_router_handoff_bytes",
+            "KV bytes of these hand-offs, without what their receivers had cached",
+            self.handoff_bytes.clone(),
         );
         book.register(
             "cleave_placement_cached_tokens",
@@ -270,6 +285,12 @@ impl RouterMeters {
     }
 
     /// A worker emitted a token beyond what its request may have.
+    /// Blocks of one worker landed at another.
+    pub(crate) fn handed_over(&self, bytes: u64) {
+        self.series.handoffs.inc();
+        self.series.handoff_bytes.inc_by(bytes);
+    }
+
     pub(crate) fn exceeded(&self) {
         self.series.exceeded.inc();
     }

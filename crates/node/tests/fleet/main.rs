@@ -5,6 +5,7 @@
 mod abacus;
 #[path = "../../../../tests/harness/authority.rs"]
 mod authority;
+mod loading;
 mod policy;
 #[path = "../../../../tests/chaos/proxy.rs"]
 mod proxy;

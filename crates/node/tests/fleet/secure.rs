@@ -352,3 +352,99 @@ async fn lesson_07_what_one_tenant_sent_showed_in_anothers_cached_tokens() {
     );
     running.drain(PATIENCE).await;
 }
+
+/// What was logged on this thread, a line for each event.
+#[derive(Clone, Default)]
+struct Logged(Arc<Mutex<Vec<String>>>);
+
+impl Logged {
+    fn has(&self, words: &[&str]) -> bool {
+        let lines = self.0.lock().unwrap();
+        let fits = |line: &String| words.iter().all(|word| line.contains(word));
+        lines.iter().any(fits)
+    }
+}
+
+impl tracing::Subscriber for Logged {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("cleave")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Line(String);
+        impl tracing::field::Visit for Line {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?} ");
+            }
+        }
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test]
+async fn a_worker_that_is_refused_logs_why() {
+    let logged = Logged::default();
+    let _guard = tracing::subscriber::set_default(logged.clone());
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let [router_folder, own, foreign, trusting] = &folders;
+    ours.sign(router_folder.path(), PEER_NAME);
+    ours.sign(own.path(), PEER_NAME);
+    theirs.sign(foreign.path(), PEER_NAME);
+    // It knows the router by its authority, and shows a certificate of another.
+    theirs.sign(trusting.path(), PEER_NAME);
+    std::fs::write(trusting.path().join("ca.crt"), ours.pem()).unwrap();
+    let secure = router_with(RouterOptions {
+        peer_tls: Some(router_folder.path().to_owned()),
+        ..RouterOptions::default()
+    })
+    .await;
+    let plain = router_with(RouterOptions::default()).await;
+    let (secure_at, plain_at) = (secure.address().to_string(), plain.address().to_string());
+    let cases: [(&str, &str, Option<&Path>, &[&str]); 4] = [
+        ("in-clear", &secure_at, None, &["mutual TLS", "--peer-tls"]),
+        (
+            "foreign",
+            &secure_at,
+            Some(foreign.path()),
+            &["other end is refused here", "authority"],
+        ),
+        (
+            "refused",
+            &secure_at,
+            Some(trusting.path()),
+            &["refuses the certificate of this one"],
+        ),
+        (
+            "secure",
+            &plain_at,
+            Some(own.path()),
+            &["other end", "TLS", "--peer-tls"],
+        ),
+    ];
+    for (name, address, folder, words) in cases {
+        println!("{name}");
+        let mut node = worker_node(name, Role::Both, address, &Gate::new());
+        node.options.peer_tls = folder.map(Path::to_owned);
+        let worker = node.start().await.unwrap();
+        until(|| logged.has(words)).await;
+        worker.stop().await;
+        logged.0.lock().unwrap().clear();
+    }
+    secure.drain(PATIENCE).await;
+    plain.drain(PATIENCE).await;
+}

@@ -323,7 +323,7 @@ pub fn at_rate(arrivals: &[Arrival], rate_milli: u64) -> Vec<Arrival> {
 mod tests {
     use super::super::{Prompt, check};
     use super::*;
-    use cleave_domain::{Slo, SloClass};
+    use cleave_domain::{Scaling, Slo, SloClass};
     use std::cell::Cell;
 
     fn come(millis: &[u64]) -> Vec<Arrival> {
@@ -366,5 +366,27 @@ mod tests {
             "the first at which all come at once"
         );
         assert_eq!(asked.get(), 6);
+    }
+
+    #[test]
+    fn a_policy_that_scales_is_checked_with_a_fleet_that_does_not() {
+        let class = SloClass {
+            ttft: Some(Duration::from_secs(60)),
+            ..SloClass::default()
+        };
+        let contest = Contest {
+            fleet: "both=1,profile=h100-llama-3-8b".parse().unwrap(),
+            policy: Arc::new(SloPolicy {
+                classes: vec![class],
+                scaling: Some(Scaling::new(2)),
+                ..SloPolicy::default()
+            }),
+            noise_permille: 0,
+            seed: 1,
+        };
+        let arrivals = come(&[0, 1000]);
+        // It ends.
+        let outcome = run(&contest.scenario(Way::Auto, arrivals));
+        assert!(contest.meets(&outcome), "{outcome:?}");
     }
 }

@@ -173,40 +173,40 @@ impl Lookout {
     }
 
     /// A worker, whose blocks are so large, said something of a hand-off; `given` says how many tokens its
-    /// client has.
+    /// client has. Gives the bytes of a hand-off that landed by this.
     pub(crate) fn hear(
         &self,
         report: &Report,
         blocks: BlockSize,
         given: impl FnOnce(FlightId) -> u32,
-    ) {
+    ) -> Option<u64> {
         let (handoff, step) = match report {
             Report::Reserved {
                 handoff, present, ..
             } => (handoff, Step::Reserved(*present)),
             Report::Prefilled { handoff, .. } => (handoff, Step::Prefilled),
             Report::Landed { handoff } => (handoff, Step::Landed),
-            _ => return,
+            _ => return None,
         };
         let now = self.now();
         let mut seen = self.lock();
-        let Some(course) = seen.flights.get_mut(&handoff.flight) else {
-            return;
-        };
+        let course = seen.flights.get_mut(&handoff.flight)?;
         if course.attempt != handoff.attempt {
-            return; // Of an attempt that is over.
+            return None; // Of an attempt that is over.
         }
-        if course.step(step) {
-            // What was drawn last is nobody's KV yet.
-            let output_tokens = u64::from(given(handoff.flight).saturating_sub(1));
-            let tokens = course.prompt_tokens + output_tokens;
-            let sent = tokens.div_ceil(u64::from(blocks.tokens.max(1)));
-            let sent = sent.saturating_sub(u64::from(course.present));
-            let bytes = sent * u64::from(blocks.bytes);
-            seen.landed_total += 1;
-            seen.bytes_total += bytes;
-            seen.minute.second(now).handoff_bytes += bytes;
+        if !course.step(step) {
+            return None;
         }
+        // What was drawn last is nobody's KV yet.
+        let output_tokens = u64::from(given(handoff.flight).saturating_sub(1));
+        let tokens = course.prompt_tokens + output_tokens;
+        let sent = tokens.div_ceil(u64::from(blocks.tokens.max(1)));
+        let sent = sent.saturating_sub(u64::from(course.present));
+        let bytes = sent * u64::from(blocks.bytes);
+        seen.landed_total += 1;
+        seen.bytes_total += bytes;
+        seen.minute.second(now).handoff_bytes += bytes;
+        Some(bytes)
     }
 
     /// A flight is over, and was worth this.

@@ -1,0 +1,59 @@
+//! Before a model is there: ports are bound, and say so.
+
+use crate::abacus::{Abacus, Gate};
+use crate::{PATIENCE, files, http};
+use cleave_domain::Role;
+use cleave_engine::Engine;
+use cleave_node::{NodeError, RouterOptions, Serve, ServePorts, WorkerOptions, WorkerPorts};
+use tokio::time::timeout;
+
+#[tokio::test]
+async fn a_bound_port_answers_503_until_the_model_is_there() {
+    let options = RouterOptions::default();
+    let ports = ServePorts::open("127.0.0.1:0", &options).await.unwrap();
+    let address = ports.address().unwrap().to_string();
+    for path in ["/health", "/ready", "/v1/models", "/anything"] {
+        let answer = http(&address, path).await;
+        assert!(answer.starts_with("HTTP/1.1 503"), "{path}: {answer}");
+        assert!(answer.contains("being loaded"), "{answer}");
+    }
+    // Nobody else has it meanwhile.
+    let second = ServePorts::open(&address, &options).await;
+    assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == address));
+    let engine: Box<dyn Engine> = Box::new(Abacus::new(&Gate::new()));
+    let serve = Serve {
+        listen: address.clone(),
+        router: options,
+        workers: vec![(WorkerOptions::new("b0", Role::Both), engine)],
+        files: files(),
+    };
+    let running = serve.start_at(ports).await.unwrap();
+    assert_eq!(running.address().to_string(), address);
+    timeout(PATIENCE, running.ready()).await.unwrap();
+    let answer = http(&address, "/ready").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    running.drain(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_workers_ports_are_bound_or_named() {
+    let options = WorkerOptions::new("b0", Role::Both);
+    let traces = Default::default();
+    let open = async |data: &str, metrics: &str| {
+        WorkerPorts::open(data, Some(metrics), &options, &traces).await
+    };
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = free.local_addr().unwrap().to_string();
+    drop(free);
+    let first = open("127.0.0.1:0", &taken).await.unwrap();
+    let answer = http(&taken, "/ready").await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    for (data, metrics) in [
+        ("127.0.0.1:0", taken.as_str()),
+        (taken.as_str(), "127.0.0.1:0"),
+    ] {
+        let second = open(data, metrics).await;
+        assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == taken));
+    }
+    drop(first);
+}
