@@ -3,9 +3,10 @@
 use super::sampling::token_ids;
 use crate::error::ApiError;
 use crate::field::Fields;
+use crate::json::Document;
 use crate::model::{ModelText, Special};
 use cleave_domain::TokenId;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// Text to tokens. A text that cannot fit is refused before the work is done.
 pub(super) fn encode(
@@ -32,8 +33,23 @@ pub(super) fn too_long(param: &str, count: usize, context: u32, about: &str) -> 
     )
 }
 
+/// The answer of `/tokenize`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<TokenId>,
+    token_strs: Option<Vec<String>>,
+}
+
+/// The answer of `/detokenize`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Detokenized {
+    prompt: String,
+}
+
 /// Answers `/tokenize`.
-pub(crate) fn tokenize(body: &Value, model: &ModelText) -> Result<Value, ApiError> {
+pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<Tokenized, ApiError> {
     let fields = Fields::of_body(body)?;
     super::check_model(&fields, model)?;
     let tokens = match (fields.text("prompt")?, fields.any("messages")) {
@@ -43,7 +59,7 @@ pub(crate) fn tokenize(body: &Value, model: &ModelText) -> Result<Value, ApiErro
                 Some(true) | None => Special::Kept,
             };
             let failed = |error: crate::ModelError| ApiError::invalid("prompt", error.to_string());
-            model.encode(text, special).map_err(failed)?
+            model.encode(&text, special).map_err(failed)?
         }
         (None, Some(_)) => super::chat::prompt(&fields, model)?,
         (Some(_), Some(_)) => {
@@ -57,23 +73,26 @@ pub(crate) fn tokenize(body: &Value, model: &ModelText) -> Result<Value, ApiErro
     let spelt = fields.flag("return_token_strs")?.unwrap_or(false);
     let piece = |&token: &TokenId| model.piece(token, Special::Kept).unwrap_or_default();
     let pieces: Option<Vec<String>> = spelt.then(|| tokens.iter().map(piece).collect());
-    Ok(json!({
-        "count": tokens.len(),
-        "max_model_len": model.context_tokens_max(),
-        "tokens": tokens,
-        "token_strs": pieces,
-    }))
+    Ok(Tokenized {
+        count: tokens.len(),
+        max_model_len: model.context_tokens_max(),
+        tokens,
+        token_strs: pieces,
+    })
 }
 
 /// Answers `/detokenize`.
-pub(crate) fn detokenize(body: &Value, model: &ModelText) -> Result<Value, ApiError> {
+pub(crate) fn detokenize(body: &Document, model: &ModelText) -> Result<Detokenized, ApiError> {
     let fields = Fields::of_body(body)?;
     super::check_model(&fields, model)?;
     let missing = || ApiError::invalid("tokens", "`tokens` is missing.");
-    let tokens = token_ids(
-        "tokens",
-        fields.array("tokens")?.ok_or_else(missing)?,
-        model,
-    )?;
-    Ok(json!({"prompt": model.decode(&tokens, Special::Kept)}))
+    let given = fields.array("tokens")?.ok_or_else(missing)?;
+    let (count, context) = (given.clone().count(), model.context_tokens_max());
+    // The library makes a string of each token before it joins them.
+    if count > context as usize {
+        return Err(too_long("tokens", count, context, ""));
+    }
+    let tokens = token_ids("tokens", given, model)?;
+    let prompt = model.decode(&tokens, Special::Kept);
+    Ok(Detokenized { prompt })
 }

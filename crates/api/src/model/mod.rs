@@ -3,6 +3,8 @@
 //! Owns: everything between text and token ids. Never: generates. Invariant: once built it does
 //! not change, so that requests share it without a lock.
 
+mod body_value;
+mod budget;
 mod bytewise;
 mod calendar;
 mod files;
@@ -12,6 +14,7 @@ mod python_json;
 mod reference;
 mod template;
 
+pub(crate) use body_value::{list_of, value_of, value_with};
 pub use files::{ModelError, ModelFiles};
 pub(crate) use piece::{Spelling, fallback_byte};
 pub(crate) use template::{Conversation, End, RenderError};

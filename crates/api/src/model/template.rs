@@ -7,9 +7,10 @@
 use super::calendar::strftime;
 use super::python_json::{Characters, Keys, Style};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::value::{Kwargs, Object, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Instructions one rendering may take: some seconds, and hundreds of times what a full context of
@@ -20,22 +21,53 @@ const FUEL: u64 = 20_000_000;
 pub(crate) struct ChatTemplates {
     environment: Environment<'static>,
     /// `bos_token` and its like, which templates use by name.
-    special_tokens: Map<String, serde_json::Value>,
+    special_tokens: Arc<[(String, Value)]>,
 }
 
 /// What to render.
 #[derive(Clone, Debug)]
 pub(crate) struct Conversation {
-    /// Message objects.
-    pub(crate) messages: Vec<serde_json::Value>,
+    /// A list of messages.
+    pub(crate) messages: Value,
+    /// Bytes of what the values here were read from.
+    pub(crate) body_bytes: usize,
     /// Tool descriptions; `None` if there are none.
-    pub(crate) tools: Option<serde_json::Value>,
+    pub(crate) tools: Option<Value>,
     /// Documents for templates that know them.
-    pub(crate) documents: Option<serde_json::Value>,
-    /// Further variables.
-    pub(crate) variables: Map<String, serde_json::Value>,
+    pub(crate) documents: Option<Value>,
+    /// Further variables: a mapping.
+    pub(crate) variables: Option<Value>,
+    /// The text of the last message, where that is to be continued.
+    pub(crate) last_content: Option<String>,
     /// How the text ends.
     pub(crate) end: End,
+}
+
+/// The variables of a rendering.
+#[derive(Debug)]
+struct Root {
+    own: [(&'static str, Value); 4],
+    variables: Option<Value>,
+    special_tokens: Arc<[(String, Value)]>,
+}
+
+impl Object for Root {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        if let Some((_, value)) = self.own.iter().find(|(name, _)| *name == key) {
+            return Some(value.clone());
+        }
+        let variables = self.variables.as_ref().and_then(Value::as_object);
+        if let Some(value) = variables.and_then(|map| map.get_value_by_str(key)) {
+            return Some(value);
+        }
+        let mut tokens = self.special_tokens.iter();
+        let (_, token) = tokens.find(|(name, _)| name == key)?;
+        Some(token.clone())
+    }
 }
 
 /// How a rendered conversation ends.
@@ -89,7 +121,10 @@ impl ChatTemplates {
         }
         Ok(Self {
             environment,
-            special_tokens,
+            special_tokens: special_tokens
+                .into_iter()
+                .filter_map(|(name, token)| Some((name, Value::from(token.as_str()?))))
+                .collect(),
         })
     }
 
@@ -101,13 +136,20 @@ impl ChatTemplates {
             documents,
             variables,
             end,
+            last_content,
+            body_bytes: _,
         } = conversation;
-        let mut context = self.special_tokens.clone();
-        context.insert("messages".into(), messages.clone().into());
-        context.insert("tools".into(), tools.clone().unwrap_or_default());
-        context.insert("documents".into(), documents.clone().unwrap_or_default());
-        context.insert("add_generation_prompt".into(), (*end == End::Answer).into());
-        context.extend(variables.clone());
+        let or_none = |value: &Option<Value>| value.clone().unwrap_or(Value::from(()));
+        let root = Root {
+            own: [
+                ("messages", messages.clone()),
+                ("tools", or_none(tools)),
+                ("documents", or_none(documents)),
+                ("add_generation_prompt", (*end == End::Answer).into()),
+            ],
+            variables: variables.clone(),
+            special_tokens: Arc::clone(&self.special_tokens),
+        };
         let with_tools = self
             .environment
             .get_template("tool_use")
@@ -121,23 +163,17 @@ impl ChatTemplates {
                 .map_err(|error| refused(&error))?,
         };
         let rendered = template
-            .render(Value::from(Serde(&context)))
+            .render(Value::from_object(root))
             .map_err(|error| refused(&error))?;
         match end {
-            End::LastMessage => cut_at_last_message(&rendered, messages),
+            End::LastMessage => cut_at_last_message(rendered, last_content.as_deref()),
             End::Closed | End::Answer => Ok(rendered),
         }
     }
 }
 
 /// Ends the text where the last message's own text ends.
-fn cut_at_last_message(
-    rendered: &str,
-    messages: &[serde_json::Value],
-) -> Result<String, RenderError> {
-    let content = messages
-        .last()
-        .and_then(|message| message.get("content")?.as_str());
+fn cut_at_last_message(mut rendered: String, content: Option<&str>) -> Result<String, RenderError> {
     let content = content.ok_or(RenderError::NotContinuable)?;
     let start = rendered
         .rfind(content.trim())
@@ -149,7 +185,8 @@ fn cut_at_last_message(
     } else {
         content.trim()
     };
-    Ok(rendered[..start + kept.len()].to_owned())
+    rendered.truncate(start + kept.len());
+    Ok(rendered)
 }
 
 fn refused(error: &Error) -> RenderError {
@@ -218,14 +255,13 @@ fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value
         style.key_separator = separators.get_item_by_index(1)?.to_string();
     }
     options.assert_all_used()?;
-    let value = serde_json::to_value(value)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(style.dump(&value)))
+    Ok(Value::from_safe_string(style.dump(value)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minijinja::value::Serde;
     use serde_json::json;
 
     fn templates(source: &str) -> ChatTemplates {
@@ -234,14 +270,17 @@ mod tests {
     }
 
     fn conversation(end: End) -> Conversation {
+        let messages = json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": " Sure, Hi "},
+        ]);
         Conversation {
-            messages: vec![
-                json!({"role": "user", "content": "Hi"}),
-                json!({"role": "assistant", "content": " Sure, Hi "}),
-            ],
+            messages: Value::from(Serde(messages)),
+            body_bytes: 100,
             tools: None,
             documents: None,
-            variables: Map::new(),
+            variables: None,
+            last_content: Some(" Sure, Hi ".to_owned()),
             end,
         }
     }
