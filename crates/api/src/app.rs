@@ -268,7 +268,8 @@ impl App {
         &self,
         body: HeldBody,
         model: Arc<ModelText>,
-        (work, read): (Work, fn(&Document, &ModelText) -> Result<T, ApiError>),
+        work: Work,
+        read: fn(&Document, &ModelText) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let is_long = body.bytes().len() >= LONG_BODY_BYTES;
         let turns = match (work, is_long) {

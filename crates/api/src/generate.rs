@@ -96,11 +96,12 @@ async fn prepare(
         tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
     }
     let model = app.wait_for_model().await?;
-    let read: (Work, fn(&Document, &ModelText) -> Result<Ask, ApiError>) = match kind {
+    type Read = fn(&Document, &ModelText) -> Result<Ask, ApiError>;
+    let (work, read): (Work, Read) = match kind {
         Kind::Chat => (Work::Renders, ask::chat),
         Kind::Completion => (Work::Reads, ask::completion),
     };
-    let mut ask = app.parse(held, model.clone(), read).await?;
+    let mut ask = app.parse(held, model.clone(), work, read).await?;
     let Caller {
         policy,
         origin,

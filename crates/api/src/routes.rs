@@ -225,7 +225,7 @@ async fn text_of<T: Serialize + Send + 'static>(
     caller.enter()?;
     let body = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
-    let parsed = app.parse(body, model, (Work::Renders, read)).await;
+    let parsed = app.parse(body, model, Work::Renders, read).await;
     parsed.map(axum::Json)
 }
 

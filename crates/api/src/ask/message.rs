@@ -9,11 +9,9 @@
 use crate::error::ApiError;
 use crate::field::{Fields, clipped, wrong};
 use crate::json::{Document, Json, Part, Shape};
-use crate::model::{list_of, value_of, value_with};
+use crate::model::{list_of, record_of, value_of, value_with};
 use minijinja::Value;
-use minijinja::value::{Enumerator, Object};
 use std::borrow::Cow;
-use std::sync::{Arc, OnceLock};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// Texts that a message may have beside its content.
@@ -53,10 +51,7 @@ pub(super) fn last_content(messages: &Part) -> Option<String> {
 }
 
 fn value(body: &Part, message: Json<'_>) -> Value {
-    Value::from_object(Message {
-        part: body.part(message),
-        content: OnceLock::new(),
-    })
+    record_of(body.part(message), &NAMES, member)
 }
 
 fn check(fields: &Fields) -> Result<(), ApiError> {
@@ -206,67 +201,44 @@ fn arguments_value(function: &Fields) -> Option<Value> {
     Some(value_of(&document.part(document.root()), document.root()))
 }
 
-/// A message, as a mapping.
-#[derive(Debug)]
-struct Message {
-    part: Part,
-    /// Templates ask for it again and again.
-    content: OnceLock<Value>,
-}
+/// Members of a message that templates read.
+const NAMES: [&str; 6] = [
+    "role",
+    "content",
+    "name",
+    "tool_call_id",
+    "reasoning_content",
+    "tool_calls",
+];
 
-impl Message {
-    fn fields(&self) -> Fields<'_> {
-        Fields::of_part(&self.part).expect("a message that was checked")
-    }
-
-    fn content(&self) -> Value {
-        let read = || {
-            let fields = self.fields();
-            if let Some(Shape::String(text)) = fields.any("content").map(Json::shape) {
-                return value_of(&self.part, text.json());
-            }
-            let role = fields.text("role").ok().flatten().unwrap_or_default();
-            content(&fields, &role).map_or_else(|_| Value::UNDEFINED, Value::from)
-        };
-        self.content.get_or_init(read).clone()
-    }
-}
-
-impl Object for Message {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.get_value_by_str(key.as_str()?)
-    }
-
-    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        if key == "content" {
-            return Some(self.content());
-        }
-        let fields = self.fields();
-        if key == "role" {
+fn member(part: &Part, name: &str) -> Option<Value> {
+    let fields = Fields::of_part(part).expect("a message that was checked");
+    match name {
+        "role" => {
             let role = fields.text("role").ok()??;
             let known = if role == "developer" {
                 "system"
             } else {
                 &*role
             };
-            return Some(Value::from(known));
+            Some(Value::from(known))
         }
-        if key == "tool_calls" {
+        "content" => {
+            if let Some(Shape::String(text)) = fields.any("content").map(Json::shape) {
+                return Some(value_of(part, text.json()));
+            }
+            let role = fields.text("role").ok()??;
+            Some(Value::from(content(&fields, &role).ok()?))
+        }
+        "tool_calls" => {
             let calls = fields.any("tool_calls")?;
             let mut given = fields.array("tool_calls").ok()??;
-            return given
-                .next()
-                .is_some()
-                .then(|| list_of(self.part.part(calls), Some(call_value)));
+            given.next()?;
+            Some(list_of(part.part(calls), Some(call_value)))
         }
-        let name = TEXTS.iter().find(|name| **name == key)?;
-        Some(value_of(&self.part, fields.any(name)?))
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        let names = ["role", "content", "name", "tool_call_id"];
-        let names = names.iter().chain(&["reasoning_content", "tool_calls"]);
-        let given = names.filter(|name| self.get_value_by_str(name).is_some());
-        Enumerator::Values(given.map(|name| Value::from(*name)).collect())
+        name => {
+            let name = TEXTS.iter().find(|text| **text == name)?;
+            Some(value_of(part, fields.any(name)?))
+        }
     }
 }

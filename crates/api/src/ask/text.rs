@@ -4,7 +4,7 @@ use super::sampling::token_ids;
 use crate::error::ApiError;
 use crate::field::Fields;
 use crate::json::Document;
-use crate::model::{ModelText, Special};
+use crate::model::{Encoded, ModelText, Special};
 use cleave_domain::TokenId;
 use serde::Serialize;
 
@@ -15,13 +15,33 @@ pub(super) fn encode(
     model: &ModelText,
     param: &str,
 ) -> Result<Vec<TokenId>, ApiError> {
+    check_length(text, model, param)?;
     let context = model.context_tokens_max();
-    let at_least = model.tokens_min(text);
-    if at_least > context as usize {
-        return Err(too_long(param, at_least, context, "at least "));
+    encode_within(text, special, model, param, context as usize)
+}
+
+/// Refuses a text that cannot fit, before it is tokenized.
+fn check_length(text: &str, model: &ModelText, param: &str) -> Result<(), ApiError> {
+    let (context, at_least) = (model.context_tokens_max(), model.tokens_min(text));
+    match at_least > context as usize {
+        true => Err(too_long(param, at_least, context, "at least ")),
+        false => Ok(()),
     }
+}
+
+fn encode_within(
+    text: &str,
+    special: Special,
+    model: &ModelText,
+    param: &str,
+    tokens_max: usize,
+) -> Result<Vec<TokenId>, ApiError> {
     let failed = |error: crate::ModelError| ApiError::invalid(param, error.to_string());
-    model.encode(text, special).map_err(failed)
+    let encoded = model.encode_within(text, special, tokens_max);
+    match encoded.map_err(failed)? {
+        Encoded::Tokens(tokens) => Ok(tokens),
+        Encoded::TooMany(count) => Err(too_long(param, count, model.context_tokens_max(), "")),
+    }
 }
 
 pub(super) fn too_long(param: &str, count: usize, context: u32, about: &str) -> ApiError {
@@ -58,8 +78,19 @@ pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<Tokenized, 
                 Some(false) => Special::Skipped,
                 Some(true) | None => Special::Kept,
             };
-            let failed = |error: crate::ModelError| ApiError::invalid("prompt", error.to_string());
-            model.encode(&text, special).map_err(failed)?
+            // A text may be longer than the context here, whose tokens somebody wants to count; but what is
+            // made of it is not to be many times as long.
+            let context = model.context_tokens_max();
+            let counted = if model.is_bytewise() {
+                text.len() / 4
+            } else {
+                0
+            };
+            let tokens_max = counted.max(context as usize);
+            if counted == 0 {
+                check_length(&text, model, "prompt")?;
+            }
+            encode_within(&text, special, model, "prompt", tokens_max)?
         }
         (None, Some(_)) => super::chat::prompt(&fields, model)?,
         (Some(_), Some(_)) => {

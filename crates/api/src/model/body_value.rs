@@ -7,7 +7,7 @@
 use super::budget::{charge, look};
 use crate::json::{Json, Part, Quoted, Shape};
 use minijinja::value::{Enumerator, Object, ObjectRepr, Value};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The value of a template for a value of a body.
 pub(crate) fn value_of(part: &Part, json: Json<'_>) -> Value {
@@ -171,6 +171,66 @@ impl Object for List {
 struct Dict {
     part: Part,
     replaced: Option<(&'static str, Value)>,
+}
+
+/// The mapping of an object whose members are read in a way of their own.
+pub(crate) fn record_of(part: Part, names: &'static [&'static str], member: Member) -> Value {
+    Value::from_object(Record {
+        part,
+        names,
+        member,
+        kept: OnceLock::new(),
+    })
+}
+
+/// A member of an object by its name.
+pub(crate) type Member = fn(&Part, &str) -> Option<Value>;
+
+/// Members of objects up to this size are kept once they were read; those of a large one would be there twice.
+const KEPT_BYTES_MAX: usize = 64 << 10;
+
+/// See [`record_of`].
+#[derive(Debug)]
+pub(crate) struct Record {
+    part: Part,
+    names: &'static [&'static str],
+    member: Member,
+    kept: OnceLock<Vec<Option<Value>>>,
+}
+
+impl Object for Record {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        let at = self.names.iter().position(|name| *name == key)?;
+        if self.part.json().text().len() > KEPT_BYTES_MAX {
+            return (self.member)(&self.part, key);
+        }
+        let all = || {
+            let member = |name: &&str| (self.member)(&self.part, name);
+            self.names.iter().map(member).collect()
+        };
+        self.kept.get_or_init(all)[at].clone()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        let given = self.names.iter();
+        let given = given.filter(|name| self.get_value_by_str(name).is_some());
+        Enumerator::Values(given.map(|name| Value::from(*name)).collect())
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+}
+
+/// Whether it stands in a body: no deeper than bodies are, and without circles.
+pub(crate) fn is_of_body(value: &Value) -> bool {
+    value.downcast_object_ref::<List>().is_some()
+        || value.downcast_object_ref::<Dict>().is_some()
+        || value.downcast_object_ref::<Record>().is_some()
 }
 
 /// Where a member's name is, and the name whose value counts: that which is given last.

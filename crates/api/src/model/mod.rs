@@ -12,21 +12,23 @@ mod piece;
 mod python_json;
 #[cfg(test)]
 mod reference;
+mod sandbox;
 mod template;
 
-pub(crate) use body_value::{list_of, value_of, value_with};
+pub(crate) use body_value::{list_of, record_of, value_of, value_with};
 pub use files::{ModelError, ModelFiles};
 pub(crate) use piece::{Spelling, fallback_byte};
 pub(crate) use template::{Conversation, End, RenderError};
 
 use bytewise::Bytewise;
+pub(crate) use bytewise::Encoded;
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use template::ChatTemplates;
-use tokenizers::Tokenizer;
+use tokenizers::{NormalizerWrapper, Tokenizer};
 
 /// A tokenizer with templates and defaults, ready to serve.
 pub struct ModelText {
@@ -41,6 +43,8 @@ pub struct ModelText {
     context_tokens_max: u32,
     vocabulary_count: u32,
     piece_bytes_max: usize,
+    /// How many times shorter the normalizer may make a text.
+    shortening_max: usize,
     defaults: SamplingDefaults,
     neutral: Option<TokenId>,
 }
@@ -117,6 +121,7 @@ impl ModelText {
             name,
             spelling: Spelling::of(&tokenizer),
             bytewise: Bytewise::of(&tokenizer),
+            shortening_max: shortening_max(tokenizer.get_normalizer()),
             templates,
             bos,
             eos: eos.into(),
@@ -174,14 +179,30 @@ impl ModelText {
 
     /// Text to tokens.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<TokenId>, ModelError> {
+        match self.encode_within(text, special, usize::MAX)? {
+            Encoded::Tokens(tokens) => Ok(tokens),
+            Encoded::TooMany(_) => unreachable!("no text has so many tokens"),
+        }
+    }
+
+    /// Text to tokens if there are `tokens_max` at most, otherwise their number.
+    pub(crate) fn encode_within(
+        &self,
+        text: &str,
+        special: Special,
+        tokens_max: usize,
+    ) -> Result<Encoded, ModelError> {
         let bytewise = self.bytewise.as_ref();
-        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, (text, special)));
-        if let Some(tokens) = short {
-            return Ok(tokens);
+        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, (text, special), tokens_max));
+        if let Some(encoded) = short {
+            return Ok(encoded);
         }
         let encoding = self.tokenizer.encode_fast(text, special == Special::Kept);
         encoding
-            .map(|encoding| encoding.get_ids().to_vec())
+            .map(|encoding| match encoding.get_ids() {
+                ids if ids.len() > tokens_max => Encoded::TooMany(ids.len()),
+                ids => Encoded::Tokens(ids.to_vec()),
+            })
             .map_err(|error| ModelError::Invalid {
                 file: "tokenizer.json",
                 reason: format!("the text cannot be tokenized: {error}"),
@@ -196,10 +217,15 @@ impl ModelText {
             .unwrap_or_default()
     }
 
-    /// The fewest tokens a text can have; lets a hopeless prompt be refused before it is
-    /// tokenized. A fourth, because normalizers may shorten text.
+    /// The fewest tokens a text can have; lets a hopeless prompt be refused before it is tokenized.
     pub(crate) fn tokens_min(&self, text: &str) -> usize {
-        text.len() / self.piece_bytes_max / 4
+        text.len() / self.piece_bytes_max / self.shortening_max
+    }
+
+    /// Whether texts become tokens without the library's lists of where each byte came from, which take a
+    /// hundred times the text.
+    pub(crate) fn is_bytewise(&self) -> bool {
+        self.bytewise.is_some()
     }
 
     /// A token's spelling in the vocabulary; `None` for ids without one, and for special tokens
@@ -261,6 +287,25 @@ impl SamplingDefaults {
             reason: format!("a sampling value is out of range: {defaults:?}"),
         })
     }
+}
+
+/// How many times shorter a normalizer may make a text.
+fn shortening_max(normalizer: Option<&NormalizerWrapper>) -> usize {
+    let lengthens = |normalizer: &NormalizerWrapper| match normalizer {
+        NormalizerWrapper::Prepend(_) => true,
+        NormalizerWrapper::Replace(replace) => {
+            let pattern = serde_json::to_value(replace).unwrap_or_default();
+            let pattern = pattern["pattern"]["String"].as_str();
+            pattern.is_some_and(|pattern| pattern.len() <= replace.content.len())
+        }
+        _ => false,
+    };
+    let all_lengthen = match normalizer {
+        None => true,
+        Some(NormalizerWrapper::Sequence(all)) => all.as_ref().iter().all(lengthens),
+        Some(one) => lengthens(one),
+    };
+    if all_lengthen { 1 } else { 4 }
 }
 
 fn object(file: &'static str, text: &str) -> Result<Map<String, Value>, ModelError> {

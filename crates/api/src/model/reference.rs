@@ -153,6 +153,7 @@ fn tokenizers_of_the_common_kind_go_the_long_way() {
             bytewise.encode(
                 &model.tokenizer,
                 ("A slice <|im_end|> borrows.", Special::Kept),
+                usize::MAX,
             )
         });
         assert_eq!(short.is_some(), common, "{name}");

@@ -6,7 +6,6 @@
 
 use super::CheckpointError;
 use serde_json::{Map, Value};
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -25,17 +24,14 @@ pub(super) struct Fields {
 impl Fields {
     /// Reads a file; `None` if it is not there.
     pub(super) fn read(file: &Path) -> Result<Option<Self>, CheckpointError> {
-        let size = match fs::metadata(file) {
+        let bytes = match cleave_files::read(file, CONFIG_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                return Err(CheckpointError::damaged(file, "size", error.to_string()));
+            }
             Err(error) => return Err(CheckpointError::absent(file, error.to_string())),
-            Ok(metadata) => metadata.len(),
+            Ok(bytes) => bytes,
         };
-        if size > CONFIG_BYTES_MAX {
-            let problem = format!("{size} bytes, a configuration has at most {CONFIG_BYTES_MAX}");
-            return Err(CheckpointError::damaged(file, "size", problem));
-        }
-        let bytes =
-            fs::read(file).map_err(|error| CheckpointError::absent(file, error.to_string()))?;
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(map)) => Ok(Some(Self {
                 file: file.to_owned(),
