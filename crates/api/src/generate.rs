@@ -38,7 +38,8 @@ pub(crate) async fn generate(
         .await
         .and_then(|()| caller.begin((ask.sequences_count(), ask.prompt_tokens())))
         .inspect_err(|error| meter.failed(error))?;
-    let frame = Frame::new(kind, &request_id, model.clone());
+    app.metrics().warned(&ask.warnings);
+    let frame = Frame::new(kind, &request_id, model.clone(), ask.warnings.clone());
     let seat = caller.seat();
     let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, seat));
     match ask.delivery {

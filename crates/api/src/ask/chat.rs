@@ -5,11 +5,18 @@
 //! does not; `required` and a named function would have to constrain the output, and are refused.
 
 use super::sampling::{Room, StopFields, logprobs_count, output, sampling};
-use super::{Ask, Prompt, UNSUPPORTED, Wanted};
+use super::{Ask, Prompt, UNSUPPORTED, Wanted, Warning};
 use crate::error::ApiError;
 use crate::field::{Fields, wrong};
 use crate::json::{Document, Json, Shape};
 use crate::model::{Conversation, End, ModelText, RenderError, Special, value_of};
+
+/// For requests whose tools are shown to the model.
+const TOOLS: Warning = Warning {
+    param: "tools",
+    message: "Tools are shown to the model through its chat template, but calls in its answer are not taken apart: \
+              they are part of `content`, and `tool_calls` is never set. `tool_choice: \"none\"` leaves the tools out.",
+};
 
 /// Checks a body, renders its messages and tokenizes them.
 pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<Ask, ApiError> {
@@ -34,6 +41,10 @@ pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<Ask, ApiError> 
     }
     let (priority, cache_salt) = (super::priority(&fields)?, super::cache_salt(&fields)?);
 
+    let warnings = match tools(&fields)? {
+        Some(_) => vec![TOOLS],
+        None => Vec::new(),
+    };
     let tokens = prompt(&fields, model)?;
     let room = Room {
         param: "messages",
@@ -58,6 +69,7 @@ pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<Ask, ApiError> 
         delivery,
         priority,
         cache_salt,
+        warnings,
     })
 }
 

@@ -82,6 +82,7 @@ pub(crate) fn completion(body: &Document, model: &ModelText) -> Result<Ask, ApiE
         delivery,
         priority,
         cache_salt,
+        warnings: Vec::new(),
     })
 }
 

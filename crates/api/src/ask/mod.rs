@@ -25,6 +25,7 @@ use crate::json::{Json, Shape};
 use crate::model::{ModelText, Special};
 use crate::text::Start;
 use cleave_domain::{Request, Sampling, Slo, StopRules, TokenId};
+use serde::Serialize;
 use std::sync::Arc;
 
 /// Choices per prompt.
@@ -52,6 +53,15 @@ pub(crate) struct Ask {
     pub(crate) delivery: Delivery,
     pub(crate) priority: i32,
     pub(crate) cache_salt: u64,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+/// Something that was asked for and is not done in full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Warning {
+    /// The field.
+    pub(crate) param: &'static str,
+    pub(crate) message: &'static str,
 }
 
 /// One prompt of a request.

@@ -47,6 +47,19 @@ pub enum ModelError {
         /// Why.
         reason: String,
     },
+    /// A text has a token that the tokenizer knows and the model does not.
+    #[error(
+        "the text has the token {token:?}, number {id}, which the model does not know: its vocabulary has \
+         {vocab_size} tokens (`vocab_size` in config.json)"
+    )]
+    UnknownToken {
+        /// As the tokenizer spells it.
+        token: String,
+        /// Its number.
+        id: u32,
+        /// What config.json says.
+        vocab_size: u32,
+    },
     /// A file's content is not what it must be.
     #[error("{file}: {reason}")]
     Invalid {

@@ -194,7 +194,8 @@ impl ChatTemplates {
                 .map_err(|error| refused(&error))?,
         };
         let bytes_max = BYTES_MAX.saturating_add(body_bytes.saturating_mul(BYTES_PER_BYTE));
-        let render = || self.run(&template, Value::from_object(root), *body_bytes);
+        let text_bytes = text_bytes(messages, *body_bytes);
+        let render = || self.run(&template, Value::from_object(root), text_bytes);
         let (rendered, spent) = within(bytes_max, TIME_MAX, render);
         let rendered = match spent {
             Some(Spent::Bytes) => return Err(RenderError::OutOfBytes(bytes_max)),
@@ -213,7 +214,7 @@ impl ChatTemplates {
         &self,
         template: &Template<'_, '_>,
         root: Value,
-        body_bytes: usize,
+        text_bytes: usize,
     ) -> Result<String, Error> {
         let compiled = get_compiled_template(template);
         let name = |name: &str| compiled.blocks.keys().find(|key| **key == name).copied();
@@ -223,8 +224,7 @@ impl ChatTemplates {
             .filter_map(|(block, code)| Some((name(block)?, guarded(code))))
             .collect();
         let code = guarded(&compiled.instructions);
-        // Most texts are about as long as what they were made from; one that doubles takes twice its memory.
-        let mut text = String::with_capacity(body_bytes + body_bytes / 8 + 1024);
+        let mut text = String::with_capacity(text_bytes);
         let mut out = make_string_output(&mut text);
         eval(
             &self.environment,
@@ -236,6 +236,20 @@ impl ChatTemplates {
         )?;
         drop(out);
         Ok(text)
+    }
+}
+
+/// What the text of many short messages comes to: a text that grows by doubling takes twice its memory. Long
+/// messages come in large pieces, and their text does not double.
+fn text_bytes(messages: &Value, body_bytes: usize) -> usize {
+    /// Of the marks that a template puts around a message.
+    const MARKS_BYTES: usize = 36;
+    /// Messages that are shorter on the average are short.
+    const SHORT_BYTES: usize = 4096;
+    let count = messages.len().unwrap_or(0);
+    match body_bytes / SHORT_BYTES < count {
+        true => body_bytes + body_bytes / 8 + count.saturating_mul(MARKS_BYTES),
+        false => 1024,
     }
 }
 
