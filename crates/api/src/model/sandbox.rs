@@ -274,7 +274,7 @@ fn walk(
 }
 
 /// `value[start:stop:step]`.
-fn slice(value: Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
+fn slice(value: &Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
     let whole = |index: Value| match index.is_none() || index.is_undefined() {
         true => Ok(None),
         false => i64::try_from(index).map(Some),
