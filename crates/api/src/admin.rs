@@ -6,23 +6,30 @@
 //!
 //! Who may use them is the gate's.
 
-use crate::app::{collect, json};
+use crate::body::{BodyMemory, json};
 use crate::error::ApiError;
+use crate::field::{Fields, clipped};
 use crate::gate::{AdminKey, guard};
+use crate::json::{Document, Shape};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use cleave_domain::{Load, Role, ScalingMode, Wanted, WorkerRef};
 use serde_json::{Map, Value};
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 /// A command is a few words.
 const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// All commands together.
+static COMMANDS: LazyLock<BodyMemory> =
+    LazyLock::new(|| BodyMemory::new(4 << 20, BODY_BYTES_MAX, None));
 
 /// And is there at once.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -220,14 +227,24 @@ async fn scaling(State(operator): Operating) -> axum::Json<Value> {
     axum::Json(object)
 }
 
-async fn drain(State(operator): Operating, body: Body) -> Result<Response, ApiError> {
-    let order = read(body, &["worker"]).await?;
-    command(operator.as_ref(), &order, WorkerCommand::Drain)
+async fn drain(
+    State(operator): Operating,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let order = read(&headers, body, &["worker"]).await?;
+    let fields = Fields::of_body(&order)?;
+    command(operator.as_ref(), &fields, WorkerCommand::Drain)
 }
 
-async fn role(State(operator): Operating, body: Body) -> Result<Response, ApiError> {
-    let order = read(body, &["worker", "role"]).await?;
-    let role = match word(&order, "role")? {
+async fn role(
+    State(operator): Operating,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let order = read(&headers, body, &["worker", "role"]).await?;
+    let fields = Fields::of_body(&order)?;
+    let role = match fields.text("role")?.as_deref() {
         Some("prefill") => Role::Prefill,
         Some("decode") => Role::Decode,
         Some("both") => Role::Both,
@@ -236,46 +253,40 @@ async fn role(State(operator): Operating, body: Body) -> Result<Response, ApiErr
             return Err(ApiError::invalid("role", message));
         }
     };
-    command(operator.as_ref(), &order, WorkerCommand::Serve(role))
+    command(operator.as_ref(), &fields, WorkerCommand::Serve(role))
 }
 
-/// The fields of a command; others than `known` are mistakes.
-async fn read(body: Body, known: &[&str]) -> Result<Map<String, Value>, ApiError> {
-    let reading = tokio::time::timeout(BODY_WAIT_MAX, collect(body, BODY_BYTES_MAX)).await;
-    let bytes = reading.unwrap_or_else(|_| Err(ApiError::body_too_slow(BODY_WAIT_MAX)))?;
-    let fields = match json(if bytes.is_empty() { b"{}" } else { &bytes })? {
-        Value::Object(fields) => fields,
-        _ => return Err(ApiError::bad_request("invalid_json", "Send a JSON object.")),
+/// A command, whose fields are all `known`.
+async fn read(headers: &HeaderMap, body: Body, known: &[&str]) -> Result<Document, ApiError> {
+    let reading = COMMANDS.read(headers, body, BODY_BYTES_MAX);
+    let reading = tokio::time::timeout(BODY_WAIT_MAX, reading).await;
+    let held = reading.unwrap_or_else(|_| Err(ApiError::body_too_slow(BODY_WAIT_MAX)))?;
+    let order = match held.bytes() {
+        b"" => json(b"{}".to_vec())?,
+        _ => held.parse(|order| Ok(order.clone()))?,
     };
-    match fields.keys().find(|name| !known.contains(&name.as_str())) {
+    let Shape::Object(mut members) = order.root().shape() else {
+        return Err(ApiError::bad_request("invalid_json", "Send a JSON object."));
+    };
+    let unknown = members.find_map(|(name, _)| {
+        let name = name.get();
+        (!known.contains(&&*name)).then(|| clipped(&name).into_owned())
+    });
+    match unknown {
         Some(name) => {
             let message = format!("There is no `{name}` here; known are {}.", known.join(", "));
             Err(ApiError::invalid(name, message))
         }
-        None => Ok(fields),
-    }
-}
-
-fn word<'a>(
-    fields: &'a Map<String, Value>,
-    name: &'static str,
-) -> Result<Option<&'a str>, ApiError> {
-    match fields.get(name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(word)) => Ok(Some(word)),
-        Some(_) => Err(ApiError::invalid(
-            name,
-            format!("`{name}` must be a string."),
-        )),
+        None => Ok(order),
     }
 }
 
 fn command(
     operator: &dyn Operator,
-    fields: &Map<String, Value>,
+    fields: &Fields<'_>,
     command: WorkerCommand,
 ) -> Result<Response, ApiError> {
-    let named = word(fields, "worker")?.map(str::to_owned);
+    let named = fields.text("worker")?.map(Cow::into_owned);
     let Some(worker) = named.or_else(|| operator.sole()) else {
         let message = "Name the `worker`; GET /admin/workers lists them.";
         return Err(ApiError::invalid("worker", message));

@@ -5,18 +5,17 @@
 //! request more than its share of the processor.
 
 use crate::admin::Operator;
+use crate::body::{BodyMemory, HeldBody};
 use crate::error::ApiError;
 use crate::frontend::{Frontend, Progress, Readiness};
 use crate::gate::{AdminKey, is_json};
+use crate::json::Document;
 use crate::metrics::Metrics;
 use crate::model::ModelText;
 use crate::quota::Quotas;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
-use bytes::Bytes;
 use cleave_domain::Refusal;
-use http_body_util::BodyExt;
-use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,23 +24,24 @@ use tokio::time::Instant;
 
 /// Bodies from this size on are parsed and tokenized apart from the event loop.
 const LONG_BODY_BYTES: usize = 8 * 1024;
-/// Of a body that is too large, so much is read and dropped for the sake of the answer.
-const DISCARD_BYTES_MAX: usize = 64 << 20;
-/// And for so long.
-const DISCARD_MAX: Duration = Duration::from_secs(5);
-/// Requests that wait for the first worker, each with its body, at most: 8 MiB each and no more than the
-/// router's line is long by default.
+/// Requests that wait for the first worker, each with its body and its reservation, at most: no more than the
+/// router's queue is long by default.
 const OUTSIDE_MAX: u32 = 1024;
 /// How often a request that waits for a worker looks again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 
 /// Settings of the HTTP face.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ApiOptions {
     /// How long after the start requests wait for a model and a worker before they are refused.
     pub startup_grace: Duration,
     /// The largest body taken, in bytes.
     pub body_bytes_max: usize,
+    /// Memory for all bodies that are read at once, in bytes; a body takes four times its length, and at least
+    /// one of the largest finds room.
+    pub body_memory_bytes: usize,
+    /// Returns freed memory to the system; called after long bodies, on a thread that may block.
+    pub give_back: Option<fn()>,
     /// How long the whole body may take to arrive.
     pub body_wait_max: Duration,
     /// After so long without an event a stream gets a comment; `None` never.
@@ -67,6 +67,8 @@ impl Default for ApiOptions {
         Self {
             startup_grace: Duration::from_secs(10),
             body_bytes_max: 8 * 1024 * 1024,
+            body_memory_bytes: 64 * 1024 * 1024,
+            give_back: None,
             body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
@@ -87,7 +89,9 @@ struct Shared {
     model: watch::Sender<Option<Served>>,
     grace_ends: Instant,
     metrics: Arc<Metrics>,
+    bodies: BodyMemory,
     long_bodies: Arc<Semaphore>,
+    short_renderings: Arc<Semaphore>,
     quotas: Quotas,
     is_leaving: AtomicBool,
     /// Requests that wait for the first worker.
@@ -107,11 +111,17 @@ impl App {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = Shared {
             frontend,
+            bodies: BodyMemory::new(
+                options.body_memory_bytes,
+                options.body_bytes_max,
+                options.give_back,
+            ),
             grace_ends: Instant::now() + options.startup_grace,
             options,
             model: watch::Sender::new(None),
             metrics: Arc::new(Metrics::new()),
             long_bodies: Arc::new(Semaphore::new(cores)),
+            short_renderings: Arc::new(Semaphore::new(cores)),
             quotas: Quotas::default(),
             is_leaving: AtomicBool::new(false),
             outside: Mutex::new(0),
@@ -239,52 +249,53 @@ impl App {
         &self,
         headers: &HeaderMap,
         body: Body,
-    ) -> Result<Bytes, ApiError> {
+    ) -> Result<HeldBody, ApiError> {
         if let Some(kind) = headers.get(header::CONTENT_TYPE) {
             let kind = String::from_utf8_lossy(kind.as_bytes());
             if !is_json(&kind) {
                 return Err(ApiError::not_json(&kind));
             }
         }
-        let reading = self.read_all(headers, body);
+        let bytes_max = self.options().body_bytes_max;
+        let reading = self.shared.bodies.read(headers, body, bytes_max);
         let waited = tokio::time::timeout(self.options().body_wait_max, reading).await;
         waited.unwrap_or_else(|_| Err(ApiError::body_too_slow(self.options().body_wait_max)))
     }
 
-    async fn read_all(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-        let bytes_max = self.options().body_bytes_max;
-        let announced = headers
-            .get(header::CONTENT_LENGTH)
-            .and_then(|n| n.to_str().ok()?.parse().ok());
-        if announced.is_some_and(|bytes: usize| bytes > bytes_max) {
-            turn_away(headers, body).await;
-            return Err(ApiError::body_too_large(bytes_max));
-        }
-        collect(body, bytes_max).await
-    }
-
-    /// Parses a body and does with it what `read` does; long ones on another thread, as many at a
-    /// time as there are cores.
+    /// Does with a body what `read` does. Work that may take long is done apart from the event loop, as much at
+    /// a time as there are cores.
     pub(crate) async fn parse<T: Send + 'static>(
         &self,
-        bytes: Bytes,
+        body: HeldBody,
         model: Arc<ModelText>,
-        read: fn(&Value, &ModelText) -> Result<T, ApiError>,
+        work: Work,
+        read: fn(&Document, &ModelText) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let work = move |bytes: &[u8]| read(&json(bytes)?, &model);
-        if bytes.len() < LONG_BODY_BYTES {
-            return work(&bytes);
-        }
-        let permit = self.shared.long_bodies.clone().acquire_owned().await;
+        let is_long = body.bytes().len() >= LONG_BODY_BYTES;
+        let turns = match (work, is_long) {
+            (Work::Reads, false) => return body.parse(|body| read(body, &model)),
+            (Work::Renders, false) => &self.shared.short_renderings,
+            (_, true) => &self.shared.long_bodies,
+        };
+        let permit = Arc::clone(turns).acquire_owned().await;
         let work = move || {
             // Held by the work: it goes on when the client has left.
             let _permit = permit;
-            work(&bytes)
+            body.parse(|body| read(body, &model))
         };
         let result = tokio::task::spawn_blocking(work).await;
         let panicked = |_| ApiError::internal("panicked", "The request could not be read.");
         result.map_err(panicked)?
     }
+}
+
+/// What reading a body takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Time in proportion to its length.
+    Reads,
+    /// A chat template, which does what its author had in mind.
+    Renders,
 }
 
 /// A request that waits for the first worker; the frontend knows how many do.
@@ -310,61 +321,4 @@ impl Drop for Outside<'_> {
         *outside -= 1;
         self.0.frontend().wait_outside(*outside);
     }
-}
-
-/// The body's bytes, `bytes_max` at most.
-pub(crate) async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
-    let mut kept = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|_| ApiError::bad_request("body_broken", "The body broke off."))?;
-        let Ok(bytes) = frame.into_data() else {
-            continue;
-        };
-        if bytes.len() > bytes_max - kept.len() {
-            discard(body).await;
-            return Err(ApiError::body_too_large(bytes_max));
-        }
-        kept.extend_from_slice(&bytes);
-    }
-    Ok(kept.into())
-}
-
-/// Makes sure that a client who is told no before its body was read hears it.
-pub(crate) async fn turn_away(headers: &HeaderMap, body: Body) {
-    // One that asked before sending has sent nothing yet.
-    if !headers.contains_key(header::EXPECT) {
-        discard(body).await;
-    }
-}
-
-/// Reads on without keeping anything: a client that writes its whole body before it reads would
-/// otherwise find the connection reset and no answer. It is not waited for for long.
-async fn discard(body: Body) {
-    // Whether it was read to its end changes nothing.
-    let _ = tokio::time::timeout(DISCARD_MAX, drained(body)).await;
-}
-
-async fn drained(mut body: Body) {
-    let mut bytes = 0;
-    while let Some(Ok(frame)) = body.frame().await {
-        bytes += frame.data_ref().map_or(0, Bytes::len);
-        if bytes > DISCARD_BYTES_MAX {
-            return;
-        }
-    }
-}
-
-/// What a body says.
-pub(crate) fn json(bytes: &[u8]) -> Result<Value, ApiError> {
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let message = format!(
-            "The body is not UTF-8, from byte {} on.",
-            error.valid_up_to()
-        );
-        ApiError::bad_request("invalid_utf8", message)
-    })?;
-    serde_json::from_str(text).map_err(|error| {
-        ApiError::bad_request("invalid_json", format!("The body is not JSON: {error}."))
-    })
 }

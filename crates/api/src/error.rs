@@ -87,6 +87,12 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).coded("body_too_large")
     }
 
+    /// Other bodies take all the memory that there is for them.
+    pub(crate) fn bodies_full() -> Self {
+        let message = "The memory for request bodies is taken by other requests; try again.";
+        Self::busy("bodies_full", message, RETRY_AFTER)
+    }
+
     pub(crate) fn body_too_slow(wait_max: Duration) -> Self {
         let seconds = wait_max.as_secs_f64();
         let message = format!("The request body was not there within {seconds} s.");

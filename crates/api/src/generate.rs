@@ -1,12 +1,14 @@
 //! `/v1/chat/completions` and `/v1/completions`, from the body to the answer.
 
 use crate::answer::{Frame, Kind, Live, stream};
-use crate::app::{App, PromptLog, turn_away};
+use crate::app::{App, PromptLog, Work};
 use crate::ask::{self, Ask, Delivery};
+use crate::body::turn_away;
 use crate::caller::Caller;
 use crate::choice::Delta;
 use crate::error::ApiError;
 use crate::flights::Flights;
+use crate::json::Document;
 use crate::metrics::Meter;
 use crate::model::ModelText;
 use crate::record::{Asked, Record};
@@ -16,7 +18,6 @@ use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use cleave_domain::Slo;
-use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::field::display;
@@ -37,7 +38,8 @@ pub(crate) async fn generate(
         .await
         .and_then(|()| caller.begin((ask.sequences_count(), ask.prompt_tokens())))
         .inspect_err(|error| meter.failed(error))?;
-    let frame = Frame::new(kind, &request_id, model.clone());
+    app.metrics().warned(&ask.warnings);
+    let frame = Frame::new(kind, &request_id, model.clone(), ask.warnings.clone());
     let seat = caller.seat();
     let mut flights = Flights::start(app.frontend(), &ask, &model, (&promises, meter, seat));
     match ask.delivery {
@@ -88,18 +90,19 @@ async fn prepare(
         return Err(error);
     }
     let timing = ask::timing(headers)?;
-    let bytes = app.read_body(headers, body).await?;
+    let held = app.read_body(headers, body).await?;
     if app.options().prompts == PromptLog::Shown {
-        let body = String::from_utf8_lossy(&bytes);
+        let body = String::from_utf8_lossy(held.bytes());
         let trace_id = trace.map(display);
         tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
     }
     let model = app.wait_for_model().await?;
-    let read: fn(&Value, &ModelText) -> Result<Ask, ApiError> = match kind {
-        Kind::Chat => ask::chat,
-        Kind::Completion => ask::completion,
+    type Read = fn(&Document, &ModelText) -> Result<Ask, ApiError>;
+    let (work, read): (Work, Read) = match kind {
+        Kind::Chat => (Work::Renders, ask::chat),
+        Kind::Completion => (Work::Reads, ask::completion),
     };
-    let mut ask = app.parse(bytes, model.clone(), read).await?;
+    let mut ask = app.parse(held, model.clone(), work, read).await?;
     let Caller {
         policy,
         origin,

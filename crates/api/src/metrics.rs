@@ -3,6 +3,7 @@
 //! Owns: names, buckets and labels of its metrics. Never: knows the serving side's metrics, which
 //! come as text. Invariant: a request that ends in whatever way is counted once.
 
+use crate::ask::Warning;
 use crate::book::Book;
 use crate::error::ApiError;
 use crate::record::Record;
@@ -43,6 +44,18 @@ pub(crate) struct Metrics {
     prompt_tokens: Histogram,
     output_tokens: Histogram,
     over_limit: Family<OverLimit, Counter>,
+    warnings: Family<Warned, Counter>,
+}
+
+/// A field of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Warned(&'static str);
+
+impl EncodeLabelSet for Warned {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel;
+        ("param", self.0).encode(encoder.encode_label())
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -85,6 +98,13 @@ impl EncodeLabelSet for Ended {
 }
 
 impl Metrics {
+    /// A request is served, but not all that it asks for is done.
+    pub(crate) fn warned(&self, warnings: &[Warning]) {
+        for Warning { param, message: _ } in warnings {
+            self.warnings.get_or_create(&Warned(param)).inc();
+        }
+    }
+
     pub(crate) fn new() -> Self {
         let mut metrics = Self {
             book: Book::with_prefix("cleave"),
@@ -98,6 +118,7 @@ impl Metrics {
             prompt_tokens: Histogram::new(SIZES),
             output_tokens: Histogram::new(SIZES),
             over_limit: Family::default(),
+            warnings: Family::default(),
         };
         let book = &mut metrics.book;
         book.register(
@@ -115,6 +136,11 @@ impl Metrics {
             "Chat and text completions, by how they ended: completed, cancelled (the client left), \
              refused, failed, invalid",
             metrics.endings.clone(),
+        );
+        book.register(
+            "request_warnings",
+            "Requests answered with a warning, by the field that is not done in full",
+            metrics.warnings.clone(),
         );
         let mut seconds = |name: &str, text: &str, histogram: &Histogram| {
             book.register_with_unit((name, Unit::Seconds), text, histogram.clone());

@@ -2,13 +2,15 @@
 
 use crate::admin::admin_routes;
 use crate::answer::Kind;
-use crate::app::{App, PromptLog, turn_away};
+use crate::app::{App, PromptLog, Work};
 use crate::ask;
+use crate::body::turn_away;
 use crate::book::plain_metrics;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::frontend::{Progress, Readiness, Streams};
 use crate::generate::generate;
+use crate::json::Document;
 use crate::model::ModelText;
 use crate::openapi::openapi;
 use crate::record::Asked;
@@ -21,6 +23,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::any::Any;
 use std::sync::Arc;
@@ -201,7 +204,7 @@ async fn tokenize(
     State(app): State<App>,
     headers: HeaderMap,
     body: Body,
-) -> Result<axum::Json<Value>, ApiError> {
+) -> Result<axum::Json<impl Serialize>, ApiError> {
     text_of(&app, (&headers, body), ask::tokenize).await
 }
 
@@ -209,20 +212,21 @@ async fn detokenize(
     State(app): State<App>,
     headers: HeaderMap,
     body: Body,
-) -> Result<axum::Json<Value>, ApiError> {
+) -> Result<axum::Json<impl Serialize>, ApiError> {
     text_of(&app, (&headers, body), ask::detokenize).await
 }
 
-async fn text_of(
+async fn text_of<T: Serialize + Send + 'static>(
     app: &App,
     (headers, body): (&HeaderMap, Body),
-    read: fn(&Value, &ModelText) -> Result<Value, ApiError>,
-) -> Result<axum::Json<Value>, ApiError> {
+    read: fn(&Document, &ModelText) -> Result<T, ApiError>,
+) -> Result<axum::Json<T>, ApiError> {
     let (caller, body) = let_in(app, headers, body).await?;
     caller.enter()?;
-    let bytes = app.read_body(headers, body).await?;
+    let body = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
-    app.parse(bytes, model, read).await.map(axum::Json)
+    let parsed = app.parse(body, model, Work::Renders, read).await;
+    parsed.map(axum::Json)
 }
 
 async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {

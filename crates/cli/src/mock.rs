@@ -105,13 +105,17 @@ impl Mock {
     }
 }
 
+/// No measured profile is near this size.
+const PROFILE_BYTES_MAX: u64 = 16 << 20;
+
 /// By name, or from a file.
 fn profile(name: &str) -> anyhow::Result<Profile> {
     if !Path::new(name).is_file() {
         let named = Profile::named(name);
         return named.map_err(|error| anyhow!("--mock-profile {name}: no such file, and {error}"));
     }
-    let text = std::fs::read_to_string(name).with_context(|| format!("--mock-profile {name}"))?;
+    let text = cleave_files::read_text(Path::new(name), PROFILE_BYTES_MAX)
+        .with_context(|| format!("--mock-profile {name}"))?;
     let profile: Profile =
         serde_json::from_str(&text).with_context(|| format!("--mock-profile {name}"))?;
     let rows = profile.prices(Role::Both).rows;

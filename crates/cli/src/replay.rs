@@ -5,11 +5,15 @@ use anyhow::Context;
 use cleave_sim::tape;
 use std::io::Write;
 
+/// A tape is read whole.
+const TAPE_BYTES_MAX: u64 = 4 << 30;
+
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for path in &args.tapes {
-        let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+        let text = cleave_files::read_text(path, TAPE_BYTES_MAX)
+            .with_context(|| format!("{}", path.display()))?;
         let replayed = tape::replay(text.lines()).with_context(|| format!("{}", path.display()))?;
         writeln!(
             out,

@@ -277,6 +277,8 @@ fn router_options(
         api: ApiOptions {
             admin_key: process.admin_key,
             body_bytes_max: face.max_body,
+            body_memory_bytes: face.body_memory,
+            give_back: Some(cleave_cpu::give_back_freed),
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),

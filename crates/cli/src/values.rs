@@ -117,6 +117,15 @@ pub(crate) fn parse_body_bytes(text: &str) -> Result<usize, String> {
     }
 }
 
+/// As [`parse_bytes`], for the memory of all bodies.
+pub(crate) fn parse_body_memory(text: &str) -> Result<usize, String> {
+    let bytes = parse_bytes(text)?;
+    match (1 << 20..=1 << 36).contains(&bytes) {
+        true => usize::try_from(bytes).map_err(|error| error.to_string()),
+        false => Err("expected a size from 1MiB to 64GiB".to_owned()),
+    }
+}
+
 /// As [`parse_bytes`], within what a pool is made of.
 pub(crate) fn parse_block_bytes(text: &str) -> Result<u32, String> {
     let bytes = u32::try_from(parse_bytes(text)?);

@@ -5,7 +5,7 @@
 //! mistake twice. Invariant: what is current was made of one reading of all files.
 
 use crate::TlsError;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -110,13 +110,7 @@ pub(crate) fn read_one(path: &Path) -> Result<Contents, TlsError> {
     })
 }
 
-/// Small files only: what a slip of the path names may be anything.
+/// Small files only: a slip of the path may name anything.
 fn bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > FILE_BYTES_MAX {
-        true => Err(io::Error::other("it is larger than 4 MiB")),
-        false => Ok(bytes),
-    }
+    cleave_files::read(path, FILE_BYTES_MAX)
 }

@@ -62,6 +62,11 @@ impl Chunks {
         }
         finish(out, delta.finish.as_ref());
         out.extend(b"}]");
+        // Beside the last of each choice's text.
+        if delta.finish.is_some() && !frame.warnings.is_empty() {
+            out.extend(b",\"warnings\":");
+            put(out, &frame.warnings);
+        }
         if let Some(usage) = usage {
             out.extend(b",\"usage\":");
             put(out, usage);

@@ -9,7 +9,7 @@ mod sse;
 
 pub(crate) use sse::{Live, stream};
 
-use crate::ask::UsageShown;
+use crate::ask::{UsageShown, Warning};
 use crate::choice::{Delta, Finish, StopCause};
 use crate::flights::{Counts, Flights};
 use crate::model::ModelText;
@@ -50,6 +50,7 @@ pub(crate) struct Frame {
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: Arc<ModelText>,
+    pub(crate) warnings: Vec<Warning>,
 }
 
 /// Seconds since 1970.
@@ -61,7 +62,12 @@ pub(crate) fn unix_now() -> u64 {
 }
 
 impl Frame {
-    pub(crate) fn new(kind: Kind, request_id: &str, model: Arc<ModelText>) -> Self {
+    pub(crate) fn new(
+        kind: Kind,
+        request_id: &str,
+        model: Arc<ModelText>,
+        warnings: Vec<Warning>,
+    ) -> Self {
         let prefix = match kind {
             Kind::Chat => "chatcmpl",
             Kind::Completion => "cmpl",
@@ -71,6 +77,7 @@ impl Frame {
             id: format!("{prefix}-{request_id}"),
             created: unix_now(),
             model,
+            warnings,
         }
     }
 
@@ -96,6 +103,9 @@ impl Frame {
         };
         let mut answer = self.envelope(object, choices.collect());
         answer.insert("usage".into(), usage(counts));
+        if !self.warnings.is_empty() {
+            answer.insert("warnings".into(), json!(self.warnings));
+        }
         Value::Object(answer)
     }
 

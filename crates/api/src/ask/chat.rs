@@ -5,14 +5,21 @@
 //! does not; `required` and a named function would have to constrain the output, and are refused.
 
 use super::sampling::{Room, StopFields, logprobs_count, output, sampling};
-use super::{Ask, Prompt, UNSUPPORTED, Wanted};
+use super::{Ask, Prompt, UNSUPPORTED, Wanted, Warning};
 use crate::error::ApiError;
 use crate::field::{Fields, wrong};
-use crate::model::{Conversation, End, ModelText, RenderError, Special};
-use serde_json::{Map, Value};
+use crate::json::{Document, Json, Shape};
+use crate::model::{Conversation, End, ModelText, RenderError, Special, value_of};
+
+/// For requests whose tools are shown to the model.
+const TOOLS: Warning = Warning {
+    param: "tools",
+    message: "Tools are shown to the model through its chat template, but calls in its answer are not taken apart: \
+              they are part of `content`, and `tool_calls` is never set. `tool_choice: \"none\"` leaves the tools out.",
+};
 
 /// Checks a body, renders its messages and tokenizes them.
-pub(crate) fn chat(body: &Value, model: &ModelText) -> Result<Ask, ApiError> {
+pub(crate) fn chat(body: &Document, model: &ModelText) -> Result<Ask, ApiError> {
     let fields = Fields::of_body(body)?;
     super::check_model(&fields, model)?;
     super::refuse(&fields, UNSUPPORTED)?;
@@ -34,6 +41,10 @@ pub(crate) fn chat(body: &Value, model: &ModelText) -> Result<Ask, ApiError> {
     }
     let (priority, cache_salt) = (super::priority(&fields)?, super::cache_salt(&fields)?);
 
+    let warnings = match tools(&fields)? {
+        Some(_) => vec![TOOLS],
+        None => Vec::new(),
+    };
     let tokens = prompt(&fields, model)?;
     let room = Room {
         param: "messages",
@@ -58,12 +69,17 @@ pub(crate) fn chat(body: &Value, model: &ModelText) -> Result<Ask, ApiError> {
         delivery,
         priority,
         cache_salt,
+        warnings,
     })
 }
 
 fn check_modalities(fields: &Fields) -> Result<(), ApiError> {
-    let modalities = fields.array("modalities")?.unwrap_or_default();
-    if modalities.iter().all(|modality| modality == "text") {
+    let is_text = |modality: Json<'_>| match modality.shape() {
+        Shape::String(text) => text.get() == "text",
+        _ => false,
+    };
+    let mut modalities = fields.array("modalities")?.into_iter().flatten();
+    if modalities.all(is_text) {
         return Ok(());
     }
     Err(ApiError::unsupported(
@@ -84,24 +100,34 @@ fn logprobs(fields: &Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
+/// What the template is given.
+pub(crate) fn conversation(fields: &Fields) -> Result<Conversation, ApiError> {
+    let messages = super::message::messages(fields)?;
+    let end = end(fields)?;
+    let documents = fields.array("documents")?.and(fields.any("documents"));
+    let value = |json: Json<'_>| value_of(&fields.part(json), json);
+    Ok(Conversation {
+        last_content: (end == End::LastMessage)
+            .then(|| super::message::last_content(&messages))
+            .flatten(),
+        body_bytes: messages.document().len(),
+        tools: tools(fields)?.map(value),
+        documents: documents.map(value),
+        variables: variables(fields)?.map(value),
+        messages: super::message::list(messages),
+        end,
+    })
+}
+
 /// The tokens of the rendered conversation.
 pub(super) fn prompt(fields: &Fields, model: &ModelText) -> Result<Vec<u32>, ApiError> {
-    let messages = super::message::messages(fields)?;
+    let conversation = conversation(fields)?;
     if !model.has_chat_template() {
         return Err(ApiError::bad_request(
             "no_chat_template",
             "This model has no chat template; use /v1/completions with the text as you want it.",
         ));
     }
-    let conversation = Conversation {
-        messages,
-        tools: tools(fields)?,
-        documents: fields
-            .array("documents")?
-            .map(|documents| documents.to_vec().into()),
-        variables: variables(fields)?,
-        end: end(fields)?,
-    };
     let text = model.render(&conversation).map_err(|error| match error {
         RenderError::Refused(reason) => ApiError::invalid(
             "messages",
@@ -124,10 +150,11 @@ pub(super) fn prompt(fields: &Fields, model: &ModelText) -> Result<Vec<u32>, Api
     Ok(tokens)
 }
 
-fn tools(fields: &Fields) -> Result<Option<Value>, ApiError> {
-    let tools = fields.array("tools")?.unwrap_or_default();
-    for (index, tool) in tools.iter().enumerate() {
-        let tool = Fields::at(format!("tools[{index}]"), tool)?;
+fn tools<'a>(fields: &Fields<'a>) -> Result<Option<Json<'a>>, ApiError> {
+    let mut count = 0;
+    for (index, tool) in fields.array("tools")?.into_iter().flatten().enumerate() {
+        count += 1;
+        let tool = fields.at(format!("tools[{index}]"), tool)?;
         let function = tool.object("function")?;
         if function
             .map(|function| function.text("name"))
@@ -139,35 +166,37 @@ fn tools(fields: &Fields) -> Result<Option<Value>, ApiError> {
             return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));
         }
     }
-    let shown = match fields.any("tool_choice") {
+    let choice = fields.any("tool_choice");
+    let shown = match choice.map(|choice| (choice, choice.shape())) {
         None => true,
-        Some(Value::String(choice)) if choice == "auto" => true,
-        Some(Value::String(choice)) if choice == "none" => false,
-        Some(Value::String(_) | Value::Object(_)) => {
+        Some((_, Shape::String(choice))) if choice.get() == "auto" => true,
+        Some((_, Shape::String(choice))) if choice.get() == "none" => false,
+        Some((_, Shape::String(_) | Shape::Object(_))) => {
             return Err(ApiError::unsupported(
                 "tool_choice",
                 "`tool_choice` may be \"auto\" or \"none\"; the output cannot be forced into a call.",
             ));
         }
-        Some(other) => return Err(wrong("tool_choice", "a string or an object", other)),
+        Some((other, _)) => return Err(wrong("tool_choice", "a string or an object", other)),
     };
-    Ok((shown && !tools.is_empty()).then(|| tools.to_vec().into()))
+    Ok(fields.any("tools").filter(|_| shown && count > 0))
 }
 
 /// `chat_template_kwargs`; what the server sets itself cannot be overruled.
-fn variables(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+fn variables<'a>(fields: &Fields<'a>) -> Result<Option<Json<'a>>, ApiError> {
     let Some(variables) = fields.object("chat_template_kwargs")? else {
-        return Ok(Map::new());
+        return Ok(None);
     };
     let own = ["messages", "tools", "documents", "add_generation_prompt"];
-    if let Some(name) = own.iter().find(|name| variables.map().contains_key(**name)) {
+    let named = |name: &str| variables.members().any(|(key, _)| key.get() == name);
+    if let Some(name) = own.iter().find(|name| named(name)) {
         let path = variables.path(name);
         return Err(ApiError::invalid(
             &*path,
             format!("`{path}`: use the field `{name}` instead."),
         ));
     }
-    Ok(variables.map().clone())
+    Ok(fields.any("chat_template_kwargs"))
 }
 
 fn end(fields: &Fields) -> Result<End, ApiError> {

@@ -4,9 +4,10 @@ use super::sampling::{Room, StopFields, logprobs_count, output, sampling, token_
 use super::{Ask, Prompt, UNSUPPORTED, Wanted};
 use crate::error::ApiError;
 use crate::field::{Fields, wrong};
+use crate::json::{Document, Items, Json, Shape};
 use crate::model::{ModelText, Special};
 use cleave_domain::TokenId;
-use serde_json::Value;
+use std::borrow::Cow;
 
 /// Output tokens if the client sets no limit, as OpenAI's API has it.
 const TOKENS_DEFAULT: u32 = 16;
@@ -15,12 +16,12 @@ const PROMPTS_MAX: usize = 1024;
 
 /// A prompt as it was given.
 enum Given<'a> {
-    Text(&'a str),
-    Tokens(&'a [Value]),
+    Text(Cow<'a, str>),
+    Tokens(Items<'a>),
 }
 
 /// Checks a body and tokenizes its prompts.
-pub(crate) fn completion(body: &Value, model: &ModelText) -> Result<Ask, ApiError> {
+pub(crate) fn completion(body: &Document, model: &ModelText) -> Result<Ask, ApiError> {
     let fields = Fields::of_body(body)?;
     super::check_model(&fields, model)?;
     super::refuse(&fields, UNSUPPORTED)?;
@@ -50,11 +51,15 @@ pub(crate) fn completion(body: &Value, model: &ModelText) -> Result<Ask, ApiErro
     };
     let prompt = |(path, given): (String, Given)| {
         let (tokens, text) = tokens(&path, &given, model, special)?;
+        let text = text.filter(|_| echo);
         let mut stop = stop.rules(tokens.len(), room)?;
         // The engine has no step without an output token; it is thrown away.
         stop.max_tokens = stop.max_tokens.max(1);
         let start = super::start(model, &tokens, output.special);
-        let text = || text.map_or_else(|| model.decode(&tokens, output.special), str::to_owned);
+        let text = || match text {
+            Some(text) => text.to_owned(),
+            None => model.decode(&tokens, output.special),
+        };
         let echo = echo.then(text);
         Ok(Prompt {
             tokens: tokens.into(),
@@ -77,6 +82,7 @@ pub(crate) fn completion(body: &Value, model: &ModelText) -> Result<Ask, ApiErro
         delivery,
         priority,
         cache_salt,
+        warnings: Vec::new(),
     })
 }
 
@@ -110,51 +116,53 @@ fn prompts<'a>(fields: &Fields<'a>) -> Result<Vec<(String, Given<'a>)>, ApiError
     let expected =
         "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
     let path = || "prompt".to_owned();
-    let items = match fields.any("prompt") {
-        None => return Err(ApiError::invalid("prompt", "`prompt` is missing.")),
-        Some(Value::String(text)) => return Ok(vec![(path(), Given::Text(text))]),
-        Some(Value::Array(items)) => items,
-        Some(other) => return Err(wrong("prompt", expected, other)),
+    let missing = || ApiError::invalid("prompt", "`prompt` is missing.");
+    let prompt = fields.any("prompt").ok_or_else(missing)?;
+    let items = match prompt.shape() {
+        Shape::String(text) => return Ok(vec![(path(), Given::Text(text.get()))]),
+        Shape::Array(items) => items,
+        _ => return Err(wrong("prompt", expected, prompt)),
     };
-    match items.first() {
+    match items.clone().next().map(Json::shape) {
         None => {
             return Err(ApiError::invalid(
                 "prompt",
                 "`prompt` must not be an empty array.",
             ));
         }
-        Some(Value::Number(_)) => return Ok(vec![(path(), Given::Tokens(items))]),
-        Some(_) => super::sampling::limit_list("prompt", items.len(), PROMPTS_MAX)?,
+        Some(Shape::Number(_)) => return Ok(vec![(path(), Given::Tokens(items))]),
+        Some(_) => super::sampling::limit_list("prompt", items.clone().count(), PROMPTS_MAX)?,
     }
-    let given = |(index, item): (usize, &'a Value)| {
+    let given = |(index, item): (usize, Json<'a>)| {
         let path = format!("prompt[{index}]");
-        match item {
-            Value::String(text) => Ok((path, Given::Text(text))),
-            Value::Array(tokens) => Ok((path, Given::Tokens(tokens))),
-            other => Err(wrong(&path, "a string or an array of token ids", other)),
+        match item.shape() {
+            Shape::String(text) => Ok((path, Given::Text(text.get()))),
+            Shape::Array(tokens) => Ok((path, Given::Tokens(tokens))),
+            _ => Err(wrong(&path, "a string or an array of token ids", item)),
         }
     };
-    items.iter().enumerate().map(given).collect()
+    items.enumerate().map(given).collect()
 }
 
 /// The tokens, and the text if it was one. An empty prompt is the model's begin token.
 fn tokens<'a>(
     path: &str,
-    given: &Given<'a>,
+    given: &'a Given<'_>,
     model: &ModelText,
     special: Special,
 ) -> Result<(Vec<TokenId>, Option<&'a str>), ApiError> {
     let (tokens, text) = match given {
         Given::Text(text) => (
             super::text::encode(text, special, model, "prompt")?,
-            Some(*text),
+            Some(&**text),
         ),
         Given::Tokens(ids) => {
             let context = model.context_tokens_max();
-            if ids.len() > context as usize {
-                return Err(super::text::too_long("prompt", ids.len(), context, ""));
+            let count = ids.clone().count();
+            if count > context as usize {
+                return Err(super::text::too_long("prompt", count, context, ""));
             }
-            (token_ids(path, ids, model)?, None)
+            (token_ids(path, ids.clone(), model)?, None)
         }
     };
     match (tokens.is_empty(), model.bos()) {

@@ -1,68 +1,83 @@
 //! Chat messages.
 //!
-//! Owns: from OpenAI's message objects to those that templates read. Never: renders.
+//! Owns: from OpenAI's message objects to those that templates read. Never: renders, or keeps more of a message
+//! than where it stands in the body.
 //! Content becomes one string (text parts are joined with newlines, as vLLM does for templates
 //! that expect strings); `developer` becomes `system`, which templates know; a tool call's
 //! arguments, JSON within a string, become an object.
 
 use crate::error::ApiError;
-use crate::field::{Fields, wrong};
-use serde_json::{Map, Value};
+use crate::field::{Fields, clipped, wrong};
+use crate::json::{Document, Json, Part, Shape};
+use crate::model::{list_of, record_of, value_of, value_with};
+use minijinja::Value;
+use std::borrow::Cow;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+/// Texts that a message may have beside its content.
+const TEXTS: [&str; 3] = ["name", "tool_call_id", "reasoning_content"];
 
-/// The messages of a request; at least one.
-pub(super) fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
+/// The messages of a request; at least one, each of them sound.
+pub(super) fn messages(fields: &Fields) -> Result<Part, ApiError> {
     let missing = || ApiError::invalid("messages", "`messages` is missing.");
-    let items = fields.array("messages")?.ok_or_else(missing)?;
-    if items.is_empty() {
-        return Err(ApiError::invalid(
+    let array = fields.any("messages").ok_or_else(missing)?;
+    let mut count = 0;
+    for (index, item) in fields.array("messages")?.into_iter().flatten().enumerate() {
+        check(&fields.at(format!("messages[{index}]"), item)?)?;
+        count += 1;
+    }
+    match count {
+        0 => Err(ApiError::invalid(
             "messages",
             "`messages` must have at least one message.",
-        ));
+        )),
+        _ => Ok(fields.part(array)),
     }
-    let message = |(index, item)| message(&Fields::at(format!("messages[{index}]"), item)?);
-    items.iter().enumerate().map(message).collect()
 }
 
-fn message(fields: &Fields) -> Result<Value, ApiError> {
+/// The list that templates read.
+pub(super) fn list(messages: Part) -> Value {
+    list_of(messages, Some(value))
+}
+
+/// The content of the last message.
+pub(super) fn last_content(messages: &Part) -> Option<String> {
+    let Shape::Array(items) = messages.json().shape() else {
+        return None;
+    };
+    let message = messages.part(items.last()?);
+    let fields = Fields::of_part(&message).ok()?;
+    content(&fields, &fields.text("role").ok()??).ok()
+}
+
+fn value(body: &Part, message: Json<'_>) -> Value {
+    record_of(body.part(message), &NAMES, member)
+}
+
+fn check(fields: &Fields) -> Result<(), ApiError> {
     let role = fields
         .text("role")?
         .ok_or_else(|| missing(fields, "role"))?;
-    if !ROLES.contains(&role) {
+    if !ROLES.contains(&&*role) {
         let message = format!(
-            "`{}` must be one of {}, not {role:?}.",
+            "`{}` must be one of {}, not {:?}.",
             fields.path("role"),
-            ROLES.join(", ")
+            ROLES.join(", "),
+            clipped(&role)
         );
         return Err(ApiError::invalid(fields.path("role"), message));
     }
     super::refuse(fields, &["audio", "function_call"])?;
-    let mut out = Map::new();
-    let role_known = if role == "developer" { "system" } else { role };
-    out.insert("role".into(), role_known.into());
-    out.insert("content".into(), content(fields, role)?.into());
-    for name in ["name", "tool_call_id", "reasoning_content"] {
-        if let Some(text) = fields.text(name)? {
-            out.insert(name.into(), text.into());
-        }
+    check_content(fields, &role)?;
+    for name in TEXTS {
+        fields.text(name)?;
     }
-    let calls = fields.array("tool_calls")?.unwrap_or_default();
-    if !calls.is_empty() {
-        let call = |(index, call)| {
-            tool_call(&Fields::at(
-                fields.path(&format!("tool_calls[{index}]")),
-                call,
-            )?)
-        };
-        let calls = calls
-            .iter()
-            .enumerate()
-            .map(call)
-            .collect::<Result<Vec<_>, _>>()?;
-        out.insert("tool_calls".into(), calls.into());
+    let calls = fields.array("tool_calls")?.into_iter().flatten();
+    for (index, call) in calls.enumerate() {
+        let path = fields.path(&format!("tool_calls[{index}]"));
+        check_call(&fields.at(path, call)?)?;
     }
-    Ok(Value::Object(out))
+    Ok(())
 }
 
 fn missing(fields: &Fields, name: &str) -> ApiError {
@@ -72,26 +87,20 @@ fn missing(fields: &Fields, name: &str) -> ApiError {
     )
 }
 
-fn content(fields: &Fields, role: &str) -> Result<String, ApiError> {
-    match fields.any("content") {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => {
-            let part = |(index, value)| {
-                part(&Fields::at(
-                    fields.path(&format!("content[{index}]")),
-                    value,
-                )?)
-            };
-            let parts = parts
-                .iter()
-                .enumerate()
-                .map(part)
-                .collect::<Result<Vec<_>, _>>()?;
-            Ok(parts.join("\n"))
+fn check_content(fields: &Fields, role: &str) -> Result<(), ApiError> {
+    let content = fields.any("content");
+    match content.map(|content| (content, content.shape())) {
+        Some((_, Shape::String(_))) => Ok(()),
+        Some((_, Shape::Array(parts))) => {
+            for (index, part) in parts.enumerate() {
+                let path = fields.path(&format!("content[{index}]"));
+                part_text(&fields.at(path, part)?)?;
+            }
+            Ok(())
         }
-        None if role == "assistant" => Ok(String::new()),
+        None if role == "assistant" => Ok(()),
         None => Err(missing(fields, "content")),
-        Some(other) => Err(wrong(
+        Some((other, _)) => Err(wrong(
             &fields.path("content"),
             "a string or an array of parts",
             other,
@@ -99,55 +108,137 @@ fn content(fields: &Fields, role: &str) -> Result<String, ApiError> {
     }
 }
 
-fn part(fields: &Fields) -> Result<String, ApiError> {
+/// The text of a checked message.
+fn content(fields: &Fields, role: &str) -> Result<String, ApiError> {
+    let mut text = String::new();
+    match fields.any("content").map(Json::shape) {
+        Some(Shape::String(content)) => return Ok(content.get().into_owned()),
+        Some(Shape::Array(parts)) => {
+            for (index, part) in parts.enumerate() {
+                if index > 0 {
+                    text.push('\n');
+                }
+                text.push_str(&part_text(&fields.at(String::new(), part)?)?);
+            }
+        }
+        _ => check_content(fields, role)?,
+    }
+    Ok(text)
+}
+
+fn part_text<'a>(fields: &Fields<'a>) -> Result<Cow<'a, str>, ApiError> {
     let kind = fields
         .text("type")?
         .ok_or_else(|| missing(fields, "type"))?;
-    let name = match kind {
-        "text" | "input_text" | "output_text" => "text",
-        "refusal" => "refusal",
+    let text = match &*kind {
+        "text" | "input_text" | "output_text" => fields.text("text")?.ok_or("text"),
+        "refusal" => fields.text("refusal")?.ok_or("refusal"),
         other => {
             return Err(ApiError::unsupported(
                 fields.path("type"),
                 format!(
-                    "`{}`: parts of type {other:?} are not supported; only \"text\" is.",
-                    fields.path("type")
+                    "`{}`: parts of type {:?} are not supported; only \"text\" is.",
+                    fields.path("type"),
+                    clipped(other)
                 ),
             ));
         }
     };
-    fields
-        .text(name)?
-        .map(str::to_owned)
-        .ok_or_else(|| missing(fields, name))
+    text.map_err(|name| missing(fields, name))
 }
 
-fn tool_call(fields: &Fields) -> Result<Value, ApiError> {
+fn check_call(fields: &Fields) -> Result<(), ApiError> {
     let function = fields
         .object("function")?
         .ok_or_else(|| missing(fields, "function"))?;
     function
         .text("name")?
         .ok_or_else(|| missing(&function, "name"))?;
-    let arguments = match function.any("arguments") {
-        None => Value::Object(Map::new()),
-        Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
-        Some(Value::String(text)) => serde_json::from_str(text).map_err(|error| {
-            let path = function.path("arguments");
-            ApiError::invalid(&*path, format!("`{path}` is not JSON: {error}."))
-        })?,
-        Some(object @ Value::Object(_)) => object.clone(),
-        Some(other) => {
-            return Err(wrong(
-                &function.path("arguments"),
-                "a string of JSON",
-                other,
-            ));
+    let arguments = function.any("arguments");
+    match arguments.map(|arguments| (arguments, arguments.shape())) {
+        None | Some((_, Shape::Object(_))) => Ok(()),
+        Some((_, Shape::String(text))) if text.get().trim().is_empty() => Ok(()),
+        Some((_, Shape::String(text))) => {
+            let checked = Document::check(text.get().into_owned());
+            checked.map(drop).map_err(|error| {
+                let path = function.path("arguments");
+                ApiError::invalid(&*path, format!("`{path}` is not JSON: {error}."))
+            })
         }
+        Some((other, _)) => Err(wrong(
+            &function.path("arguments"),
+            "a string of JSON",
+            other,
+        )),
+    }
+}
+
+/// A checked tool call: as it was sent, but that its arguments are an object.
+fn call_value(body: &Part, call: Json<'_>) -> Value {
+    let part = body.part(call);
+    let read = || {
+        let call = Fields::of_part(&part).ok()?;
+        let function = call.any("function")?;
+        let arguments = arguments_value(&call.object("function").ok()??)?;
+        Some((call.part(function), arguments))
     };
-    let mut call = fields.map().clone();
-    let mut known = function.map().clone();
-    known.insert("arguments".into(), arguments);
-    call.insert("function".into(), known.into());
-    Ok(Value::Object(call))
+    let (function, arguments) = read().expect("a call that was checked");
+    value_with(
+        part,
+        "function",
+        value_with(function, "arguments", arguments),
+    )
+}
+
+fn arguments_value(function: &Fields) -> Option<Value> {
+    let empty = || Document::check("{}".to_owned()).ok();
+    let document = match function.any("arguments").map(|json| (json, json.shape())) {
+        None => empty()?,
+        Some((_, Shape::String(text))) if text.get().trim().is_empty() => empty()?,
+        Some((_, Shape::String(text))) => Document::check(text.get().into_owned()).ok()?,
+        Some((object, _)) => return Some(value_of(&function.part(object), object)),
+    };
+    Some(value_of(&document.part(document.root()), document.root()))
+}
+
+/// Members of a message that templates read.
+const NAMES: [&str; 6] = [
+    "role",
+    "content",
+    "name",
+    "tool_call_id",
+    "reasoning_content",
+    "tool_calls",
+];
+
+fn member(part: &Part, name: &str) -> Option<Value> {
+    let fields = Fields::of_part(part).expect("a message that was checked");
+    match name {
+        "role" => {
+            let role = fields.text("role").ok()??;
+            let known = if role == "developer" {
+                "system"
+            } else {
+                &*role
+            };
+            Some(Value::from(known))
+        }
+        "content" => {
+            if let Some(Shape::String(text)) = fields.any("content").map(Json::shape) {
+                return Some(value_of(part, text.json()));
+            }
+            let role = fields.text("role").ok()??;
+            Some(Value::from(content(&fields, &role).ok()?))
+        }
+        "tool_calls" => {
+            let calls = fields.any("tool_calls")?;
+            let mut given = fields.array("tool_calls").ok()??;
+            given.next()?;
+            Some(list_of(part.part(calls), Some(call_value)))
+        }
+        name => {
+            let name = TEXTS.iter().find(|text| **text == name)?;
+            Some(value_of(part, fields.any(name)?))
+        }
+    }
 }

@@ -20,11 +20,12 @@ pub(crate) use headers::{confine, origin, promises, request_id, timing};
 pub(crate) use text::{detokenize, tokenize};
 
 use crate::error::ApiError;
-use crate::field::Fields;
+use crate::field::{Fields, clipped};
+use crate::json::{Json, Shape};
 use crate::model::{ModelText, Special};
 use crate::text::Start;
 use cleave_domain::{Request, Sampling, Slo, StopRules, TokenId};
-use serde_json::Value;
+use serde::Serialize;
 use std::sync::Arc;
 
 /// Choices per prompt.
@@ -52,6 +53,15 @@ pub(crate) struct Ask {
     pub(crate) delivery: Delivery,
     pub(crate) priority: i32,
     pub(crate) cache_salt: u64,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+/// Something that was asked for and is not done in full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Warning {
+    /// The field.
+    pub(crate) param: &'static str,
+    pub(crate) message: &'static str,
 }
 
 /// One prompt of a request.
@@ -150,19 +160,21 @@ fn seed_of(seed: u64, choice: u64) -> u64 {
 /// `model`: may be left out, as in vLLM.
 fn check_model(fields: &Fields, model: &ModelText) -> Result<(), ApiError> {
     match fields.text("model")? {
-        Some(asked) if asked != model.name() => Err(ApiError::model_not_found(asked, model.name())),
+        Some(asked) if asked != model.name() => {
+            Err(ApiError::model_not_found(&clipped(&asked), model.name()))
+        }
         _ => Ok(()),
     }
 }
 
 /// Refuses fields that would change the answer.
 fn refuse(fields: &Fields, names: &[&str]) -> Result<(), ApiError> {
-    let asks = |value: &Value| match value {
-        Value::Bool(flag) => *flag,
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(map) => !map.is_empty(),
-        Value::String(text) => !text.is_empty(),
-        _ => true,
+    let asks = |value: Json<'_>| match value.shape() {
+        Shape::Bool(flag) => flag,
+        Shape::Array(mut items) => items.next().is_some(),
+        Shape::Object(mut members) => members.next().is_some(),
+        Shape::String(text) => !text.is_empty(),
+        Shape::Null | Shape::Number(_) => true,
     };
     match names.iter().find(|name| fields.any(name).is_some_and(asks)) {
         None => Ok(()),
@@ -202,11 +214,14 @@ fn check_format(fields: &Fields) -> Result<(), ApiError> {
     let Some(format) = fields.object("response_format")? else {
         return Ok(());
     };
-    match format.text("type")? {
+    match format.text("type")?.as_deref() {
         Some("text") => Ok(()),
         Some(kind) => Err(ApiError::unsupported(
             "response_format",
-            format!("`response_format` of type {kind:?} is not supported; only \"text\" is."),
+            format!(
+                "`response_format` of type {:?} is not supported; only \"text\" is.",
+                clipped(kind)
+            ),
         )),
         None => Err(ApiError::invalid(
             "response_format.type",
@@ -255,7 +270,7 @@ fn choices(fields: &Fields, prompts: usize) -> Result<u32, ApiError> {
 
 /// `cache_salt` as a number; 0 is for those without one.
 fn cache_salt(fields: &Fields) -> Result<u64, ApiError> {
-    match fields.text("cache_salt")? {
+    match fields.text("cache_salt")?.as_deref() {
         None => Ok(0),
         Some("") => Err(ApiError::invalid(
             "cache_salt",
@@ -284,3 +299,6 @@ fn start(model: &ModelText, prompt: &[TokenId], special: Special) -> Start {
         Start::Fresh
     }
 }
+
+#[cfg(test)]
+pub(crate) use chat::conversation;

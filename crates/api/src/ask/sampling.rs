@@ -3,9 +3,10 @@
 use super::{LOGPROBS_MAX, Output, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX};
 use crate::error::ApiError;
 use crate::field::{Fields, integer, number, wrong};
+use crate::json::{Items, Json, Shape};
 use crate::model::{ModelText, REPETITION_PENALTY, Special};
 use cleave_domain::{Sampling, StopRules, TokenId};
-use serde_json::Value;
+use std::borrow::Cow;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -45,8 +46,8 @@ fn logit_bias(fields: &Fields, model: &ModelText) -> Result<Vec<(TokenId, f32)>,
     let Some(entries) = fields.object("logit_bias")? else {
         return Ok(Vec::new());
     };
-    limit_list("logit_bias", entries.map().len(), TOKEN_LIST_MAX)?;
-    let entry = |(key, value): (&String, &Value)| {
+    limit_list("logit_bias", entries.members().count(), TOKEN_LIST_MAX)?;
+    let entry = |key: &str, value: Json<'_>| {
         let path = entries.path(key);
         let token = key
             .parse()
@@ -55,11 +56,16 @@ fn logit_bias(fields: &Fields, model: &ModelText) -> Result<Vec<(TokenId, f32)>,
         let token = token.ok_or_else(|| ApiError::invalid(&*path, not_a_token(&path, model)))?;
         Ok((token, number(&path, value, -100.0..=100.0)?))
     };
-    let mut bias = entries
-        .map()
-        .iter()
-        .map(entry)
-        .collect::<Result<Vec<_>, ApiError>>()?;
+    let mut named: Vec<(Cow<'_, str>, Json<'_>)> = Vec::new();
+    for (key, value) in entries.members() {
+        let key = key.get();
+        match named.iter_mut().find(|(earlier, _)| *earlier == key) {
+            Some((_, earlier)) => *earlier = value,
+            None => named.push((key, value)),
+        }
+    }
+    let bias = named.iter().map(|(key, value)| entry(key, *value));
+    let mut bias = bias.collect::<Result<Vec<(TokenId, f32)>, ApiError>>()?;
     bias.sort_by_key(|&(token, _)| token);
     Ok(bias)
 }
@@ -84,16 +90,20 @@ pub(super) fn limit_list(path: &str, count: usize, count_max: usize) -> Result<(
 /// A list of token ids of the model.
 pub(super) fn token_ids(
     path: &str,
-    items: &[Value],
+    items: Items<'_>,
     model: &ModelText,
 ) -> Result<Vec<TokenId>, ApiError> {
     let last = i64::from(model.vocabulary_count()) - 1;
-    let token = |(index, item): (usize, &Value)| match item.as_i64() {
-        Some(id) if (0..=last).contains(&id) => Ok(id as TokenId),
-        // Prompts are long, and almost all of them sound: what is wrong is found out only then.
-        _ => Ok(integer(&format!("{path}[{index}]"), item, 0..=last)? as TokenId),
-    };
-    items.iter().enumerate().map(token).collect()
+    // Counted first: a list that grows would take twice the memory.
+    let mut tokens = Vec::with_capacity(items.clone().count());
+    for (index, item) in items.enumerate() {
+        tokens.push(match item.text().parse::<TokenId>() {
+            Ok(id) if i64::from(id) <= last => id,
+            // Prompts are long, and almost all of them sound: what is wrong is found out only then.
+            _ => integer(&format!("{path}[{index}]"), item, 0..=last)? as TokenId,
+        });
+    }
+    Ok(tokens)
 }
 
 /// How output becomes text; `logprobs` is the endpoint's.
@@ -115,36 +125,37 @@ pub(super) fn output(fields: &Fields, logprobs: Option<u32>) -> Result<Output, A
 }
 
 fn stop_strings(fields: &Fields) -> Result<Vec<String>, ApiError> {
-    let (items, indexed) = match fields.any("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(items)) => (items.as_slice(), true),
-        Some(text @ Value::String(_)) => (std::slice::from_ref(text), false),
-        Some(other) => return Err(wrong("stop", "a string or an array of strings", other)),
+    let Some(given) = fields.any("stop") else {
+        return Ok(Vec::new());
     };
-    limit_list("stop", items.len(), STOPS_MAX)?;
-    let stop = |(index, item): (usize, &Value)| {
-        let path = if indexed {
-            format!("stop[{index}]")
-        } else {
-            "stop".to_owned()
-        };
-        match item {
-            Value::String(text) if text.is_empty() => Err(ApiError::invalid(
-                &*path,
-                format!("`{path}` must not be empty."),
-            )),
-            Value::String(text) if text.len() > STOP_BYTES_MAX => Err(ApiError::invalid(
-                &*path,
-                format!(
-                    "`{path}` has {} bytes; at most {STOP_BYTES_MAX} are allowed.",
-                    text.len()
-                ),
-            )),
-            Value::String(text) => Ok(text.clone()),
-            other => Err(wrong(&path, "a string", other)),
+    match given.shape() {
+        Shape::String(_) => Ok(vec![stop_string("stop", given)?]),
+        Shape::Array(items) => {
+            limit_list("stop", items.clone().count(), STOPS_MAX)?;
+            let items = items.enumerate();
+            let stop = items.map(|(index, item)| stop_string(&format!("stop[{index}]"), item));
+            stop.collect()
         }
+        _ => Err(wrong("stop", "a string or an array of strings", given)),
+    }
+}
+
+fn stop_string(path: &str, given: Json<'_>) -> Result<String, ApiError> {
+    let Shape::String(text) = given.shape() else {
+        return Err(wrong(path, "a string", given));
     };
-    items.iter().enumerate().map(stop).collect()
+    let text = text.get();
+    match text.len() {
+        0 => Err(ApiError::invalid(
+            path,
+            format!("`{path}` must not be empty."),
+        )),
+        1..=STOP_BYTES_MAX => Ok(text.into_owned()),
+        bytes => Err(ApiError::invalid(
+            path,
+            format!("`{path}` has {bytes} bytes; at most {STOP_BYTES_MAX} are allowed."),
+        )),
+    }
 }
 
 /// `top_logprobs` and its like: a count of tokens.
@@ -163,9 +174,11 @@ pub(super) struct StopFields {
 
 impl StopFields {
     pub(super) fn read(fields: &Fields, model: &ModelText) -> Result<Self, ApiError> {
-        let listed = fields.array("stop_token_ids")?.unwrap_or_default();
-        limit_list("stop_token_ids", listed.len(), TOKEN_LIST_MAX)?;
-        let mut stop_tokens = token_ids("stop_token_ids", listed, model)?;
+        let listed = fields.array("stop_token_ids")?;
+        let count = listed.clone().map_or(0, Items::count);
+        limit_list("stop_token_ids", count, TOKEN_LIST_MAX)?;
+        let listed = listed.map(|listed| token_ids("stop_token_ids", listed, model));
+        let mut stop_tokens = listed.transpose()?.unwrap_or_default();
         if !fields.flag("ignore_eos")?.unwrap_or(false) {
             stop_tokens.extend(model.eos().iter());
         }

@@ -42,12 +42,30 @@ enum Texts {
     Ascii,
 }
 
+/// Pieces of a text that are remembered at most.
+const SEEN_MAX: usize = 16 * 1024;
+/// And one piece for so many bytes of the text, so that a text of pieces of which no two are alike takes no
+/// memory of many times its own.
+const SEEN_BYTES: usize = 64;
+
 /// Tokens of one text.
 struct Writer<'t> {
     ids: Vec<TokenId>,
+    /// More tokens than so many are counted and not kept.
+    ids_max: usize,
+    /// Tokens that were not kept.
+    beyond: usize,
     /// Where the tokens of a piece are that came before: most pieces of a long text have.
     seen: HashMap<&'t str, Range<usize>>,
+    seen_max: usize,
     spelt: String,
+}
+
+/// The tokens of a text, or how many there are if they are too many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Encoded {
+    Tokens(Vec<TokenId>),
+    TooMany(usize),
 }
 
 impl Bytewise {
@@ -76,38 +94,45 @@ impl Bytewise {
         })
     }
 
-    /// The text's tokens; none where only the library knows them.
+    /// The text's tokens, `tokens_max` at most; none where only the library knows them.
     pub(crate) fn encode(
         &self,
         tokenizer: &Tokenizer,
         (text, special): (&str, Special),
-    ) -> Option<Vec<TokenId>> {
+        tokens_max: usize,
+    ) -> Option<Encoded> {
         if self.texts == Texts::Ascii && !text.is_ascii() {
             return None;
         }
         let mut writer = Writer {
-            ids: Vec::with_capacity(text.len() / 4),
+            ids: Vec::with_capacity(tokens_max.min(text.len() / 4)),
+            ids_max: tokens_max,
+            beyond: 0,
             seen: HashMap::new(),
+            seen_max: (text.len() / SEEN_BYTES).clamp(SEEN_BYTES, SEEN_MAX),
             spelt: String::new(),
         };
         let around = match special {
             Special::Kept => Some(self.around.as_ref()?),
             Special::Skipped => None,
         };
-        writer
-            .ids
-            .extend(around.into_iter().flat_map(|(before, _)| before));
+        for id in around.into_iter().flat_map(|(before, _)| before) {
+            writer.push(*id);
+        }
         let mut rest = text;
         while let Some((at, content, id)) = self.first_added(rest) {
             self.pieces(tokenizer, &rest[..at], &mut writer)?;
-            writer.ids.push(id);
+            writer.push(id);
             rest = &rest[at + content.len()..];
         }
         self.pieces(tokenizer, rest, &mut writer)?;
-        writer
-            .ids
-            .extend(around.into_iter().flat_map(|(_, after)| after));
-        Some(writer.ids)
+        for id in around.into_iter().flat_map(|(_, after)| after) {
+            writer.push(*id);
+        }
+        Some(match writer.beyond {
+            0 => Encoded::Tokens(writer.ids),
+            beyond => Encoded::TooMany(writer.ids.len() + beyond),
+        })
     }
 
     /// The first token in a text that is found before anything else, the longest of those that begin there.
@@ -145,8 +170,10 @@ impl<'t> Writer<'t> {
         if piece.is_empty() {
             return Some(());
         }
-        if let Some(seen) = self.seen.get(piece) {
-            self.ids.extend_from_within(seen.clone());
+        if let Some(seen) = self.seen.get(piece).cloned() {
+            for at in seen {
+                self.push(self.ids[at]);
+            }
             return Some(());
         }
         self.spelt.clear();
@@ -154,9 +181,21 @@ impl<'t> Writer<'t> {
         self.spelt.extend(spelt);
         let from = self.ids.len();
         let tokens = tokenizer.get_model().tokenize(&self.spelt).ok()?;
-        self.ids.extend(tokens.into_iter().map(|token| token.id));
-        self.seen.insert(piece, from..self.ids.len());
+        for token in tokens {
+            self.push(token.id);
+        }
+        if self.seen.len() < self.seen_max && self.beyond == 0 {
+            self.seen.insert(piece, from..self.ids.len());
+        }
         Some(())
+    }
+
+    fn push(&mut self, id: TokenId) {
+        if self.ids.len() < self.ids_max {
+            self.ids.push(id);
+        } else {
+            self.beyond += 1;
+        }
     }
 }
 

@@ -47,6 +47,19 @@ pub enum ModelError {
         /// Why.
         reason: String,
     },
+    /// A text has a token that the tokenizer knows and the model does not.
+    #[error(
+        "the text has the token {token:?}, number {id}, which the model does not know: its vocabulary has \
+         {vocab_size} tokens (`vocab_size` in config.json)"
+    )]
+    UnknownToken {
+        /// As the tokenizer spells it.
+        token: String,
+        /// Its number.
+        id: u32,
+        /// What config.json says.
+        vocab_size: u32,
+    },
     /// A file's content is not what it must be.
     #[error("{file}: {reason}")]
     Invalid {
@@ -64,9 +77,8 @@ impl ModelFiles {
             .canonicalize()
             .map_err(|error| unreadable(folder, &error))?;
         let name = absolute.file_name().unwrap_or(absolute.as_os_str());
-        let optional = |file: &str| read(&folder.join(file));
-        let required =
-            |file: &str| optional(file)?.ok_or_else(|| ModelError::Absent(folder.join(file)));
+        let optional = |file: &str| read(&folder.join(file), TEXT_BYTES_MAX);
+        let absent = |file: &str| ModelError::Absent(folder.join(file));
         let chat_template = match optional("chat_template.jinja")? {
             Some(template) => Some(template),
             None => optional("chat_template.json")?
@@ -75,8 +87,9 @@ impl ModelFiles {
         };
         Ok(Self {
             name: name.to_string_lossy().into_owned(),
-            config: required("config.json")?,
-            tokenizer: required("tokenizer.json")?,
+            config: optional("config.json")?.ok_or_else(|| absent("config.json"))?,
+            tokenizer: read(&folder.join("tokenizer.json"), TOKENIZER_BYTES_MAX)?
+                .ok_or_else(|| absent("tokenizer.json"))?,
             tokenizer_config: optional("tokenizer_config.json")?,
             special_tokens_map: optional("special_tokens_map.json")?,
             generation_config: optional("generation_config.json")?,
@@ -94,8 +107,15 @@ fn unreadable(path: &Path, error: &std::io::Error) -> ModelError {
     }
 }
 
-fn read(path: &Path) -> Result<Option<String>, ModelError> {
-    match fs::read_to_string(path) {
+/// A configuration or a template. In bytes.
+const TEXT_BYTES_MAX: u64 = 16 << 20;
+/// Vocabulary and merges: the largest in use have some forty million bytes.
+const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+/// Entries of a folder of templates that are looked at.
+const TEMPLATES_MAX: usize = 1000;
+
+fn read(path: &Path, bytes_max: u64) -> Result<Option<String>, ModelError> {
+    match cleave_files::read_text(path, bytes_max) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(unreadable(path, &error)),
@@ -123,13 +143,13 @@ fn named(folder: &Path) -> Result<Vec<(String, String)>, ModelError> {
         Err(error) => return Err(unreadable(folder, &error)),
     };
     let mut templates = Vec::new();
-    for entry in entries {
+    for entry in entries.take(TEMPLATES_MAX) {
         let path = entry.map_err(|error| unreadable(folder, &error))?.path();
         let stem = path
             .file_stem()
             .map(|stem| stem.to_string_lossy().into_owned());
         if let (Some(stem), Some("jinja")) = (stem, path.extension().and_then(|e| e.to_str())) {
-            templates.extend(read(&path)?.map(|template| (stem, template)));
+            templates.extend(read(&path, TEXT_BYTES_MAX)?.map(|template| (stem, template)));
         }
     }
     templates.sort();

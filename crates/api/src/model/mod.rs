@@ -3,6 +3,8 @@
 //! Owns: everything between text and token ids. Never: generates. Invariant: once built it does
 //! not change, so that requests share it without a lock.
 
+mod body_value;
+mod budget;
 mod bytewise;
 mod calendar;
 mod files;
@@ -10,20 +12,23 @@ mod piece;
 mod python_json;
 #[cfg(test)]
 mod reference;
+mod sandbox;
 mod template;
 
+pub(crate) use body_value::{list_of, record_of, value_of, value_with};
 pub use files::{ModelError, ModelFiles};
 pub(crate) use piece::{Spelling, fallback_byte};
 pub(crate) use template::{Conversation, End, RenderError};
 
 use bytewise::Bytewise;
+pub(crate) use bytewise::Encoded;
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use template::ChatTemplates;
-use tokenizers::Tokenizer;
+use tokenizers::{NormalizerWrapper, Tokenizer};
 
 /// A tokenizer with templates and defaults, ready to serve.
 pub struct ModelText {
@@ -37,7 +42,11 @@ pub struct ModelText {
     eos: Arc<[TokenId]>,
     context_tokens_max: u32,
     vocabulary_count: u32,
+    /// Whether the tokenizer knows tokens beyond these.
+    has_unknown: bool,
     piece_bytes_max: usize,
+    /// How many times shorter the normalizer may make a text.
+    shortening_max: usize,
     defaults: SamplingDefaults,
     neutral: Option<TokenId>,
 }
@@ -89,19 +98,26 @@ impl ModelText {
         let named = |key: &str| special.get(key).and_then(Value::as_str);
         let id_of = |key: &str| named(key).and_then(|token| tokenizer.token_to_id(token));
         let configured = |key: &str| generation.get(key).or_else(|| config.get(key)).map(ids);
+        let context = context(&config)?;
+        let vocabulary = tokenizer.get_vocab(true);
+        let size = vocabulary.values().max().map_or(0, |last| last + 1);
+        let vocabulary_count = vocab_size(&config)?.unwrap_or(size);
+        warn_of_unknown(&vocabulary, vocabulary_count);
+        let known = |id: &TokenId| *id < vocabulary_count;
         let bos = id_of("bos_token").or_else(|| configured("bos_token_id")?.first().copied());
+        let bos = bos.filter(known);
         let mut eos = configured("eos_token_id").unwrap_or_default();
         eos.extend(id_of("eos_token"));
         eos.sort_unstable();
         eos.dedup();
-
-        let context = context(&config)?;
-        let vocabulary = tokenizer.get_vocab(true);
-        let size = vocabulary.values().max().map_or(0, |last| last + 1);
-        let padded = config
-            .get("vocab_size")
-            .and_then(Value::as_u64)
-            .map(|size| size as u32);
+        for unknown in eos.extract_if(.., |id| !known(id)) {
+            tracing::warn!(
+                token = unknown,
+                vocab_size = vocabulary_count,
+                "an end token is beyond the model's vocabulary and ends no answer; see eos_token_id in \
+                 config.json and generation_config.json"
+            );
+        }
         let templates = chosen(&tokenizer_config, chat_template, chat_templates_named)?;
         let templates = (!templates.is_empty())
             .then(|| ChatTemplates::new(templates, special.clone()))
@@ -114,11 +130,13 @@ impl ModelText {
             name,
             spelling: Spelling::of(&tokenizer),
             bytewise: Bytewise::of(&tokenizer),
+            shortening_max: shortening_max(tokenizer.get_normalizer()),
             templates,
             bos,
             eos: eos.into(),
             context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
-            vocabulary_count: padded.unwrap_or(size),
+            vocabulary_count,
+            has_unknown: size > vocabulary_count,
             piece_bytes_max: vocabulary.keys().map(String::len).max().unwrap_or(1),
             defaults: SamplingDefaults::of(&generation)?,
             neutral: neutral(&vocabulary),
@@ -171,14 +189,51 @@ impl ModelText {
 
     /// Text to tokens.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<TokenId>, ModelError> {
+        match self.encode_within(text, special, usize::MAX)? {
+            Encoded::Tokens(tokens) => Ok(tokens),
+            Encoded::TooMany(_) => unreachable!("no text has so many tokens"),
+        }
+    }
+
+    /// Text to tokens if there are `tokens_max` at most, otherwise their number.
+    pub(crate) fn encode_within(
+        &self,
+        text: &str,
+        special: Special,
+        tokens_max: usize,
+    ) -> Result<Encoded, ModelError> {
+        let encoded = self.encode_any(text, special, tokens_max)?;
+        let Encoded::Tokens(tokens) = &encoded else {
+            return Ok(encoded);
+        };
+        let is_unknown = |token: &&TokenId| **token >= self.vocabulary_count;
+        match tokens.iter().find(is_unknown).filter(|_| self.has_unknown) {
+            None => Ok(encoded),
+            Some(&id) => Err(ModelError::UnknownToken {
+                token: self.tokenizer.id_to_token(id).unwrap_or_default(),
+                id,
+                vocab_size: self.vocabulary_count,
+            }),
+        }
+    }
+
+    fn encode_any(
+        &self,
+        text: &str,
+        special: Special,
+        tokens_max: usize,
+    ) -> Result<Encoded, ModelError> {
         let bytewise = self.bytewise.as_ref();
-        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, (text, special)));
-        if let Some(tokens) = short {
-            return Ok(tokens);
+        let short = bytewise.and_then(|b| b.encode(&self.tokenizer, (text, special), tokens_max));
+        if let Some(encoded) = short {
+            return Ok(encoded);
         }
         let encoding = self.tokenizer.encode_fast(text, special == Special::Kept);
         encoding
-            .map(|encoding| encoding.get_ids().to_vec())
+            .map(|encoding| match encoding.get_ids() {
+                ids if ids.len() > tokens_max => Encoded::TooMany(ids.len()),
+                ids => Encoded::Tokens(ids.to_vec()),
+            })
             .map_err(|error| ModelError::Invalid {
                 file: "tokenizer.json",
                 reason: format!("the text cannot be tokenized: {error}"),
@@ -193,10 +248,15 @@ impl ModelText {
             .unwrap_or_default()
     }
 
-    /// The fewest tokens a text can have; lets a hopeless prompt be refused before it is
-    /// tokenized. A fourth, because normalizers may shorten text.
+    /// The fewest tokens a text can have; lets a hopeless prompt be refused before it is tokenized.
     pub(crate) fn tokens_min(&self, text: &str) -> usize {
-        text.len() / self.piece_bytes_max / 4
+        text.len() / self.piece_bytes_max / self.shortening_max
+    }
+
+    /// Whether texts become tokens without the library's lists of where each byte came from, which take a
+    /// hundred times the text.
+    pub(crate) fn is_bytewise(&self) -> bool {
+        self.bytewise.is_some()
     }
 
     /// A token's spelling in the vocabulary; `None` for ids without one, and for special tokens
@@ -258,6 +318,25 @@ impl SamplingDefaults {
             reason: format!("a sampling value is out of range: {defaults:?}"),
         })
     }
+}
+
+/// How many times shorter a normalizer may make a text.
+fn shortening_max(normalizer: Option<&NormalizerWrapper>) -> usize {
+    let lengthens = |normalizer: &NormalizerWrapper| match normalizer {
+        NormalizerWrapper::Prepend(_) => true,
+        NormalizerWrapper::Replace(replace) => {
+            let pattern = serde_json::to_value(replace).unwrap_or_default();
+            let pattern = pattern["pattern"]["String"].as_str();
+            pattern.is_some_and(|pattern| pattern.len() <= replace.content.len())
+        }
+        _ => false,
+    };
+    let all_lengthen = match normalizer {
+        None => true,
+        Some(NormalizerWrapper::Sequence(all)) => all.as_ref().iter().all(lengthens),
+        Some(one) => lengthens(one),
+    };
+    if all_lengthen { 1 } else { 4 }
 }
 
 fn object(file: &'static str, text: &str) -> Result<Map<String, Value>, ModelError> {
@@ -323,16 +402,54 @@ fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
+/// Tokens that a model may have.
+const VOCAB_MAX: u64 = 1 << 24;
+/// Positions that a model may have.
+const POSITIONS_MAX: f64 = (1_u32 << 24) as f64;
+
+/// The part of a configuration that is about text.
+fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
+    let text = config.get("text_config").and_then(Value::as_object);
+    text.unwrap_or(config)
+}
+
+fn vocab_size(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {
+    let Some(value) = text_config(config).get("vocab_size") else {
+        return Ok(None);
+    };
+    match value.as_u64() {
+        Some(size @ 1..=VOCAB_MAX) => Ok(Some(size as u32)),
+        _ => Err(ModelError::Invalid {
+            file: "config.json",
+            reason: format!(
+                "vocab_size is {value}; it must be a whole number from 1 to {VOCAB_MAX}"
+            ),
+        }),
+    }
+}
+
+/// Tells the operator of tokens that the tokenizer knows and the model does not: a text that has one is refused.
+fn warn_of_unknown(vocabulary: &HashMap<String, TokenId>, vocabulary_count: u32) {
+    let unknown = vocabulary.iter().filter(|(_, id)| **id >= vocabulary_count);
+    let (count, first) = (unknown.clone().count(), unknown.min_by_key(|(_, id)| **id));
+    if let Some((token, id)) = first {
+        tracing::warn!(
+            count,
+            token,
+            id,
+            vocab_size = vocabulary_count,
+            "tokenizer.json has tokens beyond the model's vocabulary; a request whose text has one is refused"
+        );
+    }
+}
+
 /// `max_position_embeddings`, which Llama 3's scaling already includes and others' multiply.
 fn context(config: &Map<String, Value>) -> Result<u32, ModelError> {
     let invalid = |reason: &str| ModelError::Invalid {
         file: "config.json",
         reason: reason.into(),
     };
-    let text = config
-        .get("text_config")
-        .and_then(Value::as_object)
-        .unwrap_or(config);
+    let text = text_config(config);
     let positions = text.get("max_position_embeddings").and_then(Value::as_u64);
     let positions = positions.ok_or_else(|| invalid("max_position_embeddings is missing"))?;
     let scaling = ["rope_parameters", "rope_scaling"]
@@ -352,10 +469,12 @@ fn context(config: &Map<String, Value>) -> Result<u32, ModelError> {
         }
         _ => positions as f64,
     };
-    if (1.0..f64::from(u32::MAX)).contains(&scaled) {
-        Ok(scaled as u32)
-    } else {
-        Err(invalid("max_position_embeddings is out of range"))
+    match (1.0..=POSITIONS_MAX).contains(&scaled) {
+        true => Ok(scaled as u32),
+        false => Err(invalid(&format!(
+            "max_position_embeddings is {positions}, {scaled} with what scales it; it must be from 1 to \
+             {POSITIONS_MAX}"
+        ))),
     }
 }
 

@@ -3,7 +3,9 @@
 //! Owns: separators, indentation, escapes and the spelling of floats. Never: reads JSON.
 //! Invariant: chat templates were trained on this text, so that every space counts.
 
-use serde_json::Value;
+use super::budget::charge;
+use minijinja::value::{Value, ValueKind};
+use minijinja::{Error, ErrorKind};
 
 /// How to write; the defaults are those of Hugging Face's `tojson`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,84 +50,110 @@ impl Style {
     }
 
     /// The value as text.
-    pub(crate) fn dump(&self, value: &Value) -> String {
+    ///
+    /// # Errors
+    /// If the value has no JSON, or the rendering has no room for it.
+    pub(crate) fn dump(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
-        self.write(&mut out, value, 0);
-        out
+        self.write(&mut out, value, 0)?;
+        Ok(out)
     }
 
-    fn write(&self, out: &mut String, value: &Value, depth: usize) {
-        match value {
-            Value::Null => out.push_str("null"),
-            Value::Bool(flag) => out.push_str(if *flag { "true" } else { "false" }),
-            Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-                Some(float) => out.push_str(&float_repr(float)),
-                None => out.push_str(&number.to_string()),
+    fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+        charge(value.as_str().map_or(8, str::len))?;
+        if depth > DEPTH_MAX {
+            let reason = format!("nested more than {DEPTH_MAX} levels deep");
+            return Err(Error::new(ErrorKind::BadSerialization, reason));
+        }
+        match value.kind() {
+            ValueKind::Undefined | ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number if value.is_integer() => out.push_str(&value.to_string()),
+            ValueKind::Number => match f64::try_from(value.clone())? {
+                float if float.is_finite() => out.push_str(&float_repr(float)),
+                _ => out.push_str("null"),
             },
-            Value::String(text) => self.quote(out, text),
-            Value::Array(items) => {
-                let items = items.iter().map(|item| (None, item));
-                self.nest(
-                    out,
-                    Nest {
-                        open: '[',
-                        close: ']',
-                        depth,
-                    },
-                    items,
-                );
+            ValueKind::String => self.quote(out, value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let nest = Nest {
+                    open: '[',
+                    close: ']',
+                    depth,
+                };
+                let items = value.try_iter()?.map(|item| Ok((None, item)));
+                self.nest(out, nest, items)?;
             }
-            Value::Object(map) => {
-                let mut entries: Vec<_> = map.iter().collect();
-                if self.keys == Keys::Sorted {
-                    entries.sort_by_key(|(key, _)| *key);
+            ValueKind::Map => {
+                let nest = Nest {
+                    open: '{',
+                    close: '}',
+                    depth,
+                };
+                let pairs = value.as_object().and_then(|map| map.try_iter_pairs());
+                let pairs = pairs.into_iter().flatten();
+                match self.keys {
+                    Keys::AsGiven => {
+                        let items = pairs.map(|(key, item)| Ok((Some(key_text(&key)?), item)));
+                        self.nest(out, nest, items)?;
+                    }
+                    Keys::Sorted => {
+                        let mut entries = Vec::new();
+                        for (key, item) in pairs {
+                            charge(2 * size_of::<Value>())?;
+                            entries.push((key_text(&key)?, item));
+                        }
+                        entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+                        let items = entries.into_iter().map(|(key, item)| Ok((Some(key), item)));
+                        self.nest(out, nest, items)?;
+                    }
                 }
-                let items = entries
-                    .into_iter()
-                    .map(|(key, item)| (Some(key.as_str()), item));
-                self.nest(
-                    out,
-                    Nest {
-                        open: '{',
-                        close: '}',
-                        depth,
-                    },
-                    items,
-                );
+            }
+            kind => {
+                let reason = format!("a value of type {kind} has no JSON");
+                return Err(Error::new(ErrorKind::BadSerialization, reason));
             }
         }
+        Ok(())
     }
 
-    fn nest<'a>(
+    fn nest(
         &self,
         out: &mut String,
         nest: Nest,
-        items: impl ExactSizeIterator<Item = (Option<&'a str>, &'a Value)>,
-    ) {
+        items: impl Iterator<Item = Result<(Option<String>, Value), Error>>,
+    ) -> Result<(), Error> {
         out.push(nest.open);
-        let empty = items.len() == 0;
-        for (place, (key, item)) in items.enumerate() {
-            if place > 0 {
+        let mut empty = true;
+        for item in items {
+            let (key, item) = item?;
+            if !empty {
+                charge(self.item_separator.len())?;
                 out.push_str(&self.item_separator);
             }
-            self.new_line(out, nest.depth + 1);
+            empty = false;
+            self.new_line(out, nest.depth + 1)?;
             if let Some(key) = key {
-                self.quote(out, key);
+                charge(key.len() + self.key_separator.len())?;
+                self.quote(out, &key);
                 out.push_str(&self.key_separator);
             }
-            self.write(out, item, nest.depth + 1);
+            self.write(out, &item, nest.depth + 1)?;
         }
         if !empty {
-            self.new_line(out, nest.depth);
+            self.new_line(out, nest.depth)?;
         }
         out.push(nest.close);
+        Ok(())
     }
 
-    fn new_line(&self, out: &mut String, depth: usize) {
+    fn new_line(&self, out: &mut String, depth: usize) -> Result<(), Error> {
         if let Some(indent) = self.indent {
+            let blanks = indent.saturating_mul(depth);
+            charge(blanks)?;
             out.push('\n');
-            out.extend(std::iter::repeat_n(' ', indent * depth));
+            out.extend(std::iter::repeat_n(' ', blanks));
         }
+        Ok(())
     }
 
     fn quote(&self, out: &mut String, text: &str) {
@@ -159,6 +187,22 @@ struct Nest {
     depth: usize,
 }
 
+/// Levels of a value; a body has fewer.
+const DEPTH_MAX: usize = 200;
+
+/// A mapping's key as JSON has it.
+fn key_text(key: &Value) -> Result<String, Error> {
+    match key.kind() {
+        ValueKind::String | ValueKind::Number => Ok(key.to_string()),
+        ValueKind::Bool => Ok(if key.is_true() { "true" } else { "false" }.to_owned()),
+        ValueKind::None => Ok("null".to_owned()),
+        kind => {
+            let reason = format!("a key of type {kind} has no JSON");
+            Err(Error::new(ErrorKind::BadSerialization, reason))
+        }
+    }
+}
+
 /// Python's `repr`: shortest digits, exponent below 1e-4 and from 1e16 on, with two digits.
 fn float_repr(float: f64) -> String {
     let size = float.abs();
@@ -178,18 +222,27 @@ fn float_repr(float: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::json::Document;
+    use crate::model::value_of;
+
+    fn value(text: &str) -> Value {
+        let document = Document::check(text.to_owned()).unwrap();
+        value_of(&document.part(document.root()), document.root())
+    }
 
     /// Expected texts are what Python 3 printed.
     #[test]
     fn python_spelling_was_not_kept() {
-        let value = json!({"b": [1, 2.0, 1e-5, 1e16, 0.1], "a": {"ü": "<&'\"\n\u{1f}>", "e": []}});
+        let value =
+            value(r#"{"b": [1, 2.0, 1e-5, 1e16, 0.1], "a": {"ü": "<&'\"\n\u001f>", "e": []}}"#);
         assert_eq!(
-            Style::indented(None).dump(&value),
+            Style::indented(None).dump(&value).unwrap(),
             "{\"b\": [1, 2.0, 1e-05, 1e+16, 0.1], \"a\": {\"ü\": \"<&'\\\"\\n\\u001f>\", \"e\": []}}"
         );
         assert_eq!(
-            Style::indented(Some(2)).dump(&json!({"a": [1], "e": {}})),
+            Style::indented(Some(2))
+                .dump(&self::value(r#"{"a": [1], "e": {}}"#))
+                .unwrap(),
             "{\n  \"a\": [\n    1\n  ],\n  \"e\": {}\n}"
         );
         let escaped = Style {
@@ -198,7 +251,9 @@ mod tests {
             ..Style::indented(None)
         };
         assert_eq!(
-            escaped.dump(&json!({"b": "🙂", "a": "ü"})),
+            escaped
+                .dump(&self::value(r#"{"b": "🙂", "a": "ü"}"#))
+                .unwrap(),
             r#"{"a": "\u00fc", "b": "\ud83d\ude42"}"#
         );
     }

@@ -1,10 +1,13 @@
 //! Tokenizers and templates against what transformers made of them (`testdata/*/goldens.json`).
 
-use super::{Conversation, End, ModelFiles, ModelText, RenderError, Special};
+use super::{Conversation, End, ModelFiles, ModelText, RenderError, Special, value_of};
+use crate::ask::conversation;
+use crate::field::Fields;
+use crate::json::Document;
 use crate::text::{Start, TextStream};
 use cleave_domain::TokenId;
 use proptest::prelude::*;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
@@ -150,6 +153,7 @@ fn tokenizers_of_the_common_kind_go_the_long_way() {
             bytewise.encode(
                 &model.tokenizer,
                 ("A slice <|im_end|> borrows.", Special::Kept),
+                usize::MAX,
             )
         });
         assert_eq!(short.is_some(), common, "{name}");
@@ -165,30 +169,47 @@ fn a_chat_renders_differently_from_the_reference() {
     } in CHECKPOINTS.iter()
     {
         for case in goldens["chat"].as_array().unwrap() {
-            let conversation = Conversation {
-                messages: case["messages"].as_array().unwrap().clone(),
-                tools: case.get("tools").cloned(),
+            let body = serde_json::json!({
+                "messages": case["messages"],
+                "tools": case.get("tools"),
+                "chat_template_kwargs": case.get("kwargs"),
+                "add_generation_prompt": case["add_generation_prompt"],
+            });
+            let body = Document::check(body.to_string()).unwrap();
+            let fields = Fields::of_body(&body).unwrap();
+            let value = |name| {
+                fields
+                    .any(name)
+                    .map(|json| value_of(&fields.part(json), json))
+            };
+            // As a list that the API would refuse may be, and as what the API makes of a request.
+            let plain = Conversation {
+                messages: value("messages").unwrap(),
+                body_bytes: body.len(),
+                tools: value("tools"),
                 documents: None,
-                variables: match case.get("kwargs") {
-                    Some(Value::Object(variables)) => variables.clone(),
-                    _ => Map::new(),
-                },
-                end: if case["add_generation_prompt"] == true {
-                    End::Answer
-                } else {
-                    End::Closed
+                variables: value("chat_template_kwargs"),
+                last_content: None,
+                end: match case["add_generation_prompt"] == true {
+                    true => End::Answer,
+                    false => End::Closed,
                 },
             };
-            match (model.render(&conversation), case.get("error")) {
-                (Ok(text), None) => {
-                    assert_eq!(text, case["rendered"], "{name}");
-                    let tokens = model.encode(&text, Special::Skipped).unwrap();
-                    assert_eq!(tokens, ids(&case["ids"]), "{name} {text:?}");
+            for conversation in [Some(plain), conversation(&fields).ok()] {
+                let Some(conversation) = conversation else {
+                    continue;
+                };
+                match (model.render(&conversation), case.get("error")) {
+                    (Ok(text), None) => {
+                        assert_eq!(text, case["rendered"], "{name}");
+                        let tokens = model.encode(&text, Special::Skipped).unwrap();
+                        assert_eq!(tokens, ids(&case["ids"]), "{name} {text:?}");
+                    }
+                    (Err(RenderError::Refused(reason)), Some(expected)) => {
+                        assert_eq!(reason, *expected, "{name}")
+                    }
+                    (got, _) => panic!("{name}: {got:?} for {case}"),
                 }
-                (Err(RenderError::Refused(reason)), Some(expected)) => {
-                    assert_eq!(reason, *expected, "{name}")
-                }
-                (got, _) => panic!("{name}: {got:?} for {case}"),
             }
         }
     }

@@ -4,38 +4,88 @@
 //! `strftime_now`, Python's methods and `tojson`). Never: tokenizes, or trusts the template: fuel
 //! bounds what it may do. Invariant: the rendered text is the one the reference renders.
 
+use super::budget::{Spent, within};
 use super::calendar::strftime;
 use super::python_json::{Characters, Keys, Style};
+use super::sandbox::{environment, steps};
+use minijinja::machinery::{
+    Instruction, Instructions, Token, eval, get_compiled_template, make_string_output, tokenize,
+};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::value::{Kwargs, Object, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Template};
 use serde_json::Map;
-use std::time::SystemTime;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 /// Instructions one rendering may take: some seconds, and hundreds of times what a full context of
 /// short messages needs.
 const FUEL: u64 = 20_000_000;
+/// Time that one rendering may take.
+const TIME_MAX: Duration = Duration::from_secs(5);
+/// Bytes that one rendering may make, output and everything on the way to it, ...
+const BYTES_MAX: usize = 8 << 20;
+/// ... and so many more for each byte of the body: templates cut, join and compare a message some times over.
+const BYTES_PER_BYTE: usize = 16;
+/// A template's source.
+const SOURCE_BYTES_MAX: usize = 1 << 20;
+/// A number that a template's source multiplies a text or list with: the library does that while it compiles.
+const FACTOR_MAX: i128 = 1000;
+/// Characters of a refusal's text, which may quote what a client sent.
+const REASON_MAX: usize = 1000;
 
 /// The templates of a model.
 pub(crate) struct ChatTemplates {
     environment: Environment<'static>,
     /// `bos_token` and its like, which templates use by name.
-    special_tokens: Map<String, serde_json::Value>,
+    special_tokens: Arc<[(String, Value)]>,
 }
 
 /// What to render.
 #[derive(Clone, Debug)]
 pub(crate) struct Conversation {
-    /// Message objects.
-    pub(crate) messages: Vec<serde_json::Value>,
+    /// A list of messages.
+    pub(crate) messages: Value,
+    /// Bytes of what the values here were read from.
+    pub(crate) body_bytes: usize,
     /// Tool descriptions; `None` if there are none.
-    pub(crate) tools: Option<serde_json::Value>,
+    pub(crate) tools: Option<Value>,
     /// Documents for templates that know them.
-    pub(crate) documents: Option<serde_json::Value>,
-    /// Further variables.
-    pub(crate) variables: Map<String, serde_json::Value>,
+    pub(crate) documents: Option<Value>,
+    /// Further variables: a mapping.
+    pub(crate) variables: Option<Value>,
+    /// The text of the last message, where that is to be continued.
+    pub(crate) last_content: Option<String>,
     /// How the text ends.
     pub(crate) end: End,
+}
+
+/// The variables of a rendering.
+#[derive(Debug)]
+struct Root {
+    own: [(&'static str, Value); 4],
+    variables: Option<Value>,
+    special_tokens: Arc<[(String, Value)]>,
+}
+
+impl Object for Root {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        if let Some((_, value)) = self.own.iter().find(|(name, _)| *name == key) {
+            return Some(value.clone());
+        }
+        let variables = self.variables.as_ref().and_then(Value::as_object);
+        if let Some(value) = variables.and_then(|map| map.get_value_by_str(key)) {
+            return Some(value);
+        }
+        let mut tokens = self.special_tokens.iter();
+        let (_, token) = tokens.find(|(name, _)| name == key)?;
+        Some(token.clone())
+    }
 }
 
 /// How a rendered conversation ends.
@@ -58,6 +108,9 @@ pub(crate) enum RenderError {
     /// It would not end.
     #[error("the chat template needs too long for these messages")]
     OutOfFuel,
+    /// It would make more than it may.
+    #[error("the chat template needs more than {0} bytes for these messages")]
+    OutOfBytes(usize),
     /// The last message is not in the rendered text.
     #[error("the last message cannot be continued: the chat template does not keep its text")]
     NotContinuable,
@@ -69,27 +122,40 @@ impl ChatTemplates {
         templates: Vec<(String, String)>,
         special_tokens: Map<String, serde_json::Value>,
     ) -> Result<Self, String> {
-        let mut environment = Environment::new();
+        let mut environment = environment();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build();
-        environment.set_syntax(syntax.map_err(|error| error.to_string())?);
+        let syntax = syntax.map_err(|error| error.to_string())?;
+        environment.set_syntax(syntax.clone());
         environment.set_fuel(Some(FUEL));
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         for (name, source) in templates {
+            let source = without_generation_marks(&source);
+            check_source(&source, &syntax)?;
             environment
-                .add_template_owned(name, without_generation_marks(&source))
+                .add_template_owned(name, source)
                 .map_err(|error| format!("{error:#}"))?;
+        }
+        for (_, template) in environment.templates() {
+            let compiled = get_compiled_template(&template);
+            for code in [&compiled.instructions]
+                .into_iter()
+                .chain(compiled.blocks.values())
+            {
+                check_instructions(code)?;
+            }
         }
         Ok(Self {
             environment,
-            special_tokens,
+            special_tokens: special_tokens
+                .into_iter()
+                .filter_map(|(name, token)| Some((name, Value::from(token.as_str()?))))
+                .collect(),
         })
     }
 
@@ -101,13 +167,20 @@ impl ChatTemplates {
             documents,
             variables,
             end,
+            last_content,
+            body_bytes,
         } = conversation;
-        let mut context = self.special_tokens.clone();
-        context.insert("messages".into(), messages.clone().into());
-        context.insert("tools".into(), tools.clone().unwrap_or_default());
-        context.insert("documents".into(), documents.clone().unwrap_or_default());
-        context.insert("add_generation_prompt".into(), (*end == End::Answer).into());
-        context.extend(variables.clone());
+        let or_none = |value: &Option<Value>| value.clone().unwrap_or(Value::from(()));
+        let root = Root {
+            own: [
+                ("messages", messages.clone()),
+                ("tools", or_none(tools)),
+                ("documents", or_none(documents)),
+                ("add_generation_prompt", (*end == End::Answer).into()),
+            ],
+            variables: variables.clone(),
+            special_tokens: Arc::clone(&self.special_tokens),
+        };
         let with_tools = self
             .environment
             .get_template("tool_use")
@@ -120,24 +193,212 @@ impl ChatTemplates {
                 .get_template("default")
                 .map_err(|error| refused(&error))?,
         };
-        let rendered = template
-            .render(Value::from(Serde(&context)))
-            .map_err(|error| refused(&error))?;
+        let bytes_max = BYTES_MAX.saturating_add(body_bytes.saturating_mul(BYTES_PER_BYTE));
+        let text_bytes = text_bytes(messages, *body_bytes);
+        let render = || self.run(&template, Value::from_object(root), text_bytes);
+        let (rendered, spent) = within(bytes_max, TIME_MAX, render);
+        let rendered = match spent {
+            Some(Spent::Bytes) => return Err(RenderError::OutOfBytes(bytes_max)),
+            Some(Spent::Time) => return Err(RenderError::OutOfFuel),
+            None => rendered.map_err(|error| refused(&error))?,
+        };
         match end {
-            End::LastMessage => cut_at_last_message(&rendered, messages),
+            End::LastMessage => cut_at_last_message(rendered, last_content.as_deref()),
             End::Closed | End::Answer => Ok(rendered),
         }
     }
 }
 
+impl ChatTemplates {
+    fn run(
+        &self,
+        template: &Template<'_, '_>,
+        root: Value,
+        text_bytes: usize,
+    ) -> Result<String, Error> {
+        let compiled = get_compiled_template(template);
+        let name = |name: &str| compiled.blocks.keys().find(|key| **key == name).copied();
+        let blocks: BTreeMap<&str, Instructions<'_>> = compiled
+            .blocks
+            .iter()
+            .filter_map(|(block, code)| Some((name(block)?, guarded(code))))
+            .collect();
+        let code = guarded(&compiled.instructions);
+        let mut text = String::with_capacity(text_bytes);
+        let mut out = make_string_output(&mut text);
+        eval(
+            &self.environment,
+            &code,
+            root,
+            &blocks,
+            &mut out,
+            AutoEscape::None,
+        )?;
+        drop(out);
+        Ok(text)
+    }
+}
+
+/// What the text of many short messages comes to: a text that grows by doubling takes twice its memory. Long
+/// messages come in large pieces, and their text does not double.
+fn text_bytes(messages: &Value, body_bytes: usize) -> usize {
+    /// Of the marks that a template puts around a message.
+    const MARKS_BYTES: usize = 36;
+    /// Messages that are shorter on the average are short.
+    const SHORT_BYTES: usize = 4096;
+    let count = messages.len().unwrap_or(0);
+    match body_bytes / SHORT_BYTES < count {
+        true => body_bytes + body_bytes / 8 + count.saturating_mul(MARKS_BYTES),
+        false => 1024,
+    }
+}
+
+/// The same instructions, with checks before those that make something: the library has no hook of its own.
+/// They take no longer than some microseconds for the longest templates in use.
+fn guarded<'a>(code: &Instructions<'a>) -> Instructions<'a> {
+    let all = (0..).map_while(|at| Some((at, code.get(at)?.clone())));
+    let mut new_places = Vec::new();
+    let mut steps = Vec::new();
+    for (at, instruction) in all {
+        new_places.push(steps.len() as u32);
+        let line = code.get_line(at).unwrap_or(0) as u16;
+        steps.extend(
+            with_checks(instruction)
+                .into_iter()
+                .map(|step| (step, line)),
+        );
+    }
+    new_places.push(steps.len() as u32);
+    let moved = |target: u32| new_places.get(target as usize).copied().unwrap_or(target);
+    let mut guarded = Instructions::new(code.name(), code.source());
+    for (step, line) in steps {
+        let step = match step {
+            Instruction::Iterate(target) => Instruction::Iterate(moved(target)),
+            Instruction::Jump(target) => Instruction::Jump(moved(target)),
+            Instruction::JumpIfFalse(target) => Instruction::JumpIfFalse(moved(target)),
+            Instruction::JumpIfFalseOrPop(target) => Instruction::JumpIfFalseOrPop(moved(target)),
+            Instruction::JumpIfTrueOrPop(target) => Instruction::JumpIfTrueOrPop(moved(target)),
+            Instruction::BuildMacro(name, target, flags) => {
+                Instruction::BuildMacro(name, moved(target), flags)
+            }
+            other => other,
+        };
+        guarded.add_with_line(step, line);
+    }
+    guarded
+}
+
+/// An instruction and what is to be done before and after it.
+fn with_checks(instruction: Instruction<'_>) -> Vec<Instruction<'_>> {
+    use Instruction::{ApplyFilter, Swap, UnpackList};
+    /// No place in the library's cache of filters.
+    const UNCACHED: u8 = !0;
+    let step = |name, count| ApplyFilter(name, Some(count), UNCACHED);
+    let checked = |name, instruction| vec![step(name, 2), UnpackList(2), instruction];
+    match instruction {
+        Instruction::EmitRaw(text) => {
+            vec![Instruction::LoadConst(Value::from(text)), Instruction::Emit]
+        }
+        Instruction::Add => {
+            let mut steps = checked(steps::ADD, Instruction::Add);
+            steps.push(step(steps::MADE, 1));
+            steps
+        }
+        Instruction::Mul => {
+            let mut steps = checked(steps::REPEAT, Instruction::Mul);
+            steps.push(step(steps::MADE, 1));
+            steps
+        }
+        Instruction::StringConcat => checked(steps::CONCAT, Instruction::StringConcat),
+        Instruction::Eq
+        | Instruction::Ne
+        | Instruction::Gt
+        | Instruction::Gte
+        | Instruction::Lt
+        | Instruction::Lte
+        | Instruction::In => checked(steps::COMPARE, instruction),
+        Instruction::Slice => vec![step(steps::SLICE, 4)],
+        Instruction::BuildList(_) | Instruction::BuildTuple(_) | Instruction::BuildMap(_) => {
+            vec![instruction, step(steps::BUILT, 1)]
+        }
+        Instruction::SetAttr(_) => checked(steps::KEPT, instruction),
+        Instruction::GetItem => vec![Swap, step(steps::READ, 1), Swap, instruction],
+        Instruction::PushLoop(_) => vec![step(steps::LOOPED, 1), instruction],
+        other => vec![other],
+    }
+}
+
+/// Refuses what cannot be guarded, none of which chat templates use.
+fn check_instructions(code: &Instructions<'_>) -> Result<(), String> {
+    for at in 0.. {
+        let Some(instruction) = code.get(at) else {
+            return Ok(());
+        };
+        let what = match instruction {
+            Instruction::UnpackLists(_) => "`*` before an argument or item",
+            Instruction::CompareAndPreserve(_) => {
+                "a chain of comparisons (write `a < b and b < c`)"
+            }
+            Instruction::Include(_) | Instruction::LoadBlocks | Instruction::ExportLocals => {
+                "`include`, `import` or `extends`"
+            }
+            _ => continue,
+        };
+        let line = code.get_line(at).unwrap_or(0);
+        return Err(format!(
+            "line {line}: {what} is not supported in a chat template"
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a source that takes much to compile.
+fn check_source(source: &str, syntax: &SyntaxConfig) -> Result<(), String> {
+    if source.len() > SOURCE_BYTES_MAX {
+        let bytes = source.len();
+        return Err(format!(
+            "the template has {bytes} bytes; at most {SOURCE_BYTES_MAX} are allowed"
+        ));
+    }
+    let tokens = tokenize(source, false, syntax.clone());
+    // What is wrong with the others the compiler says.
+    let tokens: Vec<Token<'_>> = tokens.map_while(|token| Some(token.ok()?.0)).collect();
+    let is_large = |token: Option<&Token<'_>>| match token {
+        Some(Token::Int(factor)) => *factor > FACTOR_MAX as u64,
+        Some(Token::Int128(_)) => true,
+        _ => false,
+    };
+    let is_text = |token: Option<&Token<'_>>| {
+        matches!(
+            token,
+            Some(
+                Token::Str(_)
+                    | Token::String(_)
+                    | Token::BracketOpen
+                    | Token::BracketClose
+                    | Token::ParenOpen
+                    | Token::ParenClose
+            )
+        )
+    };
+    for (at, token) in tokens.iter().enumerate() {
+        let (before, after) = (
+            at.checked_sub(1).and_then(|at| tokens.get(at)),
+            tokens.get(at + 1),
+        );
+        if matches!(token, Token::Mul)
+            && (is_large(before) && is_text(after) || is_text(before) && is_large(after))
+        {
+            return Err(format!(
+                "a text or list is repeated more than {FACTOR_MAX} times by a constant"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Ends the text where the last message's own text ends.
-fn cut_at_last_message(
-    rendered: &str,
-    messages: &[serde_json::Value],
-) -> Result<String, RenderError> {
-    let content = messages
-        .last()
-        .and_then(|message| message.get("content")?.as_str());
+fn cut_at_last_message(mut rendered: String, content: Option<&str>) -> Result<String, RenderError> {
     let content = content.ok_or(RenderError::NotContinuable)?;
     let start = rendered
         .rfind(content.trim())
@@ -149,14 +410,15 @@ fn cut_at_last_message(
     } else {
         content.trim()
     };
-    Ok(rendered[..start + kept.len()].to_owned())
+    rendered.truncate(start + kept.len());
+    Ok(rendered)
 }
 
 fn refused(error: &Error) -> RenderError {
     match error.kind() {
         ErrorKind::OutOfFuel => RenderError::OutOfFuel,
         _ => RenderError::Refused(match error.detail() {
-            Some(detail) => detail.to_owned(),
+            Some(detail) => detail.chars().take(REASON_MAX).collect(),
             None => error.to_string(),
         }),
     }
@@ -218,14 +480,13 @@ fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value
         style.key_separator = separators.get_item_by_index(1)?.to_string();
     }
     options.assert_all_used()?;
-    let value = serde_json::to_value(value)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(style.dump(&value)))
+    Ok(Value::from_safe_string(style.dump(value)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minijinja::value::Serde;
     use serde_json::json;
 
     fn templates(source: &str) -> ChatTemplates {
@@ -234,14 +495,17 @@ mod tests {
     }
 
     fn conversation(end: End) -> Conversation {
+        let messages = json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": " Sure, Hi "},
+        ]);
         Conversation {
-            messages: vec![
-                json!({"role": "user", "content": "Hi"}),
-                json!({"role": "assistant", "content": " Sure, Hi "}),
-            ],
+            messages: Value::from(Serde(messages)),
+            body_bytes: 100,
             tools: None,
             documents: None,
-            variables: Map::new(),
+            variables: None,
+            last_content: Some(" Sure, Hi ".to_owned()),
             end,
         }
     }
@@ -264,7 +528,10 @@ mod tests {
         let error = templates(source)
             .render(&conversation(End::Closed))
             .unwrap_err();
-        assert!(matches!(error, RenderError::OutOfFuel), "{error}");
+        assert!(
+            matches!(error, RenderError::OutOfFuel | RenderError::OutOfBytes(_)),
+            "{error}"
+        );
     }
 
     #[test]
@@ -284,6 +551,86 @@ mod tests {
             templates(drops)
                 .render(&conversation(End::LastMessage))
                 .is_err()
+        );
+    }
+
+    /// Ways to grow, each without end or to far more than any memory.
+    const HOSTILE: &[&str] = &[
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
+        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}",
+        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
+        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x == ns.x }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+        "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a == b }}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x, ns.x]|join(ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.join([ns.x, ns.x, ns.x]) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '%s%s'|format(ns.x, ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% for i in range(60) %}{% set ns.x = m(ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab', l=[]) %}{% for i in range(90000) %}{% set ns.l = ns.l + [ns.x * 9999] %}{% endfor %}",
+        "{{ '%999999999d'|format(1) }}",
+        "{{ '{:>999999999}'.format('a') }}",
+        "{{ 'a'|indent(999999999) }}{{ 'a\nb'|indent(999999999) }}",
+        "{{ messages|tojson(indent=999999999) }}",
+        "{{ [1]|batch(99999999, 'x')|list|length }}",
+        "{{ [1]|slice(99999999, 'x')|list|length }}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}0123456789abcdef0123456789abcdef{% endfor %}{% endfor %}",
+        "{% set x = messages[0].content * 999999 %}{% for a in range(100000) %}{% if 'zz' in x %}{% endif %}{% set y = x[1:] %}{% endfor %}",
+        "{% for a in range(100000) %}{% set x = range(100000)|list %}{% endfor %}",
+        "{% for a in range(100000) %}{% set x = 'a b c d'|string|upper|list %}{% for b in range(1000) %}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ];
+
+    #[test]
+    fn a_template_that_grows_without_end_is_stopped() {
+        for source in HOSTILE {
+            let rendered = templates(source).render(&conversation(End::Closed));
+            let error = rendered.expect_err(source);
+            println!("{error}: {source}");
+        }
+    }
+
+    #[test]
+    fn a_source_that_grows_while_it_compiles_is_refused() {
+        for source in [
+            "{{ 'a' * 99999999 }}",
+            "{{ 99999999 * 'a' }}",
+            "{{ [1] * 99999999 }}",
+            "{{ [*messages, *messages] }}",
+            "{% if 1 < messages|length < 3 %}{% endif %}",
+            "{% include 'default' %}",
+            &"x".repeat(SOURCE_BYTES_MAX + 1),
+        ] {
+            let special = Map::new();
+            let made = ChatTemplates::new(vec![("default".into(), source.to_owned())], special);
+            assert!(made.is_err(), "{}", &source[..source.len().min(80)]);
+        }
+    }
+
+    #[test]
+    fn guarded_steps_give_what_the_library_gives() {
+        let source = "{{ 1 + 2 }} {{ 1.5 + 2 }} {{ 'a' + 'b' }} {{ [1] + [2] }} {{ 2 * 3 }} {{ 'ab' * 2 }} \
+            {{ 1 ~ 'b' }} {{ 2 - 1 }} {{ 1 < 2 }} {{ 'a' in 'abc' }} {{ 'role' in messages[0] }} \
+            {{ messages[-1].role }} {{ messages[::-1][0]['role'] }} {{ messages[1:]|length }} {{ 'abcd'[-2:] }} \
+            {{ 'abcd'[::-1] }} {{ 'abcd'[3:0:-2] }} {{ [1, 2, 3][:-1] }} {{ (1, 2)[1:] }} {{ {'a': 1}.items()|list }} \
+            {{ ['b', 'a']|sort|join(',') }} {{ messages|map(attribute='role')|join(' ') }} {{ 'a-b'|replace('-', '+') }} \
+            {{ messages|selectattr('role', 'equalto', 'user')|list|length }} {{ [1, 2]|sum }} {{ 3 == 3.0 }} \
+            {% for i in range(3) if i != 1 %}{{ i }}{{ loop.last }}{% else %}none{% endfor %} \
+            {% macro m(x, y=2) %}<{{ x }}{{ y }}>{% endmacro %}{{ m(1) }} {% block b %}in{% endblock %} \
+            {% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }} \
+            {{ 'yes' if 1 and not 0 else 'no' }} {{ missing is defined }} {{ missing|default('d') }} {{ 'x'.upper() }}";
+        let rendered = templates(source).render(&conversation(End::Closed));
+        assert_eq!(
+            rendered.unwrap(),
+            "3 3.5 ab [1, 2] 6 abab 1b 1 True True True assistant assistant 1 cd dcba db [1, 2] (2,) [('a', 1)] \
+            a,b user assistant a+b 1 3 True 0False2True <12> in 3 yes False d X"
         );
     }
 

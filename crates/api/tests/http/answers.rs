@@ -478,3 +478,46 @@ async fn half_of_the_answer_waited_for_the_whole() {
     drop(body);
     assert!(sender.is_closed(), "a client that left did not cancel");
 }
+
+#[tokio::test]
+async fn tools_that_are_only_shown_come_with_a_warning() {
+    let set = set("qwen3");
+    let body = |more: serde_json::Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        });
+        let all = body.as_object_mut().unwrap();
+        all.extend(more.as_object().unwrap().clone());
+        body
+    };
+    for choice in [json!({}), json!({"tool_choice": "auto"})] {
+        set.says("x");
+        let answer = set.post("/v1/chat/completions", body(choice)).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(answer.json()["warnings"][0]["param"], "tools");
+    }
+    set.says("x");
+    let answer = set
+        .post("/v1/chat/completions", body(json!({"stream": true})))
+        .await;
+    let told = answer
+        .body
+        .lines()
+        .filter(|line| line.contains("\"warnings\""));
+    let told: Vec<&str> = told.collect();
+    assert_eq!(told.len(), 1, "{}", answer.body);
+    assert!(
+        told[0].contains("\"finish_reason\":\"length\""),
+        "{}",
+        told[0]
+    );
+    set.says("x");
+    let answer = set
+        .post("/v1/chat/completions", body(json!({"tool_choice": "none"})))
+        .await;
+    assert!(answer.json().get("warnings").is_none());
+    let metrics = set.get("/metrics").await.body;
+    let counted = "cleave_request_warnings_total{param=\"tools\"} 3";
+    assert!(metrics.contains(counted), "{metrics}");
+}

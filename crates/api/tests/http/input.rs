@@ -545,3 +545,98 @@ proptest! {
         })?;
     }
 }
+
+#[tokio::test]
+async fn a_token_the_model_does_not_know_is_named_and_refused() {
+    let mut files = files("qwen3");
+    let config = files
+        .config
+        .replace("\"vocab_size\": ", "\"vocab_size\": 409, \"was\": ");
+    assert_ne!(config, files.config);
+    files.config = config;
+    files.generation_config = Some(r#"{"eos_token_id": [5, 1000000000]}"#.into());
+    let set = set_with(files, options());
+    assert!(
+        set.text.eos().iter().all(|id| *id < 409),
+        "{:?}",
+        set.text.eos()
+    );
+    for (fields, param) in [
+        (json!({"prompt": "a <tool_call> b"}), "prompt"),
+        (json!({"prompt": ["a", "<tool_call>"]}), "prompt"),
+        (json!({"prompt": [5, 409]}), "prompt[1]"),
+        (
+            json!({"prompt": "a", "logit_bias": {"409": 1}}),
+            "logit_bias.409",
+        ),
+        (
+            json!({"prompt": "a", "stop_token_ids": [409]}),
+            "stop_token_ids[0]",
+        ),
+    ] {
+        let answer = set.post(TEXT, fields).await;
+        answer.is_error(400, "invalid_value", Some(param));
+        assert!(
+            answer.body.contains("409") || answer.body.contains("408"),
+            "{}",
+            answer.body
+        );
+    }
+    let answer = set
+        .post("/tokenize", json!({"prompt": "<tool_call>"}))
+        .await;
+    answer.is_error(400, "invalid_value", Some("prompt"));
+    assert!(answer.body.contains("<tool_call>"), "{}", answer.body);
+    let messages = json!([{"role": "user", "content": "say <tool_call>"}]);
+    set.post(CHAT, json!({"messages": messages}))
+        .await
+        .is_error(400, "invalid_value", Some("messages"));
+    assert!(set.stage.submitted.lock().unwrap().is_empty());
+    set.says("x");
+    assert_eq!(set.post(TEXT, json!({"prompt": "a"})).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_config_with_an_absurd_size_is_refused_with_its_range() {
+    for (field, value, range) in [
+        ("vocab_size", "0", "from 1 to"),
+        ("vocab_size", "-1", "from 1 to"),
+        ("vocab_size", "1e18", "from 1 to"),
+        (
+            "max_position_embeddings",
+            "1000000000000000000",
+            "from 1 to",
+        ),
+        ("max_position_embeddings", "0", "from 1 to"),
+    ] {
+        let mut files = files("qwen3");
+        let mut config: serde_json::Map<String, Value> =
+            serde_json::from_str(&files.config).unwrap();
+        config.insert(field.into(), serde_json::from_str(value).unwrap());
+        files.config = Value::Object(config).to_string();
+        let error = cleave_api::ModelText::new(files).err().unwrap().to_string();
+        assert!(error.contains(field) && error.contains(range), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_hostile_template_fails_its_own_requests_only() {
+    let mut files = files("qwen3");
+    files.chat_template = Some(
+        "{% set ns = namespace(x='ab') %}{% if messages|length > 1 %}\
+         {% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% endif %}{{ ns.x }}"
+            .into(),
+    );
+    let set = set_with(files, options());
+    let message = json!({"role": "user", "content": "Hi"});
+    let answer = set
+        .post(CHAT, json!({"messages": [message, message]}))
+        .await;
+    answer.is_error(400, "invalid_value", Some("messages"));
+    assert!(answer.body.contains("needs more than"), "{}", answer.body);
+    set.says("x");
+    assert_eq!(
+        set.post(CHAT, json!({"messages": [message]})).await.status,
+        200
+    );
+}

@@ -1,6 +1,6 @@
 //! The flags of what faces clients and operators: certificates, ports, and what a connection may cost.
 
-use crate::values::{Seconds, parse_body_bytes, parse_drain, parse_seconds};
+use crate::values::{Seconds, parse_body_bytes, parse_body_memory, parse_drain, parse_seconds};
 use clap::Args;
 use cleave_api::ApiOptions;
 use cleave_node::{CertificateFiles, HttpLimits};
@@ -41,6 +41,10 @@ pub(crate) struct FaceArgs {
     /// Largest request body, such as 8MiB.
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_body_bytes)]
     pub(crate) max_body: usize,
+    /// Memory for all request bodies at once, such as 64MiB: four times a body's size while it is read. Further
+    /// ones wait for some seconds and are then told to come back. One of `--max-body` always finds room.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_body_memory)]
+    pub(crate) body_memory: usize,
     /// How long the headers of a request may take from their first byte on, and a TLS handshake, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(HTTP.headers_wait_max), value_parser = parse_seconds)]
     pub(crate) header_timeout: Seconds,

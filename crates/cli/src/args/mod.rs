@@ -196,6 +196,7 @@ mod tests {
         assert_eq!(router.process.worker_silence.0, limits.silence_max);
         assert_eq!(router.face.limits(), limits.http);
         assert_eq!(router.face.max_body, limits.api.body_bytes_max);
+        assert_eq!(router.face.body_memory, limits.api.body_memory_bytes);
         assert_eq!(router.face.body_timeout.0, limits.api.body_wait_max);
         let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
         let Command::Worker(worker) = parse(&words) else {

@@ -146,9 +146,11 @@ impl ModelConfig {
             head_norms: architecture == Architecture::Qwen3,
             quantization: Quantization::read(fields)?,
             bos: fields
-                .token_ids("bos_token_id")?
+                .token_ids("bos_token_id", vocab_size)?
                 .and_then(|ids| ids.first().copied()),
-            eos: fields.token_ids("eos_token_id")?.unwrap_or_default(),
+            eos: fields
+                .token_ids("eos_token_id", vocab_size)?
+                .unwrap_or_default(),
         })
     }
 }
@@ -200,7 +202,10 @@ fn heads(fields: &Fields, architecture: Architecture) -> Result<HeadShape, Check
     let query_heads = fields.size("num_attention_heads", WIDTH_MAX)?;
     let kv_heads = match fields.count("num_key_value_heads", WIDTH_MAX)? {
         None => query_heads,
-        Some(0) => return Err(fields.damaged("num_key_value_heads", "is 0")),
+        Some(0) => {
+            let problem = format!("is 0; should be a whole number from 1 to {query_heads}");
+            return Err(fields.damaged("num_key_value_heads", problem));
+        }
         Some(count) => count,
     };
     if !query_heads.is_multiple_of(kv_heads) {
@@ -239,7 +244,7 @@ fn epsilon(fields: &Fields) -> Result<f32, CheckpointError> {
     if (0.0..1.0).contains(&epsilon) {
         Ok(epsilon as f32)
     } else {
-        Err(fields.damaged("rms_norm_eps", format!("{epsilon} is not in 0..1")))
+        Err(fields.damaged("rms_norm_eps", format!("{epsilon} is not from 0 to 1")))
     }
 }
 
@@ -273,7 +278,8 @@ fn windows(
     let stated = fields.names().any(|name| name == "sliding_window");
     let mut window = fields.count("sliding_window", CONTEXT_MAX)?;
     if window == Some(0) {
-        return Err(fields.damaged("sliding_window", "is 0"));
+        let problem = format!("is 0; should be null or a whole number from 1 to {CONTEXT_MAX}");
+        return Err(fields.damaged("sliding_window", problem));
     }
     if window.is_none() && !stated {
         // The default of every architecture that has one; null says that there is none.
@@ -307,4 +313,114 @@ fn windows(
         }
     });
     windows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Map, Value, json};
+    use std::fs;
+
+    const FOLDERS: [&str; 5] = ["llama2", "llama3", "llama3-new", "mistral", "qwen3"];
+
+    fn config(folder: &str) -> Map<String, Value> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+        let text = fs::read(root.join(folder).join("config.json")).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    fn read(config: Map<String, Value>) -> Result<ModelConfig, CheckpointError> {
+        ModelConfig::from_object(Path::new("config.json"), config)
+    }
+
+    /// What no writer means.
+    fn absurd() -> impl Strategy<Value = Value> {
+        let numbers = prop::sample::select(vec![
+            json!(0),
+            json!(-1),
+            json!(1),
+            json!(1e9 as u64),
+            json!(1_000_000_000_000_000_000_u64),
+            json!(u64::MAX),
+            json!(i64::MIN),
+            json!(1e308),
+            json!(-1e308),
+            json!(5e-324),
+            json!(0.5),
+            json!(1e18),
+        ]);
+        let others = prop::sample::select(vec![
+            Value::Null,
+            json!(true),
+            json!("silu"),
+            json!(""),
+            json!([]),
+            json!([1e9, -1]),
+            json!({}),
+            json!({"rope_type": "linear", "factor": 1e308}),
+            json!({"rope_type": "llama3", "factor": 0, "low_freq_factor": 1e-308,
+                "high_freq_factor": 1e308, "original_max_position_embeddings": 5e-324}),
+        ]);
+        prop_oneof![2 => numbers, 1 => others]
+    }
+
+    proptest! {
+        #[test]
+        fn a_config_is_refused_or_consistent(
+            folder in prop::sample::select(&FOLDERS[..]),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), absurd()), 1..4),
+        ) {
+            let mut changed = config(folder);
+            let names: Vec<String> = changed.keys().cloned().collect();
+            for (index, value) in changes {
+                changed.insert(index.get(&names).clone(), value);
+            }
+            let Ok(config) = read(changed) else {
+                return Ok(());
+            };
+            let HeadShape { query_heads, kv_heads, head_dim } = config.heads;
+            for (size, max) in [
+                (config.vocab_size, VOCAB_MAX),
+                (config.hidden_size, WIDTH_MAX),
+                (config.intermediate_size, WIDTH_MAX),
+                (config.context_tokens_max, CONTEXT_MAX),
+                (config.layers_count(), LAYERS_MAX),
+                (query_heads * head_dim, WIDTH_MAX),
+                (kv_heads * head_dim, WIDTH_MAX),
+            ] {
+                prop_assert!((1..=max).contains(&size), "{config:?}");
+            }
+            let ids = config.bos.iter().chain(&config.eos);
+            prop_assert!(ids.into_iter().all(|id| (*id as usize) < config.vocab_size));
+            let frequencies = config.rope.frequencies(head_dim);
+            let sound = |f: &f32| f.is_finite() && *f >= 0.0;
+            prop_assert!(frequencies.iter().all(sound), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_field_is_named_with_its_value_and_range() {
+        for (field, value, range) in [
+            ("max_position_embeddings", json!(1e18 as u64), "4194304"),
+            ("max_position_embeddings", json!(0), "from 1 to"),
+            ("bos_token_id", json!(1_000_000_000), "from 0 to"),
+            ("eos_token_id", json!([1, 1_000_000_000]), "from 0 to"),
+            ("hidden_size", json!(-8), "from 0 to"),
+            ("num_attention_heads", json!(1_u64 << 40), "from 0 to"),
+            ("num_key_value_heads", json!(0), "from 1 to"),
+            ("rms_norm_eps", json!(1e308), "from 0 to 1"),
+            ("rope_theta", json!(1e308), "from 1 to"),
+            ("rope_theta", json!(-1.0), "from 1 to"),
+        ] {
+            let mut changed = config("llama2");
+            changed.insert(field.into(), value.clone());
+            let error = read(changed).unwrap_err().to_string();
+            assert!(
+                error.contains("config.json") && error.contains(field),
+                "{error}"
+            );
+            assert!(error.contains(range), "{field} {value}: {error}");
+        }
+    }
 }

@@ -6,7 +6,6 @@
 
 use super::CheckpointError;
 use serde_json::{Map, Value};
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -25,17 +24,14 @@ pub(super) struct Fields {
 impl Fields {
     /// Reads a file; `None` if it is not there.
     pub(super) fn read(file: &Path) -> Result<Option<Self>, CheckpointError> {
-        let size = match fs::metadata(file) {
+        let bytes = match cleave_files::read(file, CONFIG_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                return Err(CheckpointError::damaged(file, "size", error.to_string()));
+            }
             Err(error) => return Err(CheckpointError::absent(file, error.to_string())),
-            Ok(metadata) => metadata.len(),
+            Ok(bytes) => bytes,
         };
-        if size > CONFIG_BYTES_MAX {
-            let problem = format!("{size} bytes, a configuration has at most {CONFIG_BYTES_MAX}");
-            return Err(CheckpointError::damaged(file, "size", problem));
-        }
-        let bytes =
-            fs::read(file).map_err(|error| CheckpointError::absent(file, error.to_string()))?;
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(map)) => Ok(Some(Self {
                 file: file.to_owned(),
@@ -103,14 +99,17 @@ impl Fields {
         });
         match number.and_then(|number| usize::try_from(number).ok()) {
             Some(number) if number <= max => Ok(Some(number)),
-            _ => Err(self.wrong(name, &format!("a whole number up to {max}"), value)),
+            _ => Err(self.wrong(name, &format!("a whole number from 0 to {max}"), value)),
         }
     }
 
     /// A number of at least 1 that must be there.
     pub(super) fn size(&self, name: &str, max: usize) -> Result<usize, CheckpointError> {
         match self.count(name, max)? {
-            Some(0) => Err(self.damaged(name, "is 0")),
+            Some(0) => {
+                let problem = format!("is 0; should be a whole number from 1 to {max}");
+                Err(self.damaged(name, problem))
+            }
             Some(number) => Ok(number),
             None => Err(self.damaged(name, "is missing")),
         }
@@ -193,17 +192,27 @@ impl Fields {
             .transpose()
     }
 
-    /// One token id or a list of them.
-    pub(super) fn token_ids(&self, name: &str) -> Result<Option<Vec<u32>>, CheckpointError> {
+    /// One token id or a list of them, of a vocabulary of this size.
+    pub(super) fn token_ids(
+        &self,
+        name: &str,
+        vocab_size: usize,
+    ) -> Result<Option<Vec<u32>>, CheckpointError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let one = |value: &Value| {
+            let id = value.as_u64().filter(|id| *id < vocab_size as u64);
+            id.and_then(|id| u32::try_from(id).ok())
+        };
         let ids = match value {
             Value::Array(list) => list.iter().map(one).collect(),
             other => one(other).map(|id| vec![id]),
         };
+        let last = vocab_size.saturating_sub(1);
+        let wanted =
+            format!("a token id from 0 to {last}, the vocabulary's last, or a list of them");
         ids.map(Some)
-            .ok_or_else(|| self.wrong(name, "a token id or a list of them", value))
+            .ok_or_else(|| self.wrong(name, &wanted, value))
     }
 }

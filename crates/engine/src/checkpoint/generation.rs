@@ -31,17 +31,17 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// Reads the file; an absent one says nothing.
-    pub(super) fn read(file: &Path) -> Result<Self, CheckpointError> {
+    /// Reads the file of a model with a vocabulary of this size; an absent one says nothing.
+    pub(super) fn read(file: &Path, vocab_size: usize) -> Result<Self, CheckpointError> {
         let Some(fields) = Fields::read(file)? else {
             return Ok(Self::default());
         };
         let number = |name| Ok::<_, CheckpointError>(fields.number(name)?.map(|n| n as f32));
         Ok(Self {
             bos: fields
-                .token_ids("bos_token_id")?
+                .token_ids("bos_token_id", vocab_size)?
                 .and_then(|ids| ids.first().copied()),
-            eos: fields.token_ids("eos_token_id")?,
+            eos: fields.token_ids("eos_token_id", vocab_size)?,
             do_sample: fields.flag("do_sample")?,
             temperature: number("temperature")?,
             top_p: number("top_p")?,

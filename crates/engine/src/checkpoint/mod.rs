@@ -100,7 +100,8 @@ impl Checkpoint {
             return Err(CheckpointError::absent(dir, problem));
         }
         let config = ModelConfig::read(&dir.join("config.json"))?;
-        let generation = GenerationConfig::read(&dir.join("generation_config.json"))?;
+        let generation =
+            GenerationConfig::read(&dir.join("generation_config.json"), config.vocab_size)?;
         let folder = Folder::open(dir)?;
         let tied = config.tied.unwrap_or_else(|| !folder.contains(HEAD));
         let (mut tensors, mut narrow) = (BTreeMap::new(), BTreeMap::new());

@@ -10,6 +10,11 @@ use super::fields::Fields;
 use std::f64::consts::TAU;
 use std::thread;
 
+/// Bounds on what a file may claim, far beyond any model, so that frequencies stay numbers that f32 has.
+const THETA_MAX: f64 = 1e12;
+const FACTOR_MIN: f64 = 1e-3;
+const FACTOR_MAX: f64 = 1e9;
+
 /// A rotary embedding: base and scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
@@ -98,8 +103,9 @@ impl Rope {
         scaling: RopeScaling,
     ) -> Result<Self, CheckpointError> {
         let theta = theta.unwrap_or(10_000.0);
-        if theta < 1.0 {
-            return Err(fields.damaged("rope_theta", format!("{theta} is less than 1")));
+        if !(1.0..=THETA_MAX).contains(&theta) {
+            let problem = format!("{theta} is not from 1 to {THETA_MAX}");
+            return Err(fields.damaged("rope_theta", problem));
         }
         Ok(Self { theta, scaling })
     }
@@ -202,8 +208,11 @@ impl RopeScaling {
 
 fn positive(fields: &Fields, name: &str) -> Result<f64, CheckpointError> {
     match fields.number(name)? {
-        Some(number) if number > 0.0 => Ok(number),
-        Some(number) => Err(fields.damaged(name, format!("{number} is not above 0"))),
+        Some(number) if (FACTOR_MIN..=FACTOR_MAX).contains(&number) => Ok(number),
+        Some(number) => {
+            let problem = format!("{number} is not from {FACTOR_MIN} to {FACTOR_MAX}");
+            Err(fields.damaged(name, problem))
+        }
         None => Err(fields.damaged(name, "is missing")),
     }
 }

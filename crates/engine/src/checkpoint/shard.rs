@@ -9,7 +9,6 @@ use super::CheckpointError;
 use super::map::Bytes;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,11 +40,7 @@ pub(super) struct Entry {
 impl Shard {
     pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let absent = |error: std::io::Error| CheckpointError::absent(path, error.to_string());
-        let file = File::open(path).map_err(absent)?;
-        let metadata = file.metadata().map_err(absent)?;
-        if !metadata.is_file() {
-            return Err(CheckpointError::absent(path, "is not a file"));
-        }
+        let (file, metadata) = cleave_files::open(path).map_err(absent)?;
         let size = metadata.len();
         if size < 8 {
             let problem = format!("{size} bytes, too short for a safetensors file");

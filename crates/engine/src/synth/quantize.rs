@@ -83,7 +83,8 @@ pub fn quantize(
             fs::copy(&file, out.join(name)).map_err(SynthError::at(&file))?;
         }
     }
-    let read = fs::read(from.join("config.json")).map_err(SynthError::at(from))?;
+    let read = cleave_files::read(&from.join("config.json"), 16 << 20);
+    let read = read.map_err(SynthError::at(from))?;
     let mut config: Value = serde_json::from_slice(&read)
         .map_err(|error| SynthError::at(from)(std::io::Error::from(error)))?;
     match quantizing.layout {

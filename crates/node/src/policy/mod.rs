@@ -102,16 +102,9 @@ fn told(path: &Path, flaws: &[Flaw]) -> String {
     )
 }
 
-/// Small files only: what a slip of the path names may be anything.
+/// Small files only: a slip of the path may name anything.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > FILE_BYTES_MAX {
-        true => Err(io::Error::other("it is larger than 1 MiB")),
-        false => Ok(bytes),
-    }
+    cleave_files::read(path, FILE_BYTES_MAX)
 }
 
 fn check(path: &Path, bytes: &[u8]) -> Result<SloPolicy, PolicyError> {

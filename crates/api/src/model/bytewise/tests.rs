@@ -131,7 +131,12 @@ impl Pair {
     fn encode(&self, text: &str, special: Special) -> (Vec<u32>, Option<Vec<u32>>) {
         let whole = self.tokenizer.encode_fast(text, special == Special::Kept);
         let bytewise = self.bytewise.as_ref();
-        let short = bytewise.and_then(|bytewise| bytewise.encode(&self.tokenizer, (text, special)));
+        let short = bytewise.and_then(|bytewise| {
+            match bytewise.encode(&self.tokenizer, (text, special), usize::MAX)? {
+                super::Encoded::Tokens(tokens) => Some(tokens),
+                super::Encoded::TooMany(_) => None,
+            }
+        });
         (whole.unwrap().get_ids().to_vec(), short)
     }
 }

@@ -1,0 +1,469 @@
+//! Operators, filters and methods of chat templates that ask before they make anything.
+//!
+//! Owns: what each of them costs at most, told to the rendering's budget before the library makes it. Never:
+//! changes a result. Invariant: no single step of a template makes more than the budget has left, builds
+//! anything that is nested without end, or hands out a list that is computed anew each time it is read.
+
+use super::body_value::{List, is_of_body, slice_indices};
+use super::budget::{charge, look};
+use minijinja::value::{ObjectRepr, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, Output, State, filters, functions, tests};
+use std::fmt::{self, Write};
+
+/// Levels of a list or mapping that a template builds.
+const DEPTH_MAX: usize = 64;
+/// Values in one, each counted as often as it is reached.
+const NODES_MAX: usize = 200_000;
+/// Memory of an item of a list.
+const ITEM_BYTES: usize = size_of::<Value>();
+/// Digits of a width in a format; more are an error.
+const WIDTH_DIGITS_MAX: usize = 4;
+
+/// Names that no template can write, for what is done around the library's instructions.
+pub(super) mod steps {
+    pub(crate) const ADD: &str = "\u{1}+";
+    pub(crate) const REPEAT: &str = "\u{1}*";
+    pub(crate) const CONCAT: &str = "\u{1}~";
+    pub(crate) const COMPARE: &str = "\u{1}=";
+    pub(crate) const SLICE: &str = "\u{1}:";
+    pub(crate) const MADE: &str = "\u{1}made";
+    pub(crate) const BUILT: &str = "\u{1}built";
+    pub(crate) const KEPT: &str = "\u{1}kept";
+    pub(crate) const LOOPED: &str = "\u{1}looped";
+    pub(crate) const READ: &str = "\u{1}read";
+}
+
+/// An environment whose filters, tests, functions and methods keep to the budget.
+pub(super) fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.remove_global("debug");
+    environment.add_function("range", |args: Rest<Value>| {
+        look()?;
+        let whole = |at: usize| {
+            args.get(at)
+                .map(|arg| isize::try_from(arg.clone()))
+                .transpose()
+        };
+        let lower = whole(0)?.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+        made(functions::range(lower, whole(1)?, whole(2)?)?)
+    });
+    environment.set_formatter(format);
+    environment.set_unknown_method_callback(method);
+    add_filters(&mut environment);
+    add_tests(&mut environment);
+    add_steps(&mut environment);
+    environment
+}
+
+/// The library's filters, each behind a check of the same name.
+fn add_filters(environment: &mut Environment<'static>) {
+    macro_rules! checked {
+        ($($name:ident)*) => {$(
+            environment.add_filter(concat!("\u{1}", stringify!($name)), filters::$name);
+            add_checked(environment, stringify!($name), stringify!($name));
+        )*};
+    }
+    checked! {
+        safe escape lower upper title capitalize replace length dictsort items reverse trim join split lines
+        default round abs int float attr first last min max sort list string bool batch slice sum indent select
+        reject selectattr rejectattr map groupby unique chain zip pprint format
+    }
+    add_checked(environment, "e", "escape");
+    add_checked(environment, "count", "length");
+    add_checked(environment, "d", "default");
+    environment.remove_filter("urlencode");
+}
+
+fn add_checked(environment: &mut Environment<'static>, name: &'static str, own: &'static str) {
+    let hidden = format!("\u{1}{own}");
+    environment.add_filter(
+        name,
+        move |state: &mut State, args: Rest<ValueOrKwargs>| -> Result<Value, Error> {
+            let args = args.into_values();
+            charge_filter(own, &args)?;
+            let result = state.apply_filter(&hidden, &args)?;
+            // Walks over a mapping that is there; the others may stand on one another.
+            if own == "items" {
+                Ok(result)
+            } else {
+                made(result)
+            }
+        },
+    );
+}
+
+fn add_tests(environment: &mut Environment<'static>) {
+    macro_rules! checked {
+        ($($name:literal $test:ident;)*) => {$(
+            environment.add_test(concat!("\u{1}", $name), tests::$test);
+            environment.add_test(
+                $name,
+                |state: &mut State, args: Rest<Value>| -> Result<bool, Error> {
+                    args.iter().try_for_each(sound)?;
+                    state.perform_test(concat!("\u{1}", $name), &args)
+                },
+            );
+        )*};
+    }
+    checked! {
+        "eq" is_eq; "equalto" is_eq; "==" is_eq; "ne" is_ne; "!=" is_ne; "lt" is_lt; "lessthan" is_lt; "<" is_lt;
+        "le" is_le; "<=" is_le; "gt" is_gt; "greaterthan" is_gt; ">" is_gt; "ge" is_ge; ">=" is_ge; "in" is_in;
+        "sameas" is_sameas;
+    }
+}
+
+fn add_steps(environment: &mut Environment<'static>) {
+    type Two = fn(&Value, &Value) -> Result<(), Error>;
+    let checks: [(&'static str, Two); 5] = [
+        (steps::ADD, charge_add),
+        (steps::REPEAT, charge_repeat),
+        (steps::CONCAT, |a, b| {
+            charge_text(a)?;
+            charge_text(b)
+        }),
+        (steps::COMPARE, |a, b| {
+            sound(a)?;
+            sound(b)
+        }),
+        // A namespace that holds itself would never be freed.
+        (steps::KEPT, |value, namespace| {
+            walk(value, 0, &mut 0, Some(namespace))
+        }),
+    ];
+    for (name, check) in checks {
+        // The two come back as a list that is unpacked again, its first item on top.
+        environment.add_filter(name, move |a: Value, b: Value| -> Result<Value, Error> {
+            look()?;
+            check(&a, &b)?;
+            Ok(Value::from(vec![b, a]))
+        });
+    }
+    environment.add_filter(steps::SLICE, slice);
+    environment.add_filter(steps::MADE, made);
+    environment.add_filter(steps::BUILT, |value: Value| -> Result<Value, Error> {
+        charge(ITEM_BYTES * 2 * value.len().unwrap_or(0))?;
+        sound(&value)?;
+        Ok(value)
+    });
+    environment.add_filter(steps::LOOPED, |value: Value| -> Result<Value, Error> {
+        charge(value.as_str().map_or(0, str::len))?;
+        Ok(value)
+    });
+    environment.add_filter(steps::READ, |value: Value| -> Result<Value, Error> {
+        look()?;
+        Ok(value)
+    });
+}
+
+/// Writes a value that a template puts out.
+fn format(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
+    if let Some(text) = value.as_str() {
+        charge(text.len())?;
+        return out.write_str(text).map_err(Error::from);
+    }
+    sound(value)?;
+    write!(Charged(out), "{value}").map_err(Error::from)
+}
+
+/// A writer that asks before it writes.
+struct Charged<'a, W>(&'a mut W);
+
+impl<W: Write> Write for Charged<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        charge(text.len()).map_err(|_| fmt::Error)?;
+        self.0.write_str(text)
+    }
+}
+
+/// Takes nothing.
+struct Nothing;
+
+impl Write for Nothing {
+    fn write_str(&mut self, _: &str) -> fmt::Result {
+        Ok(())
+    }
+}
+
+/// Counts the text of a value.
+fn charge_text(value: &Value) -> Result<(), Error> {
+    if let Some(text) = value.as_str() {
+        return charge(text.len());
+    }
+    sound(value)?;
+    write!(Charged(&mut Nothing), "{value}").map_err(Error::from)
+}
+
+fn charge_add(a: &Value, b: &Value) -> Result<(), Error> {
+    let len = |value: &Value| value.as_str().map_or(0, str::len);
+    charge(len(a) + len(b))
+}
+
+fn charge_repeat(a: &Value, b: &Value) -> Result<(), Error> {
+    let size = |value: &Value| match value.as_str() {
+        Some(text) => text.len(),
+        None => value.len().unwrap_or(0) * ITEM_BYTES,
+    };
+    let times = |value: &Value| value.as_usize().unwrap_or(0);
+    charge(size(a).saturating_mul(times(b)))?;
+    charge(size(b).saturating_mul(times(a)))
+}
+
+/// What a step made: a list where it is computed each time that it is read.
+fn made(value: Value) -> Result<Value, Error> {
+    let lazy = value
+        .as_object()
+        .filter(|object| object.repr() == ObjectRepr::Iterable);
+    let Some(items) = lazy.and_then(|object| object.try_iter()) else {
+        return Ok(value);
+    };
+    let mut list = Vec::new();
+    for item in items {
+        charge(ITEM_BYTES)?;
+        list.push(item);
+    }
+    Ok(Value::from(list))
+}
+
+/// Whether something can be walked over in reasonable time, and ends.
+fn sound(value: &Value) -> Result<(), Error> {
+    walk(value, 0, &mut 0, None)
+}
+
+fn walk(
+    value: &Value,
+    depth: usize,
+    nodes: &mut usize,
+    forbidden: Option<&Value>,
+) -> Result<(), Error> {
+    let Some(object) = value.as_object() else {
+        return Ok(());
+    };
+    // Values of the body are as deep as a body may be, and count what they make.
+    if is_of_body(value) {
+        return look();
+    }
+    if forbidden.is_some_and(|forbidden| tests::is_sameas(value, forbidden)) {
+        let reason = "a namespace cannot hold itself";
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    if depth > DEPTH_MAX || *nodes > NODES_MAX {
+        let reason = format!(
+            "a value is nested more than {DEPTH_MAX} levels deep or holds more than {NODES_MAX} values"
+        );
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    match object.repr() {
+        ObjectRepr::Plain => Ok(()),
+        ObjectRepr::Map => {
+            for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+                *nodes += 1;
+                walk(&key, depth + 1, nodes, forbidden)?;
+                walk(&value, depth + 1, nodes, forbidden)?;
+            }
+            look()
+        }
+        ObjectRepr::Seq | ObjectRepr::Iterable => {
+            for value in object.try_iter().into_iter().flatten() {
+                *nodes += 1;
+                walk(&value, depth + 1, nodes, forbidden)?;
+            }
+            look()
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `value[start:stop:step]`.
+fn slice(value: &Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
+    let whole = |index: Value| match index.is_none() || index.is_undefined() {
+        true => Ok(None),
+        false => i64::try_from(index).map(Some),
+    };
+    let (start, stop, step) = (whole(start)?, whole(stop)?, whole(step)?.unwrap_or(1));
+    if step == 0 {
+        let reason = "cannot slice by step size of 0";
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    look()?;
+    if let Some(list) = value.downcast_object_ref::<List>() {
+        return Ok(list.slice(start, stop, step));
+    }
+    if let Some(text) = value.as_str() {
+        charge(text.len() * if step < 0 { 5 } else { 1 })?;
+        let indices = slice_indices(text.chars().count(), start, stop, step);
+        let (first, count) = (indices.first.unwrap_or(0), indices.count);
+        let size = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX);
+        let sliced: String = match step > 0 {
+            true => text.chars().skip(first).step_by(size).take(count).collect(),
+            false => {
+                let before: Vec<char> = text.chars().take(first + 1).collect();
+                before.into_iter().rev().step_by(size).take(count).collect()
+            }
+        };
+        return Ok(Value::from(sliced));
+    }
+    let items = match value.kind() {
+        ValueKind::Undefined | ValueKind::None => Vec::new(),
+        ValueKind::Seq | ValueKind::Iterable => {
+            charge(ITEM_BYTES * value.len().unwrap_or(0))?;
+            value.try_iter()?.collect()
+        }
+        kind => {
+            let reason = format!("value of type {kind} cannot be sliced");
+            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        }
+    };
+    let indices = slice_indices(items.len(), start, stop, step);
+    let at = |nth: usize| indices.first.map(|first| first as i64 + nth as i64 * step);
+    let items = (0..indices.count).filter_map(|nth| items.get(at(nth)? as usize).cloned());
+    let items: Vec<Value> = items.collect();
+    Ok(match value.is_tuple() {
+        true => Value::from(Tuple::from(items)),
+        false => Value::from(items),
+    })
+}
+
+// === filters and methods ===
+
+/// Counts what a filter makes at most.
+fn charge_filter(name: &str, args: &[Value]) -> Result<(), Error> {
+    let text = |at: usize| args.get(at).and_then(Value::as_str);
+    let whole = |at: usize| args.get(at).and_then(Value::as_usize);
+    let first = args.first();
+    match name {
+        "replace" => charge_replace(text(0), text(1), text(2)),
+        "join" => charge_join(first, text(1).unwrap_or_default()),
+        "indent" => {
+            let kwargs = args.last().and_then(|last| last.get_attr("width").ok());
+            let width = whole(1)
+                .or(kwargs.and_then(|width| width.as_usize()))
+                .unwrap_or(4);
+            let lines = text(0).map_or(0, |text| text.matches('\n').count() + 1);
+            charge(text(0).map_or(0, str::len) + lines.saturating_mul(width))
+        }
+        "format" => charge_format(text(0).unwrap_or_default(), &args[1..]),
+        "batch" | "slice" => {
+            let fill = whole(1).unwrap_or(0).saturating_mul(ITEM_BYTES);
+            charge(fill)?;
+            charge_list(first)
+        }
+        "string" => first.map_or(Ok(()), charge_text),
+        "pprint" => {
+            first.map_or(Ok(()), sound)?;
+            first.map_or(Ok(()), |value| {
+                write!(Charged(&mut Nothing), "{value:#?}").map_err(Error::from)
+            })
+        }
+        "sum" => {
+            let mut items = first
+                .map(Value::try_iter)
+                .transpose()?
+                .into_iter()
+                .flatten();
+            match args.len() == 1 && items.all(|item| item.is_number()) {
+                true => charge_list(first),
+                false => Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    "`sum` adds plain numbers only",
+                )),
+            }
+        }
+        "split" | "lines" => charge_pieces(text(0), text(1)),
+        _ => args.iter().try_for_each(|arg| charge_list(Some(arg))),
+    }
+}
+
+fn charge_list(value: Option<&Value>) -> Result<(), Error> {
+    let Some(value) = value else {
+        return Ok(());
+    };
+    match value.as_str() {
+        // A character may become three, and an entity six.
+        Some(text) => charge(6 * text.len()),
+        None if value.as_object().is_some() => {
+            sound(value)?;
+            charge(2 * ITEM_BYTES * value.len().unwrap_or(0))
+        }
+        None => look(),
+    }
+}
+
+fn charge_replace(text: Option<&str>, old: Option<&str>, new: Option<&str>) -> Result<(), Error> {
+    let (text, old, new) = (
+        text.unwrap_or_default(),
+        old.unwrap_or_default(),
+        new.unwrap_or_default(),
+    );
+    look()?;
+    let times = match old.is_empty() {
+        true => text.len() + 1,
+        false => text.matches(old).count(),
+    };
+    charge(text.len().saturating_add(times.saturating_mul(new.len())))
+}
+
+fn charge_join(values: Option<&Value>, separator: &str) -> Result<(), Error> {
+    let Some(values) = values.filter(|values| !values.is_undefined()) else {
+        return Ok(());
+    };
+    if let Some(text) = values.as_str() {
+        return charge(text.len().saturating_mul(1 + separator.len()));
+    }
+    sound(values)?;
+    for value in values.try_iter()? {
+        charge_text(&value)?;
+        charge(separator.len())?;
+    }
+    Ok(())
+}
+
+fn charge_format(format: &str, args: &[Value]) -> Result<(), Error> {
+    let mut digits = 0;
+    for letter in format.chars() {
+        digits = if letter.is_ascii_digit() {
+            digits + 1
+        } else {
+            0
+        };
+        if digits > WIDTH_DIGITS_MAX || letter == '*' {
+            let reason = "a format with such a width is not supported";
+            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        }
+    }
+    let places = format.matches(['%', '{']).count();
+    charge(format.len().saturating_add(places.saturating_mul(10_000)))?;
+    // Each place may show any argument.
+    for _ in 0..places {
+        args.iter().try_for_each(charge_text)?;
+    }
+    Ok(())
+}
+
+fn charge_pieces(text: Option<&str>, separator: Option<&str>) -> Result<(), Error> {
+    look()?;
+    let text = text.unwrap_or_default();
+    let pieces = match separator {
+        Some("") => text.len(),
+        Some(separator) => text.matches(separator).count(),
+        None => text.split_whitespace().count(),
+    };
+    let lines = text.matches('\n').count();
+    charge(text.len() + (pieces.max(lines) + 1) * 2 * ITEM_BYTES)
+}
+
+/// Python's methods.
+fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let text = value.as_str();
+    let arg = |at: usize| args.get(at).and_then(Value::as_str);
+    match (text, name) {
+        (Some(_), "replace") => charge_replace(text, arg(0), arg(1))?,
+        (Some(separator), "join") => charge_join(args.first(), separator)?,
+        (Some(format), "format") => charge_format(format, args)?,
+        (Some(_), "split" | "splitlines") => charge_pieces(text, arg(0))?,
+        (Some(_), "startswith" | "endswith") => look()?,
+        (Some(text), _) => charge(3 * text.len())?,
+        (None, _) => sound(value)?,
+    }
+    args.iter().try_for_each(sound)?;
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+}

@@ -1,0 +1,151 @@
+//! Files that a user names.
+//!
+//! Owns: opening without waiting, the refusal of whatever is no regular file, and a limit on what is read.
+//! Never: knows what a file is for. Invariant: no call waits for a writer, reads without end, or takes more
+//! memory than its limit, whatever the path names: a FIFO, a device, a folder, a socket, a file of any size.
+
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// The system's, and one that says what the path names instead.
+pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    // A FIFO without a writer would be waited for; some devices act when they are opened, which the look before
+    // prevents, and the look after cannot be deceived.
+    checked(&std::fs::metadata(path)?)?;
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        options.custom_flags(flags.bits().cast_signed());
+    }
+    let file = options.open(path)?;
+    let metadata = file.metadata()?;
+    checked(&metadata)?;
+    Ok((file, metadata))
+}
+
+/// Reads a regular file of `bytes_max` bytes at most.
+///
+/// # Errors
+/// As [`open`], and one that names the limit.
+pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let (file, metadata) = open(path)?;
+    let too_large = |bytes: &str| {
+        let reason = format!("it has {bytes} bytes; at most {bytes_max} are allowed");
+        Err(io::Error::new(io::ErrorKind::FileTooLarge, reason))
+    };
+    if metadata.len() > bytes_max {
+        return too_large(&metadata.len().to_string());
+    }
+    let mut bytes = Vec::new();
+    // It may grow while it is read, and some files do not know their length.
+    file.take(bytes_max.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > bytes_max {
+        true => too_large(&format!("more than {bytes_max}")),
+        false => Ok(bytes),
+    }
+}
+
+/// The same for a text.
+///
+/// # Errors
+/// As [`read`], and one for bytes that are no UTF-8.
+pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
+    let bytes = read(path, bytes_max)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let reason = format!("it is not UTF-8, from byte {at} on");
+        io::Error::new(io::ErrorKind::InvalidData, reason)
+    })
+}
+
+fn checked(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let reason = format!("it is {}, not a regular file", kind(metadata.file_type()));
+    Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
+}
+
+#[cfg(unix)]
+fn kind(kind: FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    match kind {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_char_device() || kind.is_block_device() => "a device",
+        _ => "something else",
+    }
+}
+
+#[cfg(not(unix))]
+fn kind(kind: FileType) -> &'static str {
+    if kind.is_dir() {
+        "a folder"
+    } else {
+        "something else"
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType as Kind, Mode, mknodat};
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn whatever_is_no_regular_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        mknodat(CWD, path("fifo"), Kind::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        std::os::unix::fs::symlink(path("fifo"), path("link")).unwrap();
+        let _socket = UnixListener::bind(path("socket")).unwrap();
+        for (path, is) in [
+            (path("fifo"), "a FIFO"),
+            (path("link"), "a FIFO"),
+            (path("socket"), "a socket"),
+            (folder.path().to_owned(), "a folder"),
+            ("/dev/zero".into(), "a device"),
+            ("/dev/tty".into(), "a device"),
+        ] {
+            for error in [open(&path).err(), read(&path, 1 << 20).err()] {
+                let error = error.expect("no regular file");
+                let reason = error.to_string();
+                assert!(reason.contains(is), "{}: {reason}", path.display());
+            }
+        }
+        let missing = read(&path("missing"), 10).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_file_beyond_its_limit_is_refused_with_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let error = read(&path, 1 << 20).unwrap_err();
+        assert!(error.to_string().contains("1048576"), "{error}");
+        // The system's own files have a length of 0 and content all the same.
+        assert!(read(Path::new("/proc/self/maps"), 10).is_err());
+        assert!(
+            !read(Path::new("/proc/self/stat"), 1 << 20)
+                .unwrap()
+                .is_empty()
+        );
+        std::fs::write(&path, b"0123456789").unwrap();
+        assert_eq!(read_text(&path, 10).unwrap(), "0123456789");
+        assert!(read(&path, 9).is_err());
+        std::fs::write(&path, b"\xff").unwrap();
+        assert!(read_text(&path, 10).is_err());
+    }
+}
