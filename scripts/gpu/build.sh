@@ -50,7 +50,7 @@ compile() {
 others=("-gencode=arch=compute_80,code=compute_80" -Werror all-warnings)
 
 rm -rf "$bundle"
-mkdir -p "$bundle/tests" "$bundle/labs" "$bundle/peers"
+mkdir -p "$bundle/tests" "$bundle/labs" "$bundle/peers" "$bundle/tools"
 
 say "cleave"
 cargo build --profile "$profile" -p cleave-cli --bin cleave --message-format=json | executables | while read -r name path; do
@@ -90,9 +90,9 @@ if [ "$sanitizer" = yes ]; then
   [ -d target/sanitizer ] || python3 -m venv target/sanitizer
   target/sanitizer/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-cuda-sanitizer-api==13.4.92
   mkdir -p "$bundle/tools"
-  # The program looks for its libraries beside itself.
-  found=$(find target/sanitizer -type f -name compute-sanitizer | head -n 1)
-  cp -r "$(dirname "$found")/." "$bundle/tools/"
+  # The program looks for its libraries beside itself; those for 32 bits and the manual stay here.
+  libraries=$(find target/sanitizer -name libsanitizer-collection.so -not -path '*/x86/*' | head -n 1)
+  find "$(dirname "$libraries")" -maxdepth 1 -type f -exec cp {} "$bundle/tools/" \;
 fi
 
 say "manifest"

@@ -63,7 +63,8 @@ def main() -> None:
     ncu = tools.find("ncu", args.bundle)
     if ncu is None:
         record.put("absent", what="hardware counters", why="ncu is not on this machine")
-        return
+        print("ncu is not on this machine")
+        sys.exit(record.ABSENT)
     program = [str(args.bundle / "labs/operations"), *(["--tiny"] if args.tiny else [])]
     failures = 0
     for kernel in KERNELS:

@@ -12,6 +12,7 @@ what failing tests said to standard error. Exits with 1 if a test failed. Standa
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -87,10 +88,9 @@ def tell(outcome: Outcome) -> None:
     if outcome.status not in ("ok", "skipped"):
         print(outcome.said[-4000:], file=sys.stderr)
     # What a test found that is no failure, such as how many sums of wgmma differ.
-    for line in outcome.said.splitlines():
-        if line.startswith(("wgmma: ", "multiprocessors: ")):
-            print(line, file=sys.stderr)
-            record.put("finding", test=outcome.test.name, text=line)
+    for found in re.finditer(r"(?:wgmma|multiprocessors): .*", outcome.said):
+        print(found[0], file=sys.stderr)
+        record.put("finding", test=outcome.test.name, text=found[0])
 
 
 def main() -> None:
@@ -107,7 +107,8 @@ def main() -> None:
     if args.sanitizer and args.tool is None:
         why = "neither on the PATH, nor a Python package, nor in the bundle"
         record.put("absent", what=f"compute-sanitizer ({args.sanitizer})", why=why)
-        return
+        print(f"compute-sanitizer is {why}")
+        sys.exit(record.ABSENT)
     listed = tests(args.bundle, args.names)
     outcomes = []
     with ThreadPoolExecutor(args.jobs) as pool:

@@ -28,6 +28,8 @@ import os
 import sys
 
 VARIABLE = "CLEAVE_GPU_RECORDS"
+# What a step exits with that had nothing to work with; the last line that it prints says what.
+ABSENT = 75
 
 
 def put(kind: str, **fields: object) -> None:

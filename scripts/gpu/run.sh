@@ -79,6 +79,9 @@ wanted() {
   if [ -n "$only" ]; then [[ ,facts,$only, == *",$1,"* ]]; else [[ " ${stages[$call]} " == *" $1 "* ]]; fi
 }
 
+# The last line of the log after line number $1.
+last_line() { tail -n +$(($1 + 1)) "$log" | grep -v '^$' | tail -n 1 | cut -c1-160; }
+
 # stage NAME LIMIT COMMAND…: runs it within its limit, and says how it went. A name that ends in + is of a stage that needs a
 # GPU: with a stand-in it may fail, and is then skipped for that.
 stage() {
@@ -97,11 +100,12 @@ stage() {
   python3 "$here/step.py" --limit "$limit" -- "$@" >>"$log" 2>&1
   case $? in
     0) status=ok ;;
+    75) status=skipped why=$(last_line "$from") ;;
     124 | 137) status="timed out" ;;
     *) status=failed ;;
   esac
   if [ "$status" != ok ] && [ "$needs_gpu" = yes ] && [ -n "$stand_in" ]; then
-    why="needs a GPU ($status with the stand-in): $(tail -n +$((from + 1)) "$log" | grep -v '^$' | tail -n 1 | cut -c1-160)"
+    why="needs a GPU ($status with the stand-in): $(last_line "$from")"
     status=skipped
   fi
   note stage name="$name" status="$status" seconds=$((SECONDS - began)) ${why:+why="$why"}

@@ -14,6 +14,6 @@ def find(name: str, bundle: Path | None = None) -> str | None:
     if package and package.submodule_search_locations:
         for root in package.submodule_search_locations:
             folders += Path(root).glob("cu*/bin")
-            folders += Path(root).glob("sanitizer*/bin")
+            folders += Path(root).glob("cu*/compute-sanitizer")
     folders += [Path("/usr/local/cuda/bin"), Path("/opt/nvidia/nsight-compute")]
     return next((str(folder / name) for folder in folders if (folder / name).is_file()), None)
