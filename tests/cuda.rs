@@ -121,6 +121,44 @@ fn tokens_are_those_of_transformers() {
     }
 }
 
+/// A disk that fails, or whoever writes there, must not keep a program from starting.
+#[test]
+fn a_damaged_file_of_compiled_kernels_is_compiled_again() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let folder = harness::root().join("testdata/llama3");
+    let model = folder.to_str().expect("a readable path");
+    let arguments = ["generate", "--json", "--device", "cuda", "--model", model];
+    let arguments = [
+        &arguments[..],
+        &["--max-tokens", "4", "--prompt-tokens", "3,4,5"],
+    ]
+    .concat();
+    let Some(mut command) = on_stand_in(&arguments, cache.path()) else {
+        return;
+    };
+    let expected = answer(&mut command)["tokens"].clone();
+    let kernels = cache.path().join("cleave/kernels");
+    let Ok(entries) = std::fs::read_dir(&kernels) else {
+        return eprintln!("skipped: this build has its kernels inside");
+    };
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("a file").path()).collect();
+    files.sort();
+    let good = std::fs::read(&files[0]).expect("a readable file");
+    let mut flipped = good.clone();
+    *flipped.last_mut().expect("code") ^= 1;
+    for damage in [flipped, good[..good.len() / 2].to_vec(), Vec::new()] {
+        std::fs::write(&files[0], damage).expect("a file can be written");
+        let mut command = on_stand_in(&arguments, cache.path()).expect("it ran before");
+        let output = command.output().expect("cleave starts");
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{err}");
+        let answer: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(answer["tokens"], expected);
+        assert!(err.contains("compiled again"), "{err}");
+        assert_eq!(std::fs::read(&files[0]).expect("a readable file"), good);
+    }
+}
+
 /// A prefill and a decode worker on one GPU; each request is handed over; answers are those of one process alone.
 #[test]
 fn a_stream_handed_over_between_two_workers_of_a_gpu_is_the_one_of_a_single_worker() {
@@ -240,6 +278,40 @@ fn legs_of_a_gpu_divide_its_multiprocessors() {
     );
 }
 
+/// Kernels of a prompt have a block on each of their multiprocessors until they end, so decode steps need some of their own.
+#[test]
+fn legs_of_a_gpu_divide_it_unless_told_not_to() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let folder = harness::root().join("testdata/llama3");
+    let model = folder.to_str().expect("a readable path");
+    let started = |flags: &[&str]| {
+        let mut arguments = vec!["serve", "--port", "0", "--prefill", "1", "--decode", "1"];
+        arguments.extend(["--kv-cache", "4MiB", "--calibrate", "0"]);
+        arguments.extend(["--device", "cuda", "--model", model]);
+        arguments.extend(flags);
+        let mut command = on_stand_in(&arguments, cache.path())?;
+        command.env("CLEAVE_STANDIN_MULTIPROCESSORS", "20");
+        let mut server = harness::Process::spawn(command);
+        server.address();
+        Some(server.logs())
+    };
+    let Some(logs) = started(&[]) else {
+        return;
+    };
+    for (worker, part) in [("decode-0: ", "8 of 20"), ("prefill-0: ", "12 of 20")] {
+        let mut lines = logs.lines().filter(|line| line.contains(worker));
+        assert!(lines.any(|line| line.contains(part)), "{logs}");
+    }
+    // Neither takes what the other computes with, so both are placed on.
+    let shared = "compute on the same hardware";
+    assert!(!logs.contains(shared), "{logs}");
+    for off in ["none", "0"] {
+        let logs = started(&["--gpu-decode-share", off]).expect("it ran before");
+        assert!(!logs.contains("of 20 multiprocessors"), "{off}: {logs}");
+        assert!(logs.contains(shared), "{off}: {logs}");
+    }
+}
+
 /// The bundled checkpoint's weights are 10.3 MiB, and each leg needs two beside them.
 #[test]
 fn legs_of_a_gpu_have_its_weights_once() {
@@ -265,6 +337,8 @@ struct Fleet {
     address: String,
     /// Of every worker.
     flags: Vec<String>,
+    /// Of the devices of workers to come, if it is not the stand-in's.
+    capability: Option<String>,
 }
 
 impl Fleet {
@@ -281,6 +355,7 @@ impl Fleet {
             cache: tempfile::tempdir().expect("a temporary folder"),
             workers: Vec::new(),
             flags: Vec::new(),
+            capability: None,
             router,
             address,
         })
@@ -302,6 +377,9 @@ impl Fleet {
         arguments.extend(["--metrics-listen", "127.0.0.1:0"]);
         arguments.extend(self.flags.iter().map(String::as_str));
         let mut command = on_stand_in(&arguments, self.cache.path()).expect("it is emulated");
+        if let Some(capability) = &self.capability {
+            command.env("CLEAVE_STANDIN_CAPABILITY", capability);
+        }
         command
             .env("CLEAVE_STANDIN_DEVICES", "2")
             .env("CLEAVE_STANDIN_FAULTS", faults)
@@ -333,6 +411,46 @@ impl Fleet {
     fn says(&self, worker: usize, what: &str) {
         harness::wait_for(what, || self.logs(worker).contains(what).then_some(()));
     }
+}
+
+/// Another GPU may round a step of its tensor cores in another way, so keys and values of one mean nothing to the other.
+#[test]
+fn workers_of_two_kinds_of_gpu_are_not_paired() {
+    let Some(mut fleet) = Fleet::new(&[]) else {
+        return;
+    };
+    fleet.worker_on("cuda:0", "prefill", "");
+    fleet.capability = Some("8.0".to_owned());
+    fleet.worker_on("cuda:1", "decode", "");
+    let logs = fleet.router.logs();
+    assert!(logs.contains("no worker has the fingerprint"), "{logs}");
+    assert!(logs.contains("-sm90-") && logs.contains("-sm80-"), "{logs}");
+    let (status, body) = fleet.client.get("/ready");
+    assert_ne!(status, 200, "no pair of legs has one fingerprint: {body}");
+    // Another worker of the first kind makes a pair.
+    fleet.capability = None;
+    fleet.worker_on("cuda:1", "decode", "");
+    harness::wait_for("a pair", || {
+        (fleet.client.get("/ready").0 == 200).then_some(())
+    });
+}
+
+/// Their work is time-sliced, whatever share each keeps to.
+#[test]
+fn two_processes_on_one_gpu_are_warned_of() {
+    let Some(mut fleet) = Fleet::new(&[]) else {
+        return;
+    };
+    fleet.worker("prefill", "");
+    assert!(!fleet.router.logs().contains("time-sliced"));
+    fleet.worker("decode", "");
+    harness::wait_for("a warning", || {
+        fleet.router.logs().contains("time-sliced").then_some(())
+    });
+    fleet.flags = ["--gpu-decode-share", "0.5"].map(str::to_owned).to_vec();
+    let divided = fleet.worker("decode", "");
+    let logs = fleet.logs(divided);
+    assert!(logs.contains("take turns on the whole GPU"), "{logs}");
 }
 
 /// Blocks of a worker's pool of this kind.

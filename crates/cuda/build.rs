@@ -1,8 +1,8 @@
 //! Builds the kernels, where the machine has a CUDA compiler.
 //!
 //! Owns: `kernels.rs` in the output folder: the table of kernels, their sources (for the compiler at run
-//! time) and, with nvcc, one compressed fatbin a file: machine code for sm_80, sm_90a and sm_100a, and PTX of
-//! compute_80 for whatever comes between and after.
+//! time), a hash of everything in `kernels/`, and, with nvcc, one compressed fatbin a file: machine code for sm_80,
+//! sm_90a and sm_100a, and PTX of compute_80 for whatever comes between and after.
 //! Never: fails because there is no nvcc, unless `CLEAVE_KERNELS=required`.
 
 use std::collections::BTreeSet;
@@ -33,6 +33,7 @@ fn main() {
     let mut text = String::new();
     let files = write_table(&table, &mut text);
     write_sources(&kernels, &files, &mut text);
+    write_hash(&kernels, &mut text);
     write_images(&kernels, &files, &out, &mut text);
     fs::write(out.join("kernels.rs"), text).expect("the output folder can be written");
 }
@@ -93,6 +94,41 @@ fn write_sources(kernels: &Path, files: &BTreeSet<String>, text: &mut String) {
     list("HEADERS", &headers);
 }
 
+/// Names the sources of all kernels by a hash of every file in `kernels/`, with its name: KV is exchanged only between builds
+/// of the same sources.
+fn write_hash(kernels: &Path, text: &mut String) {
+    let mut files = Vec::new();
+    list_files(kernels, &mut files);
+    files.sort();
+    let mut hasher = blake3::Hasher::new();
+    for path in files {
+        let name = path.strip_prefix(kernels).expect("a file below kernels/");
+        let bytes = fs::read(&path).expect("a file of kernels/ can be read");
+        let name = name.to_string_lossy().replace('\\', "/");
+        for part in [name.as_bytes(), bytes.as_slice()] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+    }
+    let hash = hasher.finalize().to_hex();
+    writeln!(
+        text,
+        "pub(crate) static SOURCES_HASH: &str = {:?};",
+        &hash[..12]
+    )
+    .expect("to a string");
+}
+
+fn list_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder of kernels/ can be read") {
+        let path = entry.expect("an entry of kernels/ can be read").path();
+        match path.is_dir() {
+            true => list_files(&path, files),
+            false => files.push(path),
+        }
+    }
+}
+
 fn write_images(kernels: &Path, files: &BTreeSet<String>, out: &Path, text: &mut String) {
     let required = env::var("CLEAVE_KERNELS").is_ok_and(|value| value == "required");
     let nvcc = nvcc();
@@ -125,7 +161,11 @@ fn write_images(kernels: &Path, files: &BTreeSet<String>, out: &Path, text: &mut
             continue;
         }
         assert!(is_built, "nvcc did not build {file}: {built:?}");
-        writeln!(text, "    ({file:?}, include_bytes!({image:?})),").expect("to a string");
+        writeln!(
+            text,
+            "    ({file:?}, &Aligned(*include_bytes!({image:?})).0),"
+        )
+        .expect("to a string");
     }
     text.push_str("];\n");
 }

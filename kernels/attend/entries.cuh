@@ -25,6 +25,9 @@ template <u32 DIM, class Stored> struct Choice {
     static constexpr u32 PREFILL_SLABS = KEY_BYTES >= 512 ? 3 : 4;
     static constexpr u32 PREFILL_BLOCKS = DIM >= 256 ? 1 : 2;
     using Decode = Shape<DIM, DECODE_ROWS / 16, 4, DECODE_SLABS, Stored>;
+    // For a block of 99 KiB of shared memory: the fewest slabs, and totals in registers.
+    using SmallDecode = Shape<DIM, DECODE_ROWS / 16, 4, 3, Stored, Totals::Registers>;
+    static constexpr u32 SMALL_DECODE_BLOCKS = 1;
     using Prefill = Shape<DIM, PREFILL_ROWS / 16, PREFILL_SPLIT, PREFILL_SLABS, Stored>;
 };
 

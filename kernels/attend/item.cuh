@@ -15,7 +15,7 @@ template <class S> struct Exchange {
     // with barriers between.
     float* largest;
     float* sums;
-    // Each thread's own total of values, [pair and half][thread].
+    // Each thread's own total of values, [pair and half][thread], unless it has them in registers.
     Words4* totals;
 
     DEVICE explicit Exchange(u8* shared) {
@@ -41,6 +41,7 @@ template <class S> struct Warp {
     Queries<S> queries;
     SpanState<S> state;
     Total totals[2];
+    Words4 own_values[S::TOTALS == Totals::Registers ? S::OWN_PAIRS * 2 : 1];
 
     DEVICE Warp(const AttendArgs& all, const Task<S>& mine, u8* shared)
         : args(all), task(mine), exchange(shared), share(share_of_warp<S>()) {
@@ -49,6 +50,20 @@ template <class S> struct Warp {
         totals[0] = totals[1] = {NOTHING, 0};
     }
 
+    DEVICE Words4 total_of(u32 i) const {
+        if constexpr (S::TOTALS == Totals::Registers) {
+            return own_values[i];
+        } else {
+            return load_words(exchange.totals + i * S::THREADS);
+        }
+    }
+    DEVICE void set_total(u32 i, Words4 words) {
+        if constexpr (S::TOTALS == Totals::Registers) {
+            own_values[i] = words;
+        } else {
+            store_words(exchange.totals + i * S::THREADS, words);
+        }
+    }
     DEVICE u32 first_quarter() const { return share.index * S::QUARTERS; }
     DEVICE u32 first_pair() const { return share.index * S::OWN_PAIRS; }
     DEVICE u32 exchange_at(u32 part, u32 which) const {
@@ -129,15 +144,14 @@ template <class S> struct Warp {
         const Factors factors[2] = {merge(totals[0], {state.top[0], sums[0]}), merge(totals[1], {state.top[1], sums[1]})};
 #pragma unroll
         for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
-            Words4* at = exchange.totals + i * S::THREADS;
             Words4 words = {{0, 0, 0, 0}};
-            if (!is_first) words = load_words(at);
+            if (!is_first) words = total_of(i);
 #pragma unroll
             for (u32 word = 0; word < 4; word++) {
                 const float fresh = state.values[i / 2][i % 2][word];
                 words.word[word] = f32_to_bits(merged(bits_to_f32(words.word[word]), fresh, factors[word / 2]));
             }
-            store_words(at, words);
+            set_total(i, words);
         }
         state.clear();
     }
@@ -163,7 +177,7 @@ template <class S> struct Warp {
     DEVICE void store_out() {
 #pragma unroll
         for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
-            const Words4 words = load_words(exchange.totals + i * S::THREADS);
+            const Words4 words = total_of(i);
 #pragma unroll
             for (u32 word = 0; word < 4; word++) state.values[i / 2][i % 2][word] = bits_to_f32(words.word[word]);
         }

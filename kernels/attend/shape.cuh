@@ -12,12 +12,16 @@ namespace attend {
 // DIM: elements of a head, a multiple of 16. ROW_TILES: tiles of 16 packed rows per block. SPLIT: warps that share
 // a row tile (1, 2 or 4): each scores its quarters of every key tile and sums its share of the dims. SLABS: tiles of
 // K or of V in shared memory, at least 3; all but two of them are on their way at any time.
-template <u32 DIM_, u32 ROW_TILES_, u32 SPLIT_, u32 SLABS_, class Stored_> struct Shape {
+// TOTALS: where a thread keeps its totals of values, which are looked at once a span.
+enum class Totals { Shared, Registers };
+
+template <u32 DIM_, u32 ROW_TILES_, u32 SPLIT_, u32 SLABS_, class Stored_, Totals TOTALS_ = Totals::Shared> struct Shape {
     using Stored = Stored_;
     static constexpr u32 DIM = DIM_;
     static constexpr u32 ROW_TILES = ROW_TILES_;
     static constexpr u32 SPLIT = SPLIT_;
     static constexpr u32 SLABS = SLABS_;
+    static constexpr Totals TOTALS = TOTALS_;
     static_assert(DIM % 16 == 0 && 4 % SPLIT == 0 && SLABS >= 3, "a shape that the kernels are written for");
 
     static constexpr bool IS_FP8 = sizeof(Stored) == 1;
@@ -37,7 +41,7 @@ template <u32 DIM_, u32 ROW_TILES_, u32 SPLIT_, u32 SLABS_, class Stored_> struc
     static constexpr u32 SLAB_BYTES = TILE_KEYS * SLAB_CHUNKS * 16;
 
     // Shared memory: slabs; every thread's total of values; scores, or sums, that warps of a row tile exchange.
-    static constexpr u32 TOTAL_BYTES = OWN_PAIRS * 2 * THREADS * 16;
+    static constexpr u32 TOTAL_BYTES = TOTALS == Totals::Shared ? OWN_PAIRS * 2 * THREADS * 16 : 0;
     static constexpr u32 EXCHANGE_FLOATS = SPLIT > 1 ? ROW_TILES * 4 * 16 : 0;
     static constexpr u32 SHARED_BYTES = SLABS * SLAB_BYTES + TOTAL_BYTES + EXCHANGE_FLOATS * 4;
     // What weights take while they are exchanged: they lie where the keys they came from were.

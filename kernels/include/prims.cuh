@@ -144,11 +144,11 @@ DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(
 // 16 bytes from global to shared memory, both 16-byte aligned, there after commit and wait. Zeros if not `is_there`.
 DEVICE void cp_async_16(void* to, const void* from, bool is_there) {
     u32 bytes = is_there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
-DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;"); }
-// Until at most N of this thread's groups are in flight.
-template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most N of this thread's groups are in flight. What they wrote is read after it, in the compiler's eyes too.
+template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // Four 8 × 8 matrices of 16-bit elements; lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
 DEVICE void ldmatrix_x4(u32 (&r)[4], const void* row) {

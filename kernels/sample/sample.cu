@@ -8,7 +8,8 @@
 // `sample_prepare` checks and edits the logits and finds the most likely token, many blocks a row.
 // `sample_draw` does the rest, one block a row; nothing is sorted. A cut by likelihood is a bar: a logit, and
 // among tokens of that logit the largest id that stays. It is found by radix selection over the logits'
-// bits, by count for top-k and by weight for top-p, among the few tokens that can be near it.
+// bits, by count for top-k and by weight for top-p, among the few tokens that can be near it; where many can (a top-k
+// above 512, a flat row), warps add up in bins of their own, so that none waits for another.
 #include "prims.cuh"
 
 // How a row is drawn.
@@ -49,9 +50,8 @@ constexpr u64 NOT_FINITE = ~u64(0);
 constexpr u32 PREPARE_THREADS = 256;
 constexpr u32 THREADS = 512;
 constexpr u32 WARPS = THREADS / 32;
-constexpr u32 DIGIT_BITS = 11;
+constexpr u32 DIGIT_BITS = 8;
 constexpr u32 BINS = 1 << DIGIT_BITS;
-constexpr u32 BINS_EACH = BINS / THREADS;
 constexpr u32 SEGMENTS_MAX = 1024;
 
 // Larger logits have larger keys; both zeros have one.
@@ -152,7 +152,8 @@ struct Row {
 };
 
 struct Shared {
-    u64 bins[BINS];
+    // Each warp's own: one lane at a time adds to a bin, without atomics.
+    u64 bins[WARPS][BINS];
     u64 segments[SEGMENTS_MAX];
     u64 warps[WARPS];
     u32 keys[THREADS];
@@ -198,18 +199,35 @@ DEVICE u64 sum_before(u64 x, Shared& shared) {
 // The bin in which the running sum from the highest bin down reaches `wanted`, which lies within the sum
 // of all: in found its number, what is still wanted of it, and what it has.
 DEVICE void find_bin(u64 wanted, Shared& shared) {
-    u32 top = BINS - 1 - threadIdx.x * BINS_EACH;
+    static_assert(BINS <= THREADS, "a thread a bin");
+    const u32 bin = BINS - 1 - threadIdx.x;
     u64 mine = 0;
-    for (u32 i = 0; i < BINS_EACH; i++) mine += shared.bins[top - i];
+    if (threadIdx.x < BINS) {
+        for (u32 warp = 0; warp < WARPS; warp++) mine += shared.bins[warp][bin];
+    }
     u64 before = sum_before(mine, shared);
     if (before < wanted && wanted <= before + mine) {
-        u32 bin = top;
-        while (before + shared.bins[bin] < wanted) before += shared.bins[bin--];
         shared.found[0] = bin;
         shared.found[1] = wanted - before;
-        shared.found[2] = shared.bins[bin];
+        shared.found[2] = mine;
     }
     sync_block();
+}
+
+// Adds each lane's measure to its digit's bin. Lanes of one digit are summed by the warp first, and one of them adds:
+// most likelihoods of a row share a few digits, on which atomics would wait for each other. Sums are of whole numbers, so
+// their order does not matter.
+DEVICE void add_to_bins(u64 (&bins)[BINS], u32 digit, u64 measure) {
+    for (u32 left = ballot(measure > 0); left != 0;) {
+        const u32 leader = 31 - leading_zeros(left);
+        // All lanes take part in it, also those that have nothing to add.
+        const u32 of_leader = shuffle(digit, leader);
+        const bool is_mine = measure > 0 && digit == of_leader;
+        const u32 same = ballot(is_mine);
+        const u64 sum = count_ones(same) == 1 ? measure : warp_sum(is_mine ? measure : 0);
+        if (lane_index() == leader) bins[digit] += sum;
+        left &= ~same;
+    }
 }
 
 // By what a cut is measured.
@@ -233,15 +251,22 @@ template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& 
         u32 known = shift;
         shift -= digits;
         sync_block();
-        for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) shared.bins[bin] = 0;
-        sync_block();
-        for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
-            float logit = row.logits[token];
-            u32 key = key_of(logit);
-            bool is_here = known == 32 || key >> known == prefix;
-            if (!is_here || !is_kept(row, key, token)) continue;
-            u64 measure = by.measure(row, logit, key);
-            if (measure > 0) atomic_add(&shared.bins[(key >> shift) & ((1u << digits) - 1)], measure);
+        u64(&bins)[BINS] = shared.bins[threadIdx.x / 32];
+        for (u32 bin = lane_index(); bin < BINS; bin += 32) bins[bin] = 0;
+        sync_warp();
+        // All lanes of a warp go the same number of rounds.
+        for (u32 first = threadIdx.x / 32 * 32; first < row.vocab; first += THREADS) {
+            const u32 token = first + lane_index();
+            u64 measure = 0;
+            u32 key = 0;
+            if (token < row.vocab) {
+                const float logit = row.logits[token];
+                key = key_of(logit);
+                const bool is_here = known == 32 || key >> known == prefix;
+                if (is_here && is_kept(row, key, token)) measure = by.measure(row, logit, key);
+            }
+            add_to_bins(bins, (key >> shift) & ((1u << digits) - 1), measure);
+            sync_warp();
         }
         sync_block();
         find_bin(wanted, shared);

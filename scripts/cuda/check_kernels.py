@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+# Beside dynamic shared memory: crates/cuda/src/images.rs counts on it where a block has little.
+STATIC_SHARED_BYTES_MAX = 2048
 TARGETS = ["sm_80", "sm_90a", "sm_100a"]
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -103,8 +105,15 @@ def wrongs(row: Listed, target: str, found: Found | None) -> list[str]:
     said += [f"waits: {remark}" for remark in found.remarks]
     for one in row.required:
         of, instruction = one.split(":")
-        if of in (target, "all") and instruction not in found.instructions:
+        if of not in (target, "all"):
+            continue
+        if instruction.startswith("!"):
+            if instruction[1:] in found.instructions:
+                said.append(f"has {instruction[1:]}, which the table forbids")
+        elif instruction not in found.instructions:
             said.append(f"has no {instruction}")
+    if row.shared and found.shared > STATIC_SHARED_BYTES_MAX:
+        said.append(f"has {found.shared} bytes of static shared memory beside the dynamic, {STATIC_SHARED_BYTES_MAX} are allowed")
     return said
 
 

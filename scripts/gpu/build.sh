@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # Builds everything that run.sh takes to a machine with a GPU, on one that has none.
-# usage: build.sh [--flashinfer] [--llama-cpp FOLDER]
+# usage: build.sh [--flashinfer] [--llama-cpp FOLDER] [--sanitizer] [--profile NAME]
 #
 # Leaves target/gpu-bundle, and the same as target/gpu-bundle.tar.xz to be carried: the binary with its kernels inside, the
 # backend's test programs, the labs, a manifest; all stripped, for x86-64 and the glibc of this machine or a later one. nvcc is CLEAVE_NVCC, or installed into target/nvcc.
+# --sanitizer packs compute-sanitizer from its Python package, for machines without one.
+# --profile    cargo's profile of the binary: release if absent; dev, to try run.sh out soon.
 # --flashinfer also builds a measurement of FlashInfer's attention kernels, from the headers in their Python package.
 # --llama-cpp packs the llama-bench that scripts/gpu/peers/build_llama_cpp.sh built in FOLDER.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
-flashinfer=no llama_cpp=''
+flashinfer=no llama_cpp='' sanitizer=no profile=release
 while [ $# -gt 0 ]; do
   case $1 in
     --flashinfer) flashinfer=yes ;;
     --llama-cpp) llama_cpp=$2; shift ;;
-    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
+    --sanitizer) sanitizer=yes ;;
+    --profile) profile=$2; shift ;;
+    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -46,10 +50,10 @@ compile() {
 others=("-gencode=arch=compute_80,code=compute_80" -Werror all-warnings)
 
 rm -rf "$bundle"
-mkdir -p "$bundle/tests" "$bundle/labs" "$bundle/peers"
+mkdir -p "$bundle/tests" "$bundle/labs" "$bundle/peers" "$bundle/tools"
 
 say "cleave"
-cargo build --release -p cleave-cli --bin cleave --message-format=json | executables | while read -r name path; do
+cargo build --profile "$profile" -p cleave-cli --bin cleave --message-format=json | executables | while read -r name path; do
   [ "$name" != cleave ] || strip -o "$bundle/cleave" "$path"
 done
 [ -x "$bundle/cleave" ]
@@ -79,6 +83,16 @@ if [ -n "$llama_cpp" ]; then
   say "llama.cpp"
   strip -o "$bundle/peers/llama-bench" "$llama_cpp/llama-bench"
   cp -r "$llama_cpp/python" "$bundle/peers/python"
+fi
+
+if [ "$sanitizer" = yes ]; then
+  say "compute-sanitizer"
+  [ -d target/sanitizer ] || python3 -m venv target/sanitizer
+  target/sanitizer/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-cuda-sanitizer-api==13.4.92
+  mkdir -p "$bundle/tools"
+  # The program looks for its libraries beside itself; those for 32 bits and the manual stay here.
+  libraries=$(find target/sanitizer -name libsanitizer-collection.so -not -path '*/x86/*' | head -n 1)
+  find "$(dirname "$libraries")" -maxdepth 1 -type f -exec cp {} "$bundle/tools/" \;
 fi
 
 say "manifest"
@@ -115,4 +129,10 @@ bundle = sys.argv[1]
 with tarfile.open(f"{bundle}.tar.xz", "w:xz", preset=6) as archive:
     archive.add(bundle, "gpu-bundle")
 PYTHON
-say "target/gpu-bundle.tar.xz, $(stat -c %s "$bundle.tar.xz") bytes"
+bytes=$(stat -c %s "$bundle.tar.xz")
+say "target/gpu-bundle.tar.xz, $bytes bytes"
+# It is copied to the machine with the GPU for each call.
+if [ "$bytes" -gt $((45 << 20)) ]; then
+  echo "build.sh: the archive has more than 45 MiB" >&2
+  exit 1
+fi

@@ -1,7 +1,8 @@
 // What this GPU's memory and its link to the host can do: the ceilings that everything else is held against.
 //
 // Owns: bandwidth within the device, copying and reading alone, and to and from pinned host memory, each way alone
-// and both at once; one `ceiling` record a line.
+// and both at once; what the tensor cores do by mma.sync and by wgmma with operands that are there already; one `ceiling` record a
+// line.
 // Never: uses managed memory, or changes a setting of the card.
 // Invariant: a median of many repetitions over noise, of buffers many times larger than the cache.
 #include "lab.h"
@@ -42,9 +43,65 @@ __global__ void read(const uint4* from, size_t count, unsigned* out) {
     if (sum == 0xdeadbeefu) *out = sum;
 }
 
-void say(const char* name, double value, const char* how) {
-    std::printf("{\"kind\": \"ceiling\", \"name\": \"%s\", \"value\": %.9g, \"unit\": \"bytes/s\", \"how\": \"%s\"}\n", name, value, how);
+void say(const char* name, double value, const char* how, const char* unit = "bytes/s") {
+    std::printf("{\"kind\": \"ceiling\", \"name\": \"%s\", \"value\": %.9g, \"unit\": \"%s\", \"how\": \"%s\"}\n", name, value, unit, how);
     std::fflush(stdout);
+}
+
+constexpr int ROUNDS = 2048;
+constexpr unsigned TILES = 8, MMA_THREADS = 256;
+
+// Each warp's eight independent products of 16 × 8 × 16, over and over, on random operands: zeros would run faster.
+__global__ void __launch_bounds__(MMA_THREADS) multiply_mma(const uint4* from, float* out) {
+    const uint4 words = from[threadIdx.x];
+    u32 a[4] = {words.x, words.y, words.z, words.w}, b[2] = {words.y, words.w};
+    float sums[TILES][4] = {};
+    for (int round = 0; round < ROUNDS; round++) {
+#pragma unroll
+        for (unsigned tile = 0; tile < TILES; tile++) mma_bf16(sums[tile], a, b);
+    }
+    float sum = 0;
+    for (unsigned tile = 0; tile < TILES; tile++) sum += sums[tile][0] + sums[tile][1] + sums[tile][2] + sums[tile][3];
+    if (sum == 1.5f) *out = sum;
+}
+
+// Two warpgroups with a product of 64 × 128 × 16 each at a time, from shared memory.
+__global__ void __launch_bounds__(MMA_THREADS) multiply_wgmma(const uint4* from, float* out) {
+    extern __shared__ __align__(1024) u8 operands[];
+    for (unsigned i = threadIdx.x; i < (64 + 64 + 128) * 128 / 16; i += MMA_THREADS) {
+        reinterpret_cast<uint4*>(operands)[i] = from[i];
+    }
+    wgmma_fence_shared();
+    sync_block();
+    float sums[16][4] = {};
+    const u8* a = operands + threadIdx.x / 128 * 64 * 128;
+    const u8* b = operands + 2 * 64 * 128;
+    for (int round = 0; round < ROUNDS / 4; round++) {
+        wgmma_begin();
+#pragma unroll
+        for (unsigned step = 0; step < 4; step++) wgmma_bf16(sums, a + step * 32, b + step * 32, true);
+        wgmma_commit();
+        wgmma_wait<1>();
+    }
+    wgmma_take(sums);
+    if (sums[0][0] == 1.5f) *out = sums[0][0];
+}
+
+void tensor_cores(int major) {
+    constexpr size_t WORDS = 64 * 1024 / sizeof(uint4);
+    constexpr unsigned OPERANDS = (64 + 64 + 128) * 128;
+    const Buffer<uint4> from(WORDS);
+    const Buffer<float> out(1);
+    lab::fill(reinterpret_cast<bf16*>(from.get()), WORDS * sizeof(uint4) / sizeof(bf16), 3, 1.0f);
+    const int each = 4, blocks = each * lab::multiprocessors();
+    double operations = 2.0 * 16 * 8 * 16 * TILES * ROUNDS * (MMA_THREADS / 32) * blocks;
+    double seconds = lab::seconds_of(2, [&](int) { multiply_mma<<<blocks, MMA_THREADS>>>(from.get(), out.get()); });
+    say("mma", operations / seconds, "mma.sync of bf16 on operands in registers", "operations/s");
+    if (major != 9) return;
+    lab::check(cudaFuncSetAttribute(multiply_wgmma, cudaFuncAttributeMaxDynamicSharedMemorySize, OPERANDS), "shared memory");
+    operations = 2.0 * 64 * 128 * 16 * ROUNDS * 2 * blocks;
+    seconds = lab::seconds_of(2, [&](int) { multiply_wgmma<<<blocks, MMA_THREADS, OPERANDS>>>(from.get(), out.get()); });
+    say("wgmma", operations / seconds, "wgmma of bf16 on operands in shared memory", "operations/s");
 }
 
 // The largest bandwidth of some numbers of blocks for each multiprocessor.
@@ -117,4 +174,6 @@ int main() {
                  double(device.totalGlobalMem) / (1u << 30), device.l2CacheSize >> 20);
     within_device();
     host_link();
+    tensor_cores(device.major);
+    lab::check(cudaDeviceSynchronize(), "the device");
 }

@@ -25,7 +25,8 @@ def main() -> None:
         import torch
     except ImportError as error:
         record.put("absent", what="bf16 matrix product ceiling", why=f"no PyTorch: {error}")
-        return
+        print(f"no PyTorch: {error}")
+        raise SystemExit(record.ABSENT)
 
     def settle() -> None:
         if args.device != "cpu":

@@ -6,6 +6,7 @@ matrix products / time / measured rate of matrix products. Standard library only
 
 from dataclasses import fields
 
+import expected
 import model as sizes
 
 # What is aimed at: of each figure, the ratio that it must reach, or the value that it must not exceed.
@@ -32,6 +33,10 @@ def ceilings(records: list[dict]) -> dict[str, dict]:
     copies = [found[name] for name in ("copy_kernel", "copy_driver") if name in found]
     if copies:
         found["copy"] = max(copies, key=lambda one: one["value"])
+    # Without PyTorch, what tensor cores do on operands that are there: more than a product of matrices can reach.
+    for name in ("wgmma", "mma"):
+        if name in found:
+            found.setdefault("matmul", found[name])
     return found
 
 
@@ -41,7 +46,7 @@ def value(found: dict[str, dict], name: str) -> float | None:
 
 def models(records: list[dict]) -> dict[str, sizes.Model]:
     known = [field.name for field in fields(sizes.Model)]
-    return {one["name"]: sizes.Model(**{name: one[name] for name in known}) for one in of_kind(records, "model")}
+    return {one["name"]: sizes.Model(**{name: one[name] for name in known if name in one}) for one in of_kind(records, "model")}
 
 
 def decode_rows(records: list[dict], found: dict[str, dict]) -> list[dict]:
@@ -205,6 +210,16 @@ def aims(told: dict, gaps: list[dict]) -> list[dict]:
     ]
 
 
+def expectations(told: dict) -> list[dict]:
+    """What the code lets one expect, and what was measured; over 1 is better than expected."""
+    rows = []
+    for one in expected.FIGURES:
+        found = one.of(told[one.kind])
+        over = None if found is None else found / one.value
+        rows.append({"name": one.name, "expected": one.value, "measured": found, "over": over})
+    return rows
+
+
 def figures(records: list[dict]) -> dict:
     """Everything that a run's JSON holds."""
     machine = next(iter(of_kind(records, "machine")), {})
@@ -215,6 +230,9 @@ def figures(records: list[dict]) -> dict:
     told |= {"labs": lab_rows(records, found), "loads": load_rows(records, found)}
     for name, kind in {"handoffs": "handoff", "tests": "tests", "goldens": "golden", "sanitizer": "sanitizer"}.items():
         told[name] = of_kind(records, kind)
+    told["findings"] = of_kind(records, "finding")
+    told["counters"] = of_kind(records, "counter")
+    told["expected"] = expectations(told)
     for name, kind in {"stages": "stage", "skipped": "skipped", "absent": "absent", "gaps": "gap"}.items():
         told[name] = of_kind(records, kind)
     told["aims"] = aims(told, told["gaps"])

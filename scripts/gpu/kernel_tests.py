@@ -12,7 +12,7 @@ what failing tests said to standard error. Exits with 1 if a test failed. Standa
 import argparse
 import json
 import os
-import shutil
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import record
+import tools
 
 # What compute-sanitizer exits with if it found something; a failed test exits with 101.
 FOUND = 77
@@ -50,13 +51,15 @@ def tests(bundle: Path, wanted: list[str]) -> list[Test]:
         listing = subprocess.run([program, "--list", "--format", "terse"], capture_output=True, text=True, check=True)
         names = [line.removesuffix(": test") for line in listing.stdout.splitlines() if line.endswith(": test")]
         found += [Test(program.name, program, name) for name in names if not wanted or any(w in name for w in wanted)]
+    # In the order in which they were asked for.
+    found.sort(key=lambda test: next((at for at, w in enumerate(wanted) if w in test.name), len(wanted)))
     return found
 
 
 def run(test: Test, args: argparse.Namespace) -> Outcome:
     command = [str(test.program), "--exact", test.name, "--nocapture", "--test-threads", "1"]
     if args.sanitizer:
-        tool = ["compute-sanitizer", "--tool", args.sanitizer, "--error-exitcode", str(FOUND), "--target-processes", "all"]
+        tool = [args.tool, "--tool", args.sanitizer, "--error-exitcode", str(FOUND), "--target-processes", "all"]
         command = tool + command
     # Tests find the repository's test data from where cargo says that their crate is.
     surroundings = os.environ | {"CARGO_MANIFEST_DIR": str(args.root / "crates/cuda")}
@@ -71,7 +74,7 @@ def run(test: Test, args: argparse.Namespace) -> Outcome:
             status = "skipped"
     except subprocess.TimeoutExpired as expired:
         said = "".join(text_of(part) for part in (expired.stdout, expired.stderr))
-        status = f"longer than {args.limit} s"
+        status = f"longer than {args.limit:g} s"
     return Outcome(test, status, time.monotonic() - began, said)
 
 
@@ -84,6 +87,10 @@ def tell(outcome: Outcome) -> None:
     print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {outcome.test.suite}: {outcome.test.name}", file=sys.stderr)
     if outcome.status not in ("ok", "skipped"):
         print(outcome.said[-4000:], file=sys.stderr)
+    # What a test found that is no failure, such as how many sums of wgmma differ.
+    for found in re.finditer(r"(?:wgmma|multiprocessors): .*", outcome.said):
+        print(found[0], file=sys.stderr)
+        record.put("finding", test=outcome.test.name, text=found[0])
 
 
 def main() -> None:
@@ -92,13 +99,16 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--device", choices=["cuda", "stand-in"], default="cuda")
     parser.add_argument("--sanitizer")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one test")
+    parser.add_argument("--limit", type=float, default=20, help="seconds for one test: a hang costs no more")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
-    if args.sanitizer and not shutil.which("compute-sanitizer"):
-        record.put("absent", what="compute-sanitizer", why="not on the PATH")
-        return
+    args.tool = tools.find("compute-sanitizer", args.bundle)
+    if args.sanitizer and args.tool is None:
+        why = "neither on the PATH, nor a Python package, nor in the bundle"
+        record.put("absent", what=f"compute-sanitizer ({args.sanitizer})", why=why)
+        print(f"compute-sanitizer is {why}")
+        sys.exit(record.ABSENT)
     listed = tests(args.bundle, args.names)
     outcomes = []
     with ThreadPoolExecutor(args.jobs) as pool:

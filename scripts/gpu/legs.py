@@ -1,8 +1,10 @@
 """Prefill and decode legs on one GPU: what a hand-off costs.
 
 usage: legs.py --cleave BIN --model FOLDER --name NAME [--device cuda] [--prompts N] [--prompt-tokens N] [--kv-cache SIZE]
+               [--shares S,S,…]
 
-Twice: as two workers of one process (`cleave serve --prefill 1 --decode 1 --placement split`), and as three processes.
+As two workers of one process (`cleave serve --prefill 1 --decode 1 --placement split`), once for each share of the
+multiprocessors that decode keeps to (`none`: undivided), and as three processes, which take turns on the GPU without MPS.
 Prompts of one client, one after the other; the workers' own metrics say how long the hand-off of a prompt's KV took,
 and how much of that prefill did not hide. Then several clients at once, for the time between tokens beside prefill.
 Writes `handoff` records. Standard library only.
@@ -20,6 +22,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import record
 
@@ -131,11 +134,11 @@ def measure(arrangement: str, address: str, page: str, args: argparse.Namespace)
     )
 
 
-def one_process(args: argparse.Namespace, engine: list[str]) -> None:
+def one_process(args: argparse.Namespace, engine: list[str], share: str) -> None:
     command = [args.cleave, "serve", "--port", "0", "--prefill", "1", "--decode", "1", "--placement", "split", *engine]
-    with running(*command) as server:
+    with running(*command, "--gpu-decode-share", share) as server:
         address = server.wait_for(r"listening on http://(\S+)", args.start_limit)
-        measure("two workers of one process", address, address, args)
+        measure(f"two workers of one process, decode share {share}", address, address, args)
 
 
 def processes(args: argparse.Namespace, engine: list[str]) -> None:
@@ -167,17 +170,19 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--calibrate", default="2")
     parser.add_argument("--start-limit", type=float, default=60)
+    parser.add_argument("--shares", type=lambda text: text.split(","), default=["0.4", "none", "0.3", "0.55"])
     args = parser.parse_args()
     engine = ["--device", args.device, "--model", args.model, "--dtype", "bf16", "--no-prefix-cache"]
     engine += ["--kv-cache", args.kv_cache, "--calibrate", args.calibrate]
     failed = False
-    for arrangement in (one_process, processes):
+    arrangements = {f"share {share}": partial(one_process, share=share) for share in args.shares}
+    for name, arrangement in (arrangements | {"processes": processes}).items():
         try:
             arrangement(args, engine)
-        except Exception as error:  # One arrangement's failure says nothing of the other.
+        except Exception as error:  # One arrangement's failure says nothing of the others.
             failed = True
-            print(f"{arrangement.__name__}: {error}", file=sys.stderr)
-            record.put("skipped", system="cleave", model=args.name, shape=f"legs, {arrangement.__name__}", why=str(error)[-300:])
+            print(f"{name}: {error}", file=sys.stderr)
+            record.put("skipped", system="cleave", model=args.name, shape=f"legs, {name}", why=str(error)[-300:])
     if failed:
         sys.exit(1)
 

@@ -1,6 +1,6 @@
 """How many bytes a decode step must move and how many operations a prompt must take, from a model's sizes.
 
-usage: model.py FOLDER NAME      (writes a `model` record of its config.json)
+usage: model.py FOLDER NAME [--weight-bits N]     (writes a `model` record of its config.json)
 
 Every system is held against these same figures, whatever it really moves: a system that reads more than it must is
 slower, not better used. Standard library only.
@@ -8,7 +8,7 @@ slower, not better used. Standard library only.
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import record
@@ -26,6 +26,8 @@ class Model:
     vocabulary: int
     is_tied: bool
     element_bytes: int = 2
+    # Of an element of the layers' matrices, its share of scales and zero points counted; the head is not quantised.
+    weight_bits: float = 16
 
     @staticmethod
     def of(folder: str | Path, name: str | None = None) -> "Model":
@@ -58,7 +60,8 @@ class Model:
     def weight_bytes(self) -> int:
         """What a step must read of the weights: every matrix once, the head among them. Not the embedding table
         beside it, of which a step reads a row per sequence, and not norms, which are a ten-thousandth."""
-        return (self.layers * self.layer_elements + self.head_elements) * self.element_bytes
+        layers = self.layers * self.layer_elements * self.weight_bits / 8
+        return int(layers) + self.head_elements * self.element_bytes
 
     @property
     def stored_bytes(self) -> int:
@@ -114,4 +117,7 @@ def compute_use_with_attention(model: Model, tokens: int, seconds: float, rate: 
 
 
 if __name__ == "__main__":
-    record.put("model", **asdict(Model.of(sys.argv[1], sys.argv[2])))
+    found = Model.of(sys.argv[1], sys.argv[2])
+    if "--weight-bits" in sys.argv:
+        found = replace(found, weight_bits=float(sys.argv[sys.argv.index("--weight-bits") + 1]))
+    record.put("model", **asdict(found))

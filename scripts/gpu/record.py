@@ -8,14 +8,16 @@ stage      name, status (ok, failed, timed out, skipped), seconds, why
 ceiling    name, value, unit, how: what the hardware was measured to do
 tests      suite, passed, failed (names), seconds
 lab        lab, variant, shape, seconds, and bytes or operations; error, tolerance
-golden     model, precision, prompts, same
-sanitizer  tool, program, errors
+golden     model, precision, prompts, same, wrong (prompts that are not what they must be)
+counter    kernel, and shares of peaks that the hardware counted
+sanitizer  tool, suite, passed, failed (names), seconds
 model      name and sizes, as model.Model has them
 load       system, model, bytes, seconds, from (memory, disk)
 decode     system, model, batch, context, seconds (of one step), beside (systems that took turns)
 prefill    system, model, tokens, seconds (of the prompt), beside
 skipped    system, model, shape, why
 handoff    model, arrangement, and what it took
+finding    test, text: what a test saw that is no failure
 absent     what, why: something that the run would have used and that is not there
 
 Standard library only.
@@ -26,6 +28,8 @@ import os
 import sys
 
 VARIABLE = "CLEAVE_GPU_RECORDS"
+# What a step exits with that had nothing to work with; the last line that it prints says what.
+ABSENT = 75
 
 
 def put(kind: str, **fields: object) -> None:

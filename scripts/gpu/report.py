@@ -160,6 +160,23 @@ def aim_lines(run: dict) -> list[str]:
     return table(["aim", "needed", "found", "met"], rows)
 
 
+def expected_lines(run: dict) -> list[str]:
+    rows = []
+    for one in run.get("expected", []):
+        found = "not measured" if one["measured"] is None else ratio(one["measured"])
+        rows.append([one["name"], ratio(one["expected"]), found, ratio(one["over"])])
+    return table(["figure", "expected from the code", "measured", "measured over expected"], rows)
+
+
+def counter_lines(run: dict) -> list[str]:
+    names = ["memory", "multiprocessors", "tensor", "warps"]
+    rows = []
+    for one in run.get("counters", []):
+        microseconds = f"{one['seconds'] * 1e6:.1f}" if "seconds" in one else ""
+        rows.append([one["kernel"], microseconds, *(ratio(one.get(name)) for name in names)])
+    return table(["kernel", "µs", *(f"{name}, share of peak" for name in names)], rows)
+
+
 def check_lines(run: dict) -> list[str]:
     rows = []
     for one in run["tests"] + run["sanitizer"]:
@@ -168,22 +185,27 @@ def check_lines(run: dict) -> list[str]:
     for precision in sorted({one["precision"] for one in run["goldens"]}):
         of = [one for one in run["goldens"] if one["precision"] == precision]
         differ = [f"{one['model']} {one['prompts'] - one['same']}" for one in of if one["same"] < one["prompts"]]
-        # Nobody promises the same tokens of weights that were rounded.
-        wrong = "; ".join(differ) or "none" if precision == "f32" else "not promised"
+        # Of weights that were rounded the numbers are promised, within a tolerance, and not the tokens.
+        failed = [f"{one['model']}: {one['wrong']}" for one in of if one.get("wrong")]
+        wrong = "; ".join(differ if precision == "f32" else failed) or "none"
         rows.append([f"reference prompts, {precision}", "cleave generate", sum(one["same"] for one in of), wrong])
-    return table(["checked", "by", "right", "wrong"], rows)
+    found = [f"- {one['test']}: {one['text']}" for one in run.get("findings", [])]
+    return table(["checked", "by", "right", "wrong"], rows) + ([*found, ""] if found else [])
 
 
 def missing_lines(run: dict) -> list[str]:
     lines = [f"- {one['what']}: {one['why']}" for one in run["absent"]]
     lines += [f"- {one['system']}, {one['model']} {one['shape']}: {one['why']}" for one in run["skipped"]]
-    lines += [f"- stage {one['name']}: {one['status']}" for one in run["stages"] if one["status"] != "ok"]
+    for one in run["stages"]:
+        if one["status"] != "ok":
+            lines.append(f"- stage {one['name']}: {one['status']}" + (f": {one['why']}" if one.get("why") else ""))
     return ["Not there, or not measured:", "", *lines, ""] if lines else []
 
 
 def whole(run: dict) -> str:
     """Everything, for people."""
-    lines = [*heading(run), *aim_lines(run), *ceiling_lines(run), *both_speeds(run), *lab_lines(run), *load_lines(run)]
+    lines = [*heading(run), *expected_lines(run), *aim_lines(run), *ceiling_lines(run), *both_speeds(run)]
+    lines += [*counter_lines(run), *lab_lines(run), *load_lines(run)]
     return "\n".join([*lines, *handoff_lines(run), *check_lines(run), *missing_lines(run)]).rstrip() + "\n"
 
 

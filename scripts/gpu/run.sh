@@ -1,33 +1,44 @@
 #!/usr/bin/env bash
-# Everything that a real GPU is needed for, in one command of ten minutes, on a machine with a driver of CUDA 13.
-# usage: run.sh [--quick] [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER] [--stand-in FOLDER]
+# What a real GPU is needed for, in four calls of ten minutes each, on a machine with a driver of CUDA 13.
+# usage: run.sh --call first|roofline|system|again [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER]
+#               [--stand-in FOLDER]
 #
-# Takes target/gpu-bundle, or the archive of it, which build.sh made elsewhere. Stages run in the order of what they are worth, each within a
-# time of its own and what is left of the budget; none stops another. Findings are on disk as they come, and the report
+#   first     does it run: smoke, tests, sanitizers, reference checkpoints, an engine that is timed once
+#   roofline  ceilings of the machine, labs by importance, hardware counters
+#   system    the engine on 1B and 8B, legs by share, loading, peers by turns
+#   again     what decides, once more, after mending: smoke, sanitizers' finds, operations, engine, legs
+#
+# Each call starts cold and needs nothing of another. It takes target/gpu-bundle, or the archive of it, which build.sh made
+# elsewhere. Stages run in the order of what they are worth, each within a time of its own and what is left of the
+# budget; none stops another, and one that hangs is killed (step.py). Findings are on disk as they come, and the report
 # is made anew after every stage, so that whoever ends this early loses one stage. Needs Python 3; PyTorch and
-# transformers for the ceiling of matrix products and for the peers. Changes no setting of the card.
-# --quick      facts, ceilings, tests and reference checkpoints alone: two minutes.
+# transformers for the peers. Changes no setting of the card.
 # --only       these stages (see the end of this file), and facts.
 # --budget     540 seconds if absent.
 # --out        where report, table, records and log go: $OUT, or target/gpu-run.
-# --scratch    where random weights are written, 19 GB: /tmp/cleave-gpu if absent. What is there is used again.
-# --stand-in   the folder of a libcuda.so.1 that runs kernels on the processor: to try this script out.
+# --scratch    where random weights are written, 19 GB in the call `system`: /tmp/cleave-gpu if absent. What is there is used again.
+# --stand-in   the folder of a libcuda.so.1 that runs kernels on the processor: to try this script out. Shapes are small
+#              then; a stage that needs a GPU runs too, and if it fails it counts as skipped for that.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 here=$root/scripts/gpu
-quick=no only='' budget=540 out=${OUT:-$root/target/gpu-run} scratch=/tmp/cleave-gpu stand_in=''
+call='' only='' budget=540 out=${OUT:-$root/target/gpu-run} scratch=/tmp/cleave-gpu stand_in=''
 while [ $# -gt 0 ]; do
   case $1 in
-    --quick) quick=yes ;;
+    --call) call=$2 && shift ;;
     --only) only=$2 && shift ;;
     --budget) budget=$2 && shift ;;
     --out) out=$2 && shift ;;
     --scratch) scratch=$2 && shift ;;
     --stand-in) stand_in=$(cd "$2" && pwd) && shift ;;
-    *) sed -n '2,17p' "$0" >&2; exit 2 ;;
+    *) call=usage ;;
   esac
   shift
 done
+case $call in
+  first | roofline | system | again) ;;
+  *) sed -n '2,27p' "$0" >&2; exit 2 ;;
+esac
 
 bundle=$root/target/gpu-bundle
 cleave=$bundle/cleave
@@ -38,7 +49,7 @@ if [ ! -r "$bundle/manifest.json" ]; then
   echo "run.sh: $bundle is not there; scripts/gpu/build.sh makes it" >&2
   exit 2
 fi
-chmod -f +x "$cleave" "$bundle/ceilings" "$bundle"/tests/* "$bundle"/labs/* "$bundle"/peers/*
+chmod -f +x "$cleave" "$bundle/ceilings" "$bundle"/tests/* "$bundle"/labs/* "$bundle"/peers/* "$bundle"/tools/*
 mkdir -p "$out" "$scratch"
 log=$out/log.txt
 export CLEAVE_GPU_RECORDS=$out/records.jsonl
@@ -47,6 +58,8 @@ export CLEAVE_GPU_RECORDS=$out/records.jsonl
 export PYTHONPATH=$here PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 RUST_BACKTRACE=1
 # Peers must not look for anything outside, and what they compile need not outlast the run.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false TORCHINDUCTOR_CACHE_DIR=$scratch/inductor TRITON_CACHE_DIR=$scratch/triton
+# Compiled kernels and everything else that a program keeps stay out of the user's folders.
+export XDG_CACHE_HOME=$scratch/cache
 device=cuda
 if [ -n "$stand_in" ]; then
   device=stand-in
@@ -59,17 +72,23 @@ fi
 
 note() { python3 "$here/record.py" "$@"; }
 left() { echo $((budget - SECONDS)); }
+report() { python3 "$here/report.py" --records "$CLEAVE_GPU_RECORDS" --out "$out" >"$out/table.md" 2>>"$log"; }
 
-# Whether a stage was asked for: KIND, which is `quick` if it belongs to --quick, and NAME.
+# Whether a stage is wanted: of --only if that was given, else of this call.
 wanted() {
-  if [ -n "$only" ]; then [[ ,facts,$only, == *",$2,"* ]]; else [ "$quick" = no ] || [ "$1" = quick ]; fi
+  if [ -n "$only" ]; then [[ ,facts,$only, == *",$1,"* ]]; else [[ " ${stages[$call]} " == *" $1 "* ]]; fi
 }
 
-# stage KIND NAME LIMIT COMMAND…: runs it within its limit, and says how it went. KIND is `quick` or `long`.
+# The last line of the log after line number $1.
+last_line() { tail -n +$(($1 + 1)) "$log" | grep -v '^$' | tail -n 1 | cut -c1-160; }
+
+# stage NAME LIMIT COMMAND…: runs it within its limit, and says how it went. A name that ends in + is of a stage that needs a
+# GPU: with a stand-in it may fail, and is then skipped for that.
 stage() {
-  local kind=$1 name=$2 limit=$3 began=$SECONDS status
-  shift 3
-  wanted "$kind" "$name" || return 0
+  local name=${1%+} needs_gpu=no limit=$2 began=$SECONDS status why='' from
+  [ "$name" = "$1" ] || needs_gpu=yes
+  shift 2
+  wanted "$name" || return 0
   if [ "$(left)" -lt 8 ]; then
     note stage name="$name" status=skipped why="no time was left" seconds=0
     echo "-- $name: no time was left"
@@ -77,28 +96,59 @@ stage() {
   fi
   [ "$limit" -le "$(left)" ] || limit=$(left)
   printf '\n=== %s (at %s s, for %s s)\n' "$name" "$SECONDS" "$limit" >>"$log"
-  timeout --kill-after=5 "$limit" "$@" >>"$log" 2>&1
+  from=$(wc -l <"$log")
+  python3 "$here/step.py" --limit "$limit" -- "$@" >>"$log" 2>&1
   case $? in
     0) status=ok ;;
+    75) status=skipped why=$(last_line "$from") ;;
     124 | 137) status="timed out" ;;
     *) status=failed ;;
   esac
-  note stage name="$name" status="$status" seconds=$((SECONDS - began))
-  printf -- '-- %-16s %-10s %4s s\n' "$name" "$status" $((SECONDS - began))
-  [ "$status" = ok ] || tail -n 12 "$log" | cut -c1-300 | sed 's/^/     /'
+  if [ "$status" != ok ] && [ "$needs_gpu" = yes ] && [ -n "$stand_in" ]; then
+    why="needs a GPU ($status with the stand-in): $(last_line "$from")"
+    status=skipped
+  fi
+  note stage name="$name" status="$status" seconds=$((SECONDS - began)) ${why:+why="$why"}
+  printf -- '-- %-16s %-10s %4s s %s\n' "$name" "$status" $((SECONDS - began)) "$why"
+  [ "$status" = ok ] || [ "$status" = skipped ] || tail -n 12 "$log" | cut -c1-300 | sed 's/^/     /'
   report
 }
 
-report() { python3 "$here/report.py" --records "$CLEAVE_GPU_RECORDS" --out "$out" >"$out/table.md" 2>>"$log"; }
+# Stages of each call, for `wanted`; their order is that of the lines below.
+declare -A stages=(
+  [first]="facts smoke tests memcheck racecheck synccheck goldens first-engine"
+  [roofline]="facts ceilings matmul labs counters"
+  [system]="facts ceilings matmul engine-1b int4-1b legs engine-8b fast-8b loop-8b batching-8b llama-cpp load"
+  [again]="facts smoke ceilings matmul operations engine-8b legs memcheck racecheck"
+)
+# Tests that look at one thing each that no emulator vouches for; the first of them is every kernel, once.
+smoke="every_module_loads every_kernel_runs_in_small every_code_of_e4m3 sums_of_wgmma both_parts_of_a_gpu a_child_writes_into"
+# Of the tests that sanitizers watch: small, and together every kernel.
+watched="every_kernel_runs_in_small every_code_of_e4m3 both_parts_of_a_gpu products_are_those attention_is_that tokens_drawn what_is_read"
 
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
 declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b)
-declare -A users=([1b]="engine-1b legs llama-cpp load" [8b]="engine-8b fast-8b loop-8b batching-8b")
+declare -A users=([1b]="first-engine engine-1b int4-1b legs llama-cpp load" [8b]="engine-8b fast-8b loop-8b batching-8b")
+kv_long=34GiB few=decode:1x1024,prefill:2048
+of_8b=prefill:2048,decode:1x1024,decode:32x1024,decode:32x8192,prefill:8192,prefill:32768,decode:8x1024,decode:1x8192,decode:8x8192,prefill:512,decode:128x1024,decode:96x8192
+fast_8b=prefill:2048,prefill:8192,prefill:32768
+by_turns=decode:1x1024,prefill:2048,decode:32x1024,decode:32x8192,prefill:8192,decode:8x8192
+legs=() size=() more=() goldens=() names=() test_limit=20
+if [ -n "$stand_in" ]; then
+  # One core walks every block of every kernel.
+  shapes=([1b]=tiny-llama-64 [8b]=tiny-llama-64)
+  kv_long=4MiB few=decode:1x16,prefill:20 of_8b=$few fast_8b=prefill:20 by_turns=$few
+  legs=(--kv-cache 4MiB --prompts 1 --prompt-tokens 40 --new-tokens 4 --clients 1 --calibrate 0 --shares 0.4,none)
+  size=(--tiny) more=(-- --kv-cache 4MiB --max-num-seqs 4 --max-num-batched-tokens 64)
+  # A kernel's first second on a GPU is minutes here.
+  names=(rows_go_through what_is_written a_row_gives_the_same) test_limit=100
+  goldens=(--prompts 0 --lengths 5,65 --tokens 3 --limit 60)
+fi
 writer=''
 needed() {
   local user
   for user in ${users[$1]}; do
-    if wanted long "$user"; then return 0; fi
+    if wanted "$user"; then return 0; fi
   done
   return 1
 }
@@ -131,43 +181,63 @@ trap '[ -z "$writer" ] || kill "$writer" 2>/dev/null' EXIT
 
 bench=("$cleave" bench engine --device cuda --dtype bf16 --stdin --rounds 1)
 turns=(python3 "$here/turns.py")
+tests=(python3 "$here/kernel_tests.py" --bundle "$bundle" --root "$root" --device "$device")
+# engine FOLDER NAME …: the command that times a model of the scratch folder; more arguments of engine.py.
+engine() {
+  local folder=$scratch/$1 name=$2
+  shift 2
+  echo python3 "$here/engine.py" --cleave "$cleave" --model "$folder" --name "$name" "$@"
+}
 
-stage quick facts 30 python3 "$here/facts.py" --manifest "$bundle/manifest.json"
-if [ -z "$stand_in" ]; then
-  stage quick ceilings 60 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/ceilings"
-fi
-if [ -z "$stand_in" ] && { needed 1b || needed 8b; }; then
+stage facts 30 python3 "$here/facts.py" --manifest "$bundle/manifest.json"
+if needed 1b || needed 8b; then
   write_models >>"$log" 2>&1 &
   writer=$!
 fi
-if [ -z "$stand_in" ]; then
-  stage quick matmul 60 python3 "$here/ceilings.py"
-fi
-stage quick tests 150 python3 "$here/kernel_tests.py" --bundle "$bundle" --root "$root" --device "$device"
-stage quick goldens 90 python3 "$here/goldens.py" --cleave "$cleave" --root "$root"
-stage long labs 120 python3 "$here/labs.py" --bundle "$bundle"
+# Does it run. A hang costs 20 s: each test is a process with that limit.
+# shellcheck disable=SC2086
+stage smoke 110 "${tests[@]}" --jobs 1 --limit "$test_limit" $smoke
+stage tests 160 "${tests[@]}" --jobs 4 --limit "$test_limit" "${names[@]}"
+# shellcheck disable=SC2086
+stage memcheck+ 80 "${tests[@]}" --sanitizer memcheck --limit 40 --jobs 4 $watched
+# shellcheck disable=SC2086
+stage racecheck+ 80 "${tests[@]}" --sanitizer racecheck --limit 40 --jobs 4 $watched
+# shellcheck disable=SC2086
+stage synccheck+ 60 "${tests[@]}" --sanitizer synccheck --limit 30 --jobs 4 $watched
+stage goldens 120 python3 "$here/goldens.py" --cleave "$cleave" --root "$root" --scratch "$scratch" "${goldens[@]}"
 await_model 1b
-stage long engine-1b 60 python3 "$here/engine.py" --cleave "$cleave" --model "$scratch/1b" --name "${shapes[1b]}"
+# shellcheck disable=SC2046
+stage first-engine 40 $(engine 1b "${shapes[1b]}" --rounds 1 --shapes "$few") "${more[@]}"
+
+# What the machine can do, and what kernels make of it.
+stage ceilings+ 60 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/ceilings"
+stage matmul+ 60 python3 "$here/ceilings.py"
+stage operations 80 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/labs/operations" "${size[@]}"
+stage labs+ 220 python3 "$here/labs.py" --bundle "$bundle" --limit 45 "${size[@]}"
+stage counters+ 200 python3 "$here/counters.py" --bundle "$bundle" "${size[@]}"
+
+# The engine, legs by share, and peers by turns.
+# shellcheck disable=SC2046
+stage engine-1b 60 $(engine 1b "${shapes[1b]}") "${more[@]}"
+stage int4-1b 60 bash -c "'$cleave' synth --model '$scratch/1b' --quantization awq --group-size 128 --out '$scratch/1b-int4' \
+  && python3 '$here/model.py' '$scratch/1b-int4' '${shapes[1b]}-int4' --weight-bits 4.25 \
+  && $(engine 1b-int4 "${shapes[1b]}-int4" --shapes "$few") ${more[*]}"
+stage legs 100 python3 "$here/legs.py" --cleave "$cleave" --model "$scratch/1b" --name "${shapes[1b]}" "${legs[@]}"
 await_model 8b
-stage long engine-8b 110 python3 "$here/engine.py" --cleave "$cleave" --model "$scratch/8b" --name "${shapes[8b]}" \
-  --shapes prefill:2048,decode:1x1024,decode:32x1024,decode:32x8192,prefill:8192,decode:8x1024,decode:1x8192,decode:8x8192,prefill:512,prefill:32768,decode:128x1024,decode:96x8192,decode:128x8192
-stage long fast-8b 40 python3 "$here/engine.py" --cleave "$cleave" --model "$scratch/8b" --name "${shapes[8b]}" --system cleave-cublaslt \
-  --shapes prefill:2048,prefill:8192,prefill:32768 -- --gpu-matmul fast
-stage long loop-8b 150 "${turns[@]}" --model "$scratch/8b" --name "${shapes[8b]}" --budget 145 \
-  --shapes decode:1x1024,prefill:2048,decode:32x1024,decode:32x8192,prefill:8192,decode:8x8192,decode:1x8192,decode:8x1024 \
-  --system cleave "${bench[*]} --model $scratch/8b --kv-cache 34GiB" \
+# shellcheck disable=SC2046
+stage engine-8b 110 $(engine 8b "${shapes[8b]}" --shapes "$of_8b") "${more[@]}"
+# shellcheck disable=SC2046
+stage fast-8b+ 40 $(engine 8b "${shapes[8b]}" --system cleave-cublaslt --shapes "$fast_8b") "${more[@]:---}" --gpu-matmul fast
+stage loop-8b+ 100 "${turns[@]}" --model "$scratch/8b" --name "${shapes[8b]}" --budget 95 --shapes "$by_turns" \
+  --system cleave "${bench[*]} --model $scratch/8b --kv-cache $kv_long" \
   --system torch-compile "python3 $here/peers/torch_loop.py --model $scratch/8b"
-stage long legs 60 python3 "$here/legs.py" --cleave "$cleave" --model "$scratch/1b" --name "${shapes[1b]}"
-stage long memcheck 50 python3 "$here/kernel_tests.py" --bundle "$bundle" --root "$root" --sanitizer memcheck --limit 45 --jobs 8
-stage long batching-8b 110 "${turns[@]}" --model "$scratch/8b" --name "${shapes[8b]}" --budget 105 --rounds 2 \
-  --shapes decode:32x1024,prefill:2048,decode:8x1024,decode:8x8192,prefill:8192 \
-  --system cleave "${bench[*]} --model $scratch/8b --kv-cache 34GiB" \
+stage batching-8b+ 70 "${turns[@]}" --model "$scratch/8b" --name "${shapes[8b]}" --budget 65 --rounds 2 --shapes "$by_turns" \
+  --system cleave "${bench[*]} --model $scratch/8b --kv-cache $kv_long" \
   --system transformers "python3 $here/peers/transformers_batching.py --model $scratch/8b --kv-bytes $((12 << 30))"
-stage long llama-cpp 60 python3 "$here/peers/llama_cpp.py" --bundle "$bundle" --model "$scratch/1b" --name "${shapes[1b]}"
-stage long racecheck 50 python3 "$here/kernel_tests.py" --bundle "$bundle" --root "$root" --sanitizer racecheck --limit 45 --jobs 8
-stage long load 40 bash -c "python3 '$here/disk.py' '$scratch/1b' && python3 '$here/engine.py' --cleave '$cleave' --model '$scratch/1b' --name '${shapes[1b]}' --shapes decode:1x1024 --from disk"
+stage llama-cpp+ 45 python3 "$here/peers/llama_cpp.py" --bundle "$bundle" --model "$scratch/1b" --name "${shapes[1b]}"
+stage load+ 40 bash -c "python3 '$here/disk.py' '$scratch/1b' && $(engine 1b "${shapes[1b]}" --shapes "${few%%,*}" --from disk) ${more[*]}"
 
 report
 cat "$out/table.md"
 echo
-echo "after $SECONDS s, in $out; scripts/gpu/report.py --collect takes the JSON into results/gpu, then --readme"
+echo "call $call: after $SECONDS s, in $out; scripts/gpu/report.py --collect takes the JSON into results/gpu, then --readme"

@@ -11,6 +11,7 @@ mod check;
 mod demo;
 mod generate;
 mod goodput;
+mod gpu;
 mod key;
 mod kv;
 mod load;

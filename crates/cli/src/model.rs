@@ -7,11 +7,12 @@
 use crate::args::{Device, Dtype, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs, QuantizeArg};
 use crate::bench::Products;
 use crate::demo;
+use crate::gpu::{self, GpuPart};
 use crate::processor::Processor;
 use anyhow::{Context, bail};
 use cleave_api::{ModelFiles, ModelText};
 use cleave_cpu::{Binding, CpuOps, CpuOptions, CpuPack, Dot, Isa, Quantize, WorkerThreads};
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack, Part, Priority, Share};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, Sampling, Segment, SlotIndex, StepId, StepPlan,
 };
@@ -50,8 +51,6 @@ enum Backend {
         weights: Arc<Weights<CudaPack>>,
         device: Arc<cleave_cuda::Device>,
         products: cleave_cuda::Products,
-        /// Of the multiprocessors, for decode workers.
-        decode_percent: Option<u32>,
     },
 }
 
@@ -161,9 +160,6 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
                     GpuMatmul::Invariant => cleave_cuda::Products::PathIndependent,
                     GpuMatmul::Fast => cleave_cuda::Products::Fast,
                 },
-                decode_percent: engine
-                    .gpu_decode_share
-                    .map(|share| (share * 100.0).round() as u32),
             }
         }
     };
@@ -262,15 +258,6 @@ fn precision(dtype: Dtype, checkpoint: &Checkpoint) -> Precision {
     }
 }
 
-/// How a worker of this role shares a GPU with others: a decode step is short, and many streams wait for it.
-fn place(role: Role) -> (Priority, Option<Part>) {
-    match role {
-        Role::Prefill => (Priority::Normal, Some(Part::Rest)),
-        Role::Decode => (Priority::High, Some(Part::First)),
-        Role::Both => (Priority::Normal, None),
-    }
-}
-
 impl Loaded {
     fn facts(&self) -> Facts<'_> {
         fn of<P: Pack>(weights: &Weights<P>) -> Facts<'_> {
@@ -364,9 +351,18 @@ impl Loaded {
             step_tokens_max: args.step_tokens_max(),
         };
         let count = args.threads_each(count);
+        let decode_percent = match &self.backend {
+            Backend::Cpu { .. } => None,
+            Backend::Cuda { device, .. } => {
+                gpu::decode_percent(args.gpu_decode_share, roles, device)
+            }
+        };
         let mut engines = (0..)
             .zip(roles)
-            .map(|(index, role)| self.engine(limits, WorkerThreads { index, count }, *role))
+            .map(|(index, role)| {
+                let gpu = GpuPart::of(*role, decode_percent);
+                self.engine(limits, WorkerThreads { index, count }, gpu)
+            })
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(first) = engines.first_mut() {
             apart(|| probe(first.as_mut())).context("the model cannot take a single step")?;
@@ -393,10 +389,18 @@ impl Loaded {
             index: 0,
             count: args.threads(),
         };
-        self.engine(limits, sole, Role::Both)
+        self.engine(limits, sole, GpuPart::WHOLE)
     }
 
-    /// An engine with these limits, for this worker of this role.
+    /// Whether the system's processes share this GPU by NVIDIA's Multi-Process Service; `None` without a GPU.
+    pub(crate) fn is_mps(&self) -> Option<bool> {
+        match &self.backend {
+            Backend::Cpu { .. } => None,
+            Backend::Cuda { device, .. } => Some(device.facts().is_mps),
+        }
+    }
+
+    /// An engine with these limits, for a worker with these threads or this part of a GPU.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
@@ -404,7 +408,7 @@ impl Loaded {
         &self,
         limits: EngineLimits,
         worker: WorkerThreads,
-        role: Role,
+        gpu: GpuPart,
     ) -> anyhow::Result<Box<dyn Engine>> {
         Ok(match &self.backend {
             Backend::Cpu {
@@ -421,16 +425,12 @@ impl Loaded {
                 weights,
                 device,
                 products,
-                decode_percent,
             } => {
-                let (priority, part) = place(role);
                 let options = CudaOptions {
                     products: *products,
                     kv: self.kv,
-                    priority,
-                    share: decode_percent
-                        .zip(part)
-                        .map(|(percent, part)| Share { percent, part }),
+                    priority: gpu.priority,
+                    share: gpu.share,
                     ..CudaOptions::new(self.precision)
                 };
                 let ops = CudaOps::new(device, &options)?;

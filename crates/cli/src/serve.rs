@@ -6,6 +6,7 @@
 use crate::args::{
     FaceArgs, HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
 };
+use crate::gpu;
 use crate::source::Source;
 use crate::values::Seconds;
 use anyhow::{Context, anyhow, bail};
@@ -138,6 +139,11 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         .engines(&args.host.engine, &[role])?
         .pop()
         .context("one engine was asked for")?;
+    let share = args.host.engine.gpu_decode_share;
+    let is_mps = source.is_mps();
+    if let Some(warning) = is_mps.and_then(|is_mps| gpu::of_single_leg(role, share, is_mps)) {
+        warn!("{warning}");
+    }
     let options = measured(options, (&source, engine.as_mut()), &args.host)?;
     announce(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {
@@ -330,8 +336,8 @@ fn undivided<'a>(workers: impl Iterator<Item = (&'a str, Option<DeviceId>)>) -> 
     }
     let there = devices.into_values().find(|there| there.len() > 1)?;
     Some(format!(
-        "{} compute on the same cores, so one of them serves requests whole; --placement split hands each \
-         over, and --threads divides the cores",
+        "{} compute on the same hardware, so one of them serves requests whole; --placement split hands each \
+         over, --threads divides a processor's cores, and --gpu-decode-share a GPU",
         there.join(" and ")
     ))
 }

@@ -60,6 +60,14 @@ impl Source {
         }
     }
 
+    /// Whether processes share the GPU by NVIDIA's Multi-Process Service; `None` without a GPU.
+    pub(crate) fn is_mps(&self) -> Option<bool> {
+        match self {
+            Self::Model(loaded) => loaded.is_mps(),
+            Self::Mock(_) => None,
+        }
+    }
+
     /// Engines for workers of these roles.
     ///
     /// # Errors

@@ -116,9 +116,9 @@ impl Ops for CpuOps {
     type Rows = CpuRows;
     type Pool = CpuPool;
 
-    fn arithmetic(&self) -> &'static str {
+    fn arithmetic(&self) -> String {
         // The number is raised with any change of results or of a block's bytes.
-        match self.isa {
+        let name = match self.isa {
             Isa::Plain => "unfused-2",
             Isa::Avx512Bf16
             | Isa::Avx512Vnni
@@ -129,7 +129,8 @@ impl Ops for CpuOps {
             | Isa::NeonBf16
             | Isa::NeonDot
             | Isa::Neon => "fused-2",
-        }
+        };
+        name.to_owned()
     }
 
     fn device(&self) -> String {

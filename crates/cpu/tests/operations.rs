@@ -697,7 +697,7 @@ fn attention_has_the_same_bits_on_every_instruction_set_of_one_arithmetic() {
         for case in sequences() {
             let lengths = case.lengths.iter().enumerate();
             let whole: Vec<_> = lengths.map(|(i, &n)| (i, 0, n)).collect();
-            let mut seen: Vec<(&str, Vec<Vec<f32>>)> = Vec::new();
+            let mut seen: Vec<(String, Vec<Vec<f32>>)> = Vec::new();
             for isa in available() {
                 let options = CpuOptions {
                     kv,

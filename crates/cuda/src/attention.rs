@@ -21,15 +21,14 @@ const DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 const BLOCK_TOKENS: std::ops::RangeInclusive<usize> = 8..=512;
 /// Warps of a block of the plain kernels, each with one head of one row.
 const PLAIN_WARPS: usize = 4;
-/// Blocks for each multiprocessor: as many as fit one, with the registers they take.
-const BLOCKS_EACH: usize = 4;
 
 /// Kernels of one precision and head size.
 #[derive(Debug)]
 enum Kernels {
     Tensor {
         decode: Kernel<AttendArgs>,
-        prefill: Kernel<AttendArgs>,
+        /// None where a block has too little shared memory for it: `decode` then does all tiles.
+        prefill: Option<Kernel<AttendArgs>>,
     },
     Plain(Kernel<AttendPlainArgs>),
 }
@@ -38,7 +37,8 @@ enum Kernels {
 #[derive(Debug)]
 pub(crate) struct Attending {
     kernels: Kernels,
-    blocks_count: usize,
+    /// Multiprocessors that the stream's work runs on.
+    processors_count: usize,
     states: Growing,
     arrivals: Growing,
     heads: HeadShape,
@@ -73,6 +73,13 @@ struct SentItems {
     blocks: u32,
 }
 
+/// Blocks of the largest grid that runs at once; 0 of a kernel that is not there.
+#[derive(Clone, Copy, Debug)]
+struct Grids {
+    decode: usize,
+    prefill: usize,
+}
+
 /// What a layer's attention reads and writes.
 #[derive(Debug)]
 pub(crate) struct Io<'a> {
@@ -100,6 +107,29 @@ fn is_tensor(shape: &PoolShape) -> bool {
         && BLOCK_TOKENS.contains(&shape.block_tokens)
 }
 
+/// The tensor-core kernels for keys and values of this type and heads of `dim`. Where a block has 99 KiB of shared memory
+/// (compute capabilities 8.6, 8.9 and 12.0), large heads have room for a tile of `decode` alone, the largest of them in a
+/// variant that keeps less there: it does every tile then, in the same order of sums.
+fn tensor_kernels(
+    images: &Images,
+    stream: &Stream,
+    (kv, dim): (&str, usize),
+) -> Result<Kernels, CudaError> {
+    let most = stream.device().facts().shared_bytes_max;
+    let name = |kind: &str| format!("attend_{kind}_{kv}_{dim}");
+    let fits = |name: &String| images.fits(name, most);
+    let decode = [name("decode"), name("decode_small")]
+        .into_iter()
+        .find(fits)
+        // The driver then says what is too large.
+        .unwrap_or_else(|| name("decode"));
+    let prefill = Some(name("prefill")).filter(fits);
+    Ok(Kernels::Tensor {
+        decode: images.kernel(&decode)?,
+        prefill: prefill.map(|name| images.kernel(&name)).transpose()?,
+    })
+}
+
 impl Attending {
     pub(crate) fn new(
         images: &Images,
@@ -109,16 +139,12 @@ impl Attending {
         let dim = shape.heads.head_dim;
         let kv = kernel_name(shape.kv);
         let kernels = match is_tensor(shape) {
-            true => Kernels::Tensor {
-                decode: images.kernel(&format!("attend_decode_{kv}_{dim}"))?,
-                prefill: images.kernel(&format!("attend_prefill_{kv}_{dim}"))?,
-            },
+            true => tensor_kernels(images, stream, (kv, dim))?,
             false => Kernels::Plain(images.kernel(&format!("attend_plain_{kv}"))?),
         };
-        let processors = stream.processors_count() as usize;
         Ok(Self {
             kernels,
-            blocks_count: processors * BLOCKS_EACH,
+            processors_count: stream.processors_count() as usize,
             states: Growing::new(stream, 0, "states of attention", Contents::Anything)?,
             arrivals: Growing::new(stream, 0, "counters of attention", Contents::Zeros)?,
             heads: shape.heads,
@@ -188,8 +214,11 @@ impl Attending {
             }
             Kernels::Tensor { decode, prefill } => {
                 let plan = self.plans[number.expect("its window was added")];
-                for (kernel, items) in [(prefill, plan.prefill), (decode, plan.decode)] {
-                    let Some(items) = items else {
+                for (kernel, items) in [
+                    (prefill.as_ref(), plan.prefill),
+                    (Some(decode), plan.decode),
+                ] {
+                    let Some((kernel, items)) = kernel.zip(items) else {
                         continue;
                     };
                     let args = AttendArgs {
@@ -207,6 +236,21 @@ impl Attending {
         }
     }
 
+    /// As many blocks as the stream's multiprocessors hold at once, of each kernel.
+    fn grids(&self) -> Grids {
+        let all = |kernel: &Kernel<AttendArgs>| self.processors_count * kernel.blocks_each();
+        match &self.kernels {
+            Kernels::Plain(_) => Grids {
+                decode: 0,
+                prefill: 0,
+            },
+            Kernels::Tensor { decode, prefill } => Grids {
+                decode: all(decode),
+                prefill: prefill.as_ref().map_or(0, all),
+            },
+        }
+    }
+
     /// Cuts the batch for a window, and makes room for what its items keep on the way.
     fn send_plan(
         &mut self,
@@ -215,11 +259,16 @@ impl Attending {
         (stream, inbox): (&Stream, &mut Inbox),
     ) -> Result<(), CudaError> {
         let heads = self.heads;
+        let Grids {
+            decode: decode_blocks,
+            prefill: prefill_blocks,
+        } = self.grids();
         let shape = PlanShape {
             group: heads.query_heads / heads.kv_heads,
             kv_heads: heads.kv_heads,
             window: self.windows[number],
-            blocks_count: self.blocks_count,
+            blocks_count: decode_blocks.max(prefill_blocks),
+            has_prefill: prefill_blocks > 0,
         };
         let AttentionPlan {
             decode,
@@ -227,9 +276,14 @@ impl Attending {
             states_count,
             arrivals_count,
         } = AttentionPlan::new(batch, &shape);
-        // A step without prompts launches nothing for them; one that is recorded has as many blocks as may be
-        // needed, whatever its items are.
-        let blocks = |items: &[Item]| (items.len() * heads.kv_heads).min(self.blocks_count) as u32;
+        // A step without prompts may be recorded, and launched again for any other batch: the kernel that does its tiles
+        // has as many blocks as may be needed, whatever its items are now. Tiles of a decode step are of one kind: those of
+        // a group of more heads than a tile of `decode` has rows go to `prefill`.
+        let is_decode_step = batch.segments.len() == batch.rows_count();
+        let blocks = |items: &[Item], most: usize| match is_decode_step {
+            true => most as u32,
+            false => (items.len() * heads.kv_heads).min(most) as u32,
+        };
         let decode = SentItems {
             items: inbox.send(stream, Place::DecodeItems(number), &decode)?,
             items_count: inbox.send(
@@ -237,10 +291,7 @@ impl Attending {
                 Place::DecodeItemsCount(number),
                 &[decode.len() as u32],
             )?,
-            blocks: match prefill.is_empty() {
-                true => self.blocks_count as u32,
-                false => blocks(&decode),
-            },
+            blocks: blocks(&decode, decode_blocks),
         };
         let prefill = match prefill.as_slice() {
             [] => None,
@@ -251,11 +302,12 @@ impl Attending {
                     Place::PrefillItemsCount(number),
                     &[items.len() as u32],
                 )?,
-                blocks: blocks(items),
+                blocks: blocks(items, prefill_blocks),
             }),
         };
         self.plans.push(SentPlan {
-            decode: Some(decode),
+            // A step that has tiles of the other kind alone launches nothing here.
+            decode: (prefill.is_none() || !is_decode_step).then_some(decode),
             prefill,
         });
         let width = heads.head_dim + STATE_HEADER;

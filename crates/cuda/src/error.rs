@@ -4,6 +4,7 @@
 
 use cleave_engine::EngineError;
 use cleave_engine::ops::{KvType, Precision};
+use cudarc::driver::sys::CUresult;
 
 /// Why the GPU cannot be used, by what a user can do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +71,7 @@ pub enum CudaError {
     /// Give another share, or none.
     #[error(
         "{percent} % of {processors} multiprocessors leave nothing for the other part; choose a share further from \
-         0 and 1, or leave --gpu-decode-share out"
+         0 and 1, or none (--gpu-decode-share)"
     )]
     NoPartition {
         /// The first part.
@@ -89,7 +90,7 @@ pub enum CudaError {
     },
     /// A call of the driver or of a library failed, or told of what failed before it. After a failed launch
     /// nothing on this GPU works any more in this process.
-    #[error("{call} failed: {name}: {text}{}", advice(.name))]
+    #[error("{call} failed: {name}: {text}{}", advice(.name, *.is_for_good))]
     Call {
         /// Which.
         call: &'static str,
@@ -97,34 +98,98 @@ pub enum CudaError {
         name: String,
         /// As the library describes it.
         text: String,
+        /// Whether every call after it fails too.
+        is_for_good: bool,
     },
 }
 
-/// Whether every call after it fails too.
-fn is_for_good(name: &str) -> bool {
-    matches!(
-        name,
-        "CUDA_ERROR_LAUNCH_FAILED"
-            | "CUDA_ERROR_ILLEGAL_ADDRESS"
-            | "CUDA_ERROR_MISALIGNED_ADDRESS"
-            | "CUDA_ERROR_INVALID_ADDRESS_SPACE"
-            | "CUDA_ERROR_ILLEGAL_INSTRUCTION"
-            | "CUDA_ERROR_HARDWARE_STACK_ERROR"
-            | "CUDA_ERROR_INVALID_PC"
-            | "CUDA_ERROR_ASSERT"
-            | "CUDA_ERROR_LAUNCH_TIMEOUT"
-            | "CUDA_ERROR_ECC_UNCORRECTABLE"
-            | "CUDA_ERROR_NVLINK_UNCORRECTABLE"
-            | "CUDA_ERROR_CONTAINED"
-            | "CUDA_ERROR_TENSOR_MEMORY_LEAK"
-            | "CUDA_ERROR_CONTEXT_IS_DESTROYED"
-    )
+/// Results of the driver that are about one call: the context goes on. After any other one, and after a number that
+/// no list has, nothing is known to work any more in this process.
+const PASSING: [CUresult; 67] = [
+    CUresult::CUDA_SUCCESS,
+    CUresult::CUDA_ERROR_INVALID_VALUE,
+    CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+    CUresult::CUDA_ERROR_NOT_INITIALIZED,
+    CUresult::CUDA_ERROR_PROFILER_DISABLED,
+    CUresult::CUDA_ERROR_PROFILER_NOT_INITIALIZED,
+    CUresult::CUDA_ERROR_PROFILER_ALREADY_STARTED,
+    CUresult::CUDA_ERROR_PROFILER_ALREADY_STOPPED,
+    CUresult::CUDA_ERROR_STUB_LIBRARY,
+    CUresult::CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER,
+    CUresult::CUDA_ERROR_NO_DEVICE,
+    CUresult::CUDA_ERROR_INVALID_DEVICE,
+    CUresult::CUDA_ERROR_DEVICE_NOT_LICENSED,
+    CUresult::CUDA_ERROR_INVALID_IMAGE,
+    CUresult::CUDA_ERROR_CONTEXT_ALREADY_CURRENT,
+    CUresult::CUDA_ERROR_MAP_FAILED,
+    CUresult::CUDA_ERROR_UNMAP_FAILED,
+    CUresult::CUDA_ERROR_ARRAY_IS_MAPPED,
+    CUresult::CUDA_ERROR_ALREADY_MAPPED,
+    CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+    CUresult::CUDA_ERROR_ALREADY_ACQUIRED,
+    CUresult::CUDA_ERROR_NOT_MAPPED,
+    CUresult::CUDA_ERROR_NOT_MAPPED_AS_ARRAY,
+    CUresult::CUDA_ERROR_NOT_MAPPED_AS_POINTER,
+    CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT,
+    CUresult::CUDA_ERROR_CONTEXT_ALREADY_IN_USE,
+    CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+    CUresult::CUDA_ERROR_INVALID_PTX,
+    CUresult::CUDA_ERROR_INVALID_GRAPHICS_CONTEXT,
+    CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+    CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+    CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
+    CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
+    CUresult::CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC,
+    CUresult::CUDA_ERROR_INVALID_SOURCE,
+    CUresult::CUDA_ERROR_FILE_NOT_FOUND,
+    CUresult::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND,
+    CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED,
+    CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+    CUresult::CUDA_ERROR_INVALID_HANDLE,
+    CUresult::CUDA_ERROR_LOSSY_QUERY,
+    CUresult::CUDA_ERROR_NOT_FOUND,
+    CUresult::CUDA_ERROR_NOT_READY,
+    CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+    CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+    CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
+    CUresult::CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE,
+    CUresult::CUDA_ERROR_TOO_MANY_PEERS,
+    CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+    CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+    CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+    CUresult::CUDA_ERROR_NOT_PERMITTED,
+    CUresult::CUDA_ERROR_NOT_SUPPORTED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+    CUresult::CUDA_ERROR_CAPTURED_EVENT,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+    CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
+    CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE,
+    CUresult::CUDA_ERROR_FUNCTION_NOT_LOADED,
+    CUresult::CUDA_ERROR_INVALID_RESOURCE_TYPE,
+    CUresult::CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
+];
+
+/// Whether every call after this result of the driver fails too.
+fn is_for_good(code: i32) -> bool {
+    !PASSING.iter().any(|result| *result as i32 == code)
 }
 
 /// What to do about a driver's error, where that is known.
-fn advice(name: &str) -> &'static str {
+fn advice(name: &str, is_for_good: bool) -> &'static str {
     match name {
-        _ if is_for_good(name) => {
+        "CUDA_ERROR_SYSTEM_NOT_READY" | "CUDA_ERROR_FABRIC_NOT_READY" => {
+            "; the system's GPUs are not ready: start NVIDIA's fabric manager, then Cleave again"
+        }
+        _ if name.starts_with("CUDA_ERROR_MPS_") => {
+            "; the MPS control daemon or server failed or is full: look at its log, then start Cleave again"
+        }
+        _ if is_for_good => {
             "; this process can use the GPU no more: start it again, and if that comes back look for Xid in the \
              kernel's log"
         }
@@ -135,11 +200,100 @@ fn advice(name: &str) -> &'static str {
     }
 }
 
+impl CudaError {
+    /// A result of the driver, with its name and description where the driver knows it.
+    pub(crate) fn of_driver(
+        call: &'static str,
+        code: i32,
+        words: Option<(String, String)>,
+    ) -> Self {
+        let unknown = || {
+            let text = "a result that this driver does not describe".to_owned();
+            (format!("result {code}"), text)
+        };
+        let (name, text) = words.unwrap_or_else(unknown);
+        Self::Call {
+            call,
+            name,
+            text,
+            is_for_good: is_for_good(code),
+        }
+    }
+}
+
 impl From<CudaError> for EngineError {
     fn from(error: CudaError) -> Self {
         match &error {
-            CudaError::Call { name, .. } if is_for_good(name) => Self::Lost(error.to_string()),
+            CudaError::Call {
+                is_for_good: true, ..
+            } => Self::Lost(error.to_string()),
             _ => Self::Device(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_lost(code: CUresult) -> bool {
+        let error = CudaError::of_driver("cuStreamSynchronize", code as i32, None);
+        matches!(EngineError::from(error), EngineError::Lost(_))
+    }
+
+    #[test]
+    fn a_result_after_which_nothing_works_ends_the_worker() {
+        for code in [
+            CUresult::CUDA_ERROR_DEINITIALIZED,
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+            CUresult::CUDA_ERROR_INVALID_CONTEXT,
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_CONTAINED,
+            CUresult::CUDA_ERROR_ILLEGAL_STATE,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_ASSERT,
+            CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            CUresult::CUDA_ERROR_INVALID_PC,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+            CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+            CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+            CUresult::CUDA_ERROR_MPS_CONNECTION_FAILED,
+            CUresult::CUDA_ERROR_MPS_RPC_FAILURE,
+            CUresult::CUDA_ERROR_MPS_SERVER_NOT_READY,
+            CUresult::CUDA_ERROR_MPS_MAX_CLIENTS_REACHED,
+            CUresult::CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED,
+            CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+            CUresult::CUDA_ERROR_TIMEOUT,
+            CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ] {
+            assert!(is_lost(code), "{code:?}");
+        }
+        for code in PASSING {
+            assert!(!is_lost(code), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_result_that_no_list_has_is_told_and_ends_the_worker() {
+        let error = CudaError::of_driver("cuLaunchKernel", 4711, None);
+        let text = error.to_string();
+        assert!(text.contains("result 4711"), "{text}");
+        assert!(text.contains("start it again"), "{text}");
+        assert!(matches!(error.into(), EngineError::Lost(_)));
+    }
+
+    #[test]
+    fn an_error_of_mps_names_mps() {
+        let words = ("CUDA_ERROR_MPS_SERVER_NOT_READY".to_owned(), String::new());
+        let error = CudaError::of_driver("cuInit", 807, Some(words));
+        assert!(error.to_string().contains("MPS"), "{error}");
     }
 }

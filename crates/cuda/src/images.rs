@@ -3,13 +3,14 @@
 //! Owns: the code built into this program, and compiling it at run time where there is none: by NVRTC, for
 //! the GPU at hand, kept in the user's cache under a name that holds everything it was made from.
 //! Never: trusts a cached file by its age, or fails because the cache cannot be written.
-//! Invariant: a cached file is whole: it is written under another name first, then renamed.
+//! Invariant: a cached file is whole: it is written under another name first, then renamed, and begins with the checksum of
+//! what follows. One that is not what was written, or that the driver does not take, is deleted, and compiled again.
 
 use crate::driver::{Device, Module, Shape};
 use crate::error::CudaError;
 use cudarc::nvrtc::sys as nvrtc;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,10 +21,21 @@ pub(crate) struct Listed {
     file: &'static str,
     pub(crate) name: &'static str,
     threads: u32,
-    shared_bytes: u32,
+    pub(crate) shared_bytes: u32,
 }
 
+/// Places bytes where the driver reads whole words of them; `include_bytes!` may begin anywhere.
+#[repr(C, align(16))]
+#[allow(dead_code)] // A build without nvcc embeds no code.
+struct Aligned<T>(T);
+
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// Bytes of a cached file's checksum.
+const CHECKSUM_BYTES: usize = blake3::OUT_LEN;
+
+/// Shared memory that kernels with dynamic shared memory have of their own, at most; scripts/cuda/check_kernels.py checks it.
+const STATIC_SHARED_BYTES_MAX: u32 = 2048;
 
 /// The cache keeps the youngest so many files.
 const CACHED_MAX: usize = 128;
@@ -45,11 +57,19 @@ impl Images {
         for (file, source) in SOURCES {
             let module = match built.get(file) {
                 Some(image) => Module::load(device, image)?,
-                None => Module::load(device, &compiled(device, file, source)?)?,
+                None => compiled(device, file, source)?,
             };
             modules.insert(*file, module);
         }
         Ok(Self { modules })
+    }
+
+    /// Whether there is a kernel of that name whose block asks for no more dynamic shared memory than this, in bytes,
+    /// beside what the kernel has of its own.
+    pub(crate) fn fits(&self, name: &str, shared_bytes_max: u32) -> bool {
+        let listed = TABLE.iter().find(|listed| listed.name == name);
+        listed
+            .is_some_and(|listed| listed.shared_bytes + STATIC_SHARED_BYTES_MAX <= shared_bytes_max)
     }
 
     /// A kernel by its name in the table.
@@ -67,8 +87,8 @@ impl Images {
     }
 }
 
-/// Code for the device, from the cache or the compiler.
-fn compiled(device: &Device, file: &str, source: &str) -> Result<Vec<u8>, CudaError> {
+/// A file's code on the device, from the cache or the compiler.
+fn compiled(device: &Arc<Device>, file: &str, source: &str) -> Result<Arc<Module>, CudaError> {
     // SAFETY: looks for the library, and calls nothing of it.
     if !unsafe { nvrtc::is_culib_present() } {
         return Err(CudaError::NoKernels(
@@ -81,8 +101,10 @@ fn compiled(device: &Device, file: &str, source: &str) -> Result<Vec<u8>, CudaEr
     let options = options(device);
     let place =
         cache_folder().map(|folder| folder.join(format!("{}.cubin", key(source, &options))));
-    if let Some(code) = place.as_ref().and_then(|place| fs::read(place).ok()) {
-        return Ok(code);
+    if let Some(place) = &place
+        && let Some(module) = cached(device, place)?
+    {
+        return Ok(module);
     }
     tracing::info!("compiling {file} for {}", device.facts().name);
     let code = compile(file, source, &options)?;
@@ -92,7 +114,47 @@ fn compiled(device: &Device, file: &str, source: &str) -> Result<Vec<u8>, CudaEr
             tracing::debug!("cannot keep {}: {error}", place.display());
         }
     }
-    Ok(code)
+    Module::load(device, &code)
+}
+
+/// What the driver says of code that it cannot take.
+const REFUSALS: [&str; 4] = [
+    "CUDA_ERROR_INVALID_IMAGE",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    "CUDA_ERROR_INVALID_SOURCE",
+    "CUDA_ERROR_INVALID_PTX",
+];
+
+/// What an earlier start compiled. A file that is not what was written, or that the driver does not take, is deleted.
+///
+/// # Errors
+/// If the device fails.
+fn cached(device: &Arc<Device>, place: &Path) -> Result<Option<Arc<Module>>, CudaError> {
+    let Ok(sealed) = fs::read(place) else {
+        return Ok(None);
+    };
+    let problem = match opened(&sealed).map(|code| Module::load(device, code)) {
+        Some(Err(CudaError::Call { name, .. })) if REFUSALS.contains(&name.as_str()) => name,
+        Some(loaded) => return loaded.map(Some),
+        None => "its checksum is wrong".to_owned(),
+    };
+    let file = place.display();
+    tracing::warn!(%file, problem, "compiled kernels in the cache cannot be used; they are compiled again");
+    if let Err(error) = fs::remove_file(place) {
+        tracing::debug!(%file, %error, "cannot delete the file");
+    }
+    Ok(None)
+}
+
+/// Code as the cache has it: its checksum first.
+fn sealed(code: &[u8]) -> Vec<u8> {
+    [blake3::hash(code).as_bytes(), code].concat()
+}
+
+/// The code in a cached file, if it is what was written.
+fn opened(sealed: &[u8]) -> Option<&[u8]> {
+    let (checksum, code) = sealed.split_at_checked(CHECKSUM_BYTES)?;
+    (blake3::hash(code).as_bytes() == checksum).then_some(code)
 }
 
 /// The compiler's options for this device. Whoever has wgmma or tcgen05 has them under a name of its own.
@@ -105,11 +167,19 @@ fn options(device: &Device) -> Vec<String> {
     ]
 }
 
+/// Calls NVRTC, which is there, since `compiled` looked; callers say what arguments promise.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        let result = crate::dynamic::call_raw!(nvrtc::culib, nvrtc::$function($($argument),*));
+        check(result, stringify!($function))
+    }};
+}
+
 /// Names everything that the code is made from.
 fn key(source: &str, options: &[String]) -> String {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is there.
-    unsafe { nvrtc::nvrtcVersion(&raw mut major, &raw mut minor) };
+    // A compiler that does not say its version is 0.0.
+    let _ = call!(nvrtcVersion(&raw mut major, &raw mut minor));
     let mut hasher = blake3::Hasher::new();
     let version = format!("{major}.{minor}");
     let parts = options.iter().map(String::as_str);
@@ -138,7 +208,7 @@ fn keep(place: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = place.parent().expect("a file in the cache's folder");
     fs::create_dir_all(folder)?;
     let unfinished = place.with_extension(format!("{}.new", std::process::id()));
-    fs::write(&unfinished, code)?;
+    fs::write(&unfinished, sealed(code))?;
     fs::rename(&unfinished, place)?;
     let mut files: Vec<_> = fs::read_dir(folder)?
         .flatten()
@@ -157,8 +227,8 @@ struct Program(nvrtc::nvrtcProgram);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `compile`, and dropped once.
-        unsafe { nvrtc::nvrtcDestroyProgram(&raw mut self.0) };
+        // Made by `compile`, and dropped once.
+        let _ = call!(nvrtcDestroyProgram(&raw mut self.0));
     }
 }
 
@@ -172,73 +242,110 @@ fn compile(file: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Cuda
     let header_names: Vec<*const c_char> = headers.iter().map(|(n, _)| n.as_ptr()).collect();
     let (source, name) = (text(source), text(file));
     let mut program = Program(std::ptr::null_mut());
-    // SAFETY: strings that end with zeros, and arrays as long as said, alive through the call.
-    let made = unsafe {
-        nvrtc::nvrtcCreateProgram(
-            &raw mut program.0,
-            source.as_ptr(),
-            name.as_ptr(),
-            headers.len() as i32,
-            header_texts.as_ptr(),
-            header_names.as_ptr(),
-        )
-    };
-    check(made, "nvrtcCreateProgram")?;
+    // Strings that end with zeros, and arrays as long as said, alive through the call.
+    call!(nvrtcCreateProgram(
+        &raw mut program.0,
+        source.as_ptr(),
+        name.as_ptr(),
+        headers.len() as i32,
+        header_texts.as_ptr(),
+        header_names.as_ptr(),
+    ))?;
     let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-    // SAFETY: as above.
-    let compiled =
-        unsafe { nvrtc::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
-    if compiled != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+    let compiled = call!(nvrtcCompileProgram(
+        program.0,
+        options.len() as i32,
+        options.as_ptr(),
+    ));
+    if compiled.is_err() {
         let log = log(&program)?;
         return Err(CudaError::NoKernels(format!(
             "NVRTC cannot compile {file}: {log}"
         )));
     }
     let mut bytes = 0;
-    // SAFETY: the program is alive; the buffer is as long as the library said.
-    unsafe {
-        check(
-            nvrtc::nvrtcGetCUBINSize(program.0, &raw mut bytes),
-            "nvrtcGetCUBINSize",
-        )?;
-        let mut code = vec![0u8; bytes];
-        check(
-            nvrtc::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()),
-            "nvrtcGetCUBIN",
-        )?;
-        Ok(code)
-    }
+    // The program is alive; the buffer is as long as the library said.
+    call!(nvrtcGetCUBINSize(program.0, &raw mut bytes))?;
+    let mut code = vec![0u8; bytes];
+    call!(nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()))?;
+    Ok(code)
 }
 
 /// What the compiler said.
 fn log(program: &Program) -> Result<String, CudaError> {
     let mut bytes = 0;
-    // SAFETY: as in `compile`.
-    unsafe {
-        check(
-            nvrtc::nvrtcGetProgramLogSize(program.0, &raw mut bytes),
-            "nvrtcGetProgramLogSize",
-        )?;
-        let mut text = vec![0u8; bytes];
-        check(
-            nvrtc::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast()),
-            "nvrtcGetProgramLog",
-        )?;
-        let text = String::from_utf8_lossy(&text);
-        Ok(text.trim_end_matches(['\0', '\n']).to_owned())
-    }
+    call!(nvrtcGetProgramLogSize(program.0, &raw mut bytes))?;
+    let mut text = vec![0u8; bytes];
+    call!(nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast()))?;
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.trim_end_matches(['\0', '\n']).to_owned())
 }
 
-fn check(result: nvrtc::nvrtcResult, call: &'static str) -> Result<(), CudaError> {
-    if result == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+fn check(result: Option<c_int>, call: &'static str) -> Result<(), CudaError> {
+    type Describe = unsafe extern "C" fn(c_int) -> *const c_char;
+    let Some(code) = result else {
+        return Err(CudaError::NoKernels(format!(
+            "the installed NVRTC lacks {call}: install CUDA 13's"
+        )));
+    };
+    if code == 0 {
         return Ok(());
     }
-    // SAFETY: returns a static string for every number.
-    let text = unsafe { CStr::from_ptr(nvrtc::nvrtcGetErrorString(result)) };
+    // SAFETY: the function is of that type, and gives a static string for every number.
+    let text = unsafe {
+        let found = nvrtc::culib().get::<Describe>(b"nvrtcGetErrorString");
+        found.map_or(std::ptr::null(), |describe| describe(code))
+    };
+    let text = match text.is_null() {
+        true => String::new(),
+        // SAFETY: as above.
+        false => unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned(),
+    };
     Err(CudaError::Call {
         call,
-        name: format!("{result:?}"),
-        text: text.to_string_lossy().into_owned(),
+        name: format!("result {code}"),
+        text,
+        is_for_good: false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_code_begins_where_whole_words_are_read() {
+        // The same wrapper over a file of odd length, twice: a build without nvcc embeds no code.
+        let odd: [&[u8]; 2] = [
+            &Aligned(*include_bytes!("images.rs")).0,
+            &Aligned(*b"odd").0,
+        ];
+        let images = IMAGES.iter().map(|(_, image)| *image);
+        for image in images.chain(odd) {
+            assert_eq!(image.as_ptr().addr() % 16, 0, "{} bytes", image.len());
+        }
+    }
+
+    #[test]
+    fn a_cached_file_that_changed_is_not_code() {
+        let file = sealed(b"code");
+        assert_eq!(opened(&file), Some(b"code".as_slice()));
+        for at in 0..file.len() {
+            let mut changed = file.clone();
+            changed[at] ^= 1;
+            assert_eq!(opened(&changed), None, "byte {at}");
+        }
+        for len in 0..file.len() {
+            assert_eq!(opened(&file[..len]), None, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn the_sources_have_a_name() {
+        assert_eq!(SOURCES_HASH.len(), 12);
+        assert!(SOURCES_HASH.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    }
 }

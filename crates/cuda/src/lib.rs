@@ -18,6 +18,7 @@ mod attention;
 mod blocks;
 mod buffers;
 mod driver;
+mod dynamic;
 mod error;
 #[cfg(test)]
 mod every_kernel;
@@ -33,6 +34,8 @@ mod pack;
 mod plan;
 mod recording;
 mod sample;
+#[cfg(test)]
+mod smoke;
 mod upload;
 mod wide;
 

@@ -11,7 +11,8 @@ use crate::matmul::{Product, Target};
 use cleave_engine::ops::Precision;
 use cudarc::cublaslt::sys as lt;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 
 /// What NVIDIA's guide gives on Hopper; less makes some algorithms impossible.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -47,28 +48,41 @@ struct Descriptor(lt::cublasLtMatmulDesc_t);
 #[derive(Debug)]
 struct Layout(lt::cublasLtMatrixLayout_t);
 
-/// Calls the library.
+/// Calls the library, which is there, since `Library::new` looked; what is created is alive.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the library is there, since `Library::new` looked; what is created is alive.
-        let status = unsafe { lt::$function($($argument),*) };
+        let status = crate::dynamic::call_raw!(lt::culib, lt::$function($($argument),*));
         check(status, stringify!($function))
     }};
 }
 
-fn check(status: lt::cublasStatus_t, call: &'static str) -> Result<(), CudaError> {
-    if status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+fn check(status: Option<c_int>, call: &'static str) -> Result<(), CudaError> {
+    if status == Some(0) {
         return Ok(());
     }
-    // SAFETY: the library returns static strings for every status.
-    let (name, text) = unsafe {
-        let text = |from| CStr::from_ptr(from).to_string_lossy().into_owned();
-        (
-            text(lt::cublasLtGetStatusName(status)),
-            text(lt::cublasLtGetStatusString(status)),
-        )
+    let text = match status {
+        Some(status) => describe(status, "cublasLtGetStatusString").unwrap_or_default(),
+        None => "this cublasLt lacks the function: install CUDA 13's".to_owned(),
     };
-    Err(CudaError::Call { call, name, text })
+    let name = status.and_then(|status| describe(status, "cublasLtGetStatusName"));
+    Err(CudaError::Call {
+        call,
+        name: name.unwrap_or_else(|| format!("status {status:?}")),
+        text,
+        // What a device failed with is told by the driver.
+        is_for_good: false,
+    })
+}
+
+/// The library's word for a status.
+fn describe(status: c_int, function: &str) -> Option<String> {
+    type Describe = unsafe extern "C" fn(c_int) -> *const c_char;
+    // SAFETY: the function is of that type, and gives a static string for every number.
+    unsafe {
+        let found = lt::culib().get::<Describe>(function.as_bytes()).ok()?;
+        let text = found(status);
+        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+    }
 }
 
 impl Library {
@@ -161,8 +175,8 @@ impl Library {
             (&raw const most).cast(),
             size_of::<u64>(),
         ));
-        // SAFETY: plain numbers, which the library fills in.
-        let mut found: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // Its status may be one that the binding's enum does not list, so only the algorithm is read.
+        let mut found = MaybeUninit::<lt::cublasLtMatmulHeuristicResult_t>::zeroed();
         let mut count = 0;
         let asked = told.and_then(|()| {
             call!(cublasLtMatmulAlgoGetHeuristic(
@@ -174,7 +188,7 @@ impl Library {
                 out.0,
                 preference,
                 1,
-                &raw mut found,
+                found.as_mut_ptr(),
                 &raw mut count,
             ))
         });
@@ -190,7 +204,8 @@ impl Library {
             weights,
             x,
             out,
-            algorithm: found.algo,
+            // SAFETY: the library filled it in, and any bits make an algorithm.
+            algorithm: unsafe { (&raw const (*found.as_ptr()).algo).read() },
         })
     }
 }

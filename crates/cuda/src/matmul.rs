@@ -2,7 +2,8 @@
 //!
 //! Owns: the choice by rows, the spans that `kernels/matmul/matmul.cuh` tells of, and the workspace for their sums.
 //! Never: waits.
-//! Invariant: spans depend on a matrix's shape alone, so that a row gives the same bits from every kernel.
+//! Invariant: spans depend on a matrix's shape alone, so that a row gives the same bits from every kernel. A grid has no
+//! more blocks than its stream's multiprocessors hold at once, by the driver's count for the kernel.
 
 use crate::args::{MatmulArgs, MatmulPlainArgs};
 use crate::buffers::{Contents, CudaRows, Growing};
@@ -27,10 +28,6 @@ const BLOCKS_FILLED: usize = 264;
 const SPANS_MOST: usize = 16;
 /// What a row's bytes must be a multiple of for the tensor-core kernels.
 const ALIGNED_ELEMENTS: usize = 8;
-/// Blocks for each multiprocessor.
-const BLOCKS_EACH: usize = 2;
-/// As `BLOCKS_EACH`, of the plain kernels.
-const PLAIN_BLOCKS_EACH: usize = 8;
 /// Rows from which cublasLt is asked, where it may be: below, bandwidth decides, and it has no more of it.
 const LIBRARY_ROWS: usize = 65;
 /// Columns and rows of a tile of the plain kernels.
@@ -63,8 +60,6 @@ struct Tiled {
     rows_max: usize,
     /// Whether spans of one tile go to several blocks.
     merges: bool,
-    /// Blocks that a multiprocessor is given.
-    blocks_each: usize,
 }
 
 #[derive(Debug)]
@@ -127,7 +122,6 @@ impl Multiplying {
                     tile,
                     rows_max,
                     merges,
-                    blocks_each: BLOCKS_EACH,
                 });
             }
             for format in Format::ALL {
@@ -138,7 +132,6 @@ impl Multiplying {
                         tile,
                         rows_max,
                         merges,
-                        blocks_each: BLOCKS_EACH,
                     });
                 }
                 narrow.push((format, tiled));
@@ -150,7 +143,6 @@ impl Multiplying {
         {
             // The same tile, and the same bits.
             last.kernel = kernel;
-            last.blocks_each = 1;
             has_wgmma = true;
         }
         Ok(Self {
@@ -231,7 +223,7 @@ impl Multiplying {
             };
             let tiles = matrix.columns.div_ceil(PLAIN_TILE) * rows.div_ceil(PLAIN_TILE);
             let grid = [
-                tiles.min(self.processors_count * PLAIN_BLOCKS_EACH) as u32,
+                tiles.min(self.processors_count * self.plain.blocks_each()) as u32,
                 1,
                 1,
             ];
@@ -273,7 +265,7 @@ impl Multiplying {
             group_shift,
             is_out_f32: u32::from(target.stored == Precision::F32),
         };
-        let blocks = items.min(self.processors_count * tiled.blocks_each);
+        let blocks = items.min(self.processors_count * tiled.kernel.blocks_each());
         // SAFETY: rows were checked here, the target by the caller; the workspace has room for all spans.
         unsafe { tiled.kernel.launch(stream, [blocks as u32, 1, 1], args) }
     }

@@ -17,17 +17,19 @@ pub struct CudaOptions {
     pub share: Option<Share>,
 }
 
-/// Whose work comes first where two engines of a process want the same multiprocessors.
+/// Whose work comes first where two engines of a process want the same multiprocessors, between kernels: one that runs keeps its
+/// multiprocessors until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// Nobody's.
     Normal,
-    /// This one's, as soon as a block of other work ends.
+    /// This one's, as soon as another's kernel ends.
     High,
 }
 
 /// One of the two parts that a GPU's multiprocessors are split into. The driver splits equal shares the same way, so
-/// that two engines with the two parts of one split share none, also in two processes.
+/// that two engines with the two parts of one split share none. Two processes do so under MPS alone: else they take turns on
+/// the whole GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// How much of the whole the first part is, 1 to 99; the driver rounds it up to what the hardware can keep apart.

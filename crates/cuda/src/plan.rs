@@ -53,6 +53,8 @@ pub(crate) struct PlanShape {
     pub(crate) window: Option<usize>,
     /// Blocks that the device runs at once.
     pub(crate) blocks_count: usize,
+    /// Whether there is a kernel for tiles of `PREFILL_ROWS`; else all tiles are of `DECODE_ROWS`.
+    pub(crate) has_prefill: bool,
 }
 
 /// One batch, cut.
@@ -146,9 +148,14 @@ fn tiles(
     (index, segment): (usize, &BatchSegment),
     shape: &PlanShape,
 ) -> impl Iterator<Item = Tile> {
-    let PlanShape { group, window, .. } = *shape;
+    let PlanShape {
+        group,
+        window,
+        has_prefill,
+        ..
+    } = *shape;
     let packed = segment.rows.len() * group;
-    let is_decode = packed <= DECODE_ROWS;
+    let is_decode = packed <= DECODE_ROWS || !has_prefill;
     let each = match is_decode {
         true => DECODE_ROWS,
         false => PREFILL_ROWS,
@@ -197,10 +204,12 @@ mod tests {
             kv_heads in 1usize..9,
             window in prop::option::of(1usize..3000),
             blocks_count in 1usize..300,
+            has_prefill: bool,
         ) {
             let batch = batch(&segments);
-            let shape = PlanShape { group, kv_heads, window, blocks_count };
+            let shape = PlanShape { group, kv_heads, window, blocks_count, has_prefill };
             let plan = AttentionPlan::new(&batch, &shape);
+            prop_assert!(has_prefill || plan.prefill.is_empty());
             let mut seen: BTreeMap<(u32, usize, usize), usize> = BTreeMap::new();
             let mut states: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
             for (items, each) in [(&plan.decode, DECODE_ROWS), (&plan.prefill, PREFILL_ROWS)] {

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 const BUCKETS: [usize; 16] = [
     1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 160, 192, 224, 256,
 ];
+/// Beyond those, a multiple of one in so many of the rows: padding is an eighth of a step at most.
+const STEPS_OF_OCTAVE: usize = 8;
 
 /// Recordings of one engine.
 #[derive(Debug, Default)]
@@ -39,10 +41,15 @@ pub(crate) enum Way {
     Replay,
 }
 
-/// The bucket for so many rows, where there is one and buffers have its rows.
+/// The bucket for so many rows, no larger than `rows_max`, the rows that buffers have (`max_num_seqs`, or the step's
+/// tokens); `None` where rows are more than that.
 pub(crate) fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
-    let found = BUCKETS.into_iter().find(|bucket| rows <= *bucket)?;
-    (found <= rows_max).then_some(found)
+    let listed = BUCKETS.into_iter().find(|bucket| rows <= *bucket);
+    let found = listed.unwrap_or_else(|| {
+        let octave = rows.next_power_of_two() / 2;
+        rows.next_multiple_of(octave / STEPS_OF_OCTAVE)
+    });
+    (rows <= rows_max).then_some(found.min(rows_max))
 }
 
 impl Recordings {
@@ -79,13 +86,30 @@ mod tests {
 
     #[test]
     fn buckets_hold_their_rows_and_are_in_the_buffers() {
-        for rows in 1..=256 {
-            let found = bucket(rows, 256).expect("a bucket for every decode step");
-            assert!(found >= rows);
+        for rows in 1..=8192 {
+            let found = bucket(rows, 8192).expect("a bucket for every decode step");
+            assert!(found >= rows && found <= 8192);
+            assert!(
+                rows <= 256 || (found - rows) * 8 <= rows,
+                "{found} for {rows}"
+            );
         }
-        assert_eq!(bucket(257, 8192), None);
-        assert_eq!(bucket(9, 12), None, "buffers of 12 rows have no 16");
+        assert_eq!(bucket(8193, 8192), None);
         assert_eq!(bucket(9, 16), Some(16));
+    }
+
+    #[test]
+    fn the_last_bucket_is_as_large_as_the_buffers() {
+        assert_eq!(bucket(9, 12), Some(12));
+        assert_eq!(bucket(300, 300), Some(300));
+        assert_eq!(bucket(257, 1000), Some(288));
+    }
+
+    #[test]
+    fn buckets_are_few() {
+        let all: std::collections::BTreeSet<_> =
+            (1..=8192).filter_map(|rows| bucket(rows, 8192)).collect();
+        assert!(all.len() <= 16 + 5 * STEPS_OF_OCTAVE, "{}", all.len());
     }
 
     /// A step that runs for the first time after a move may move more; only one that moved nothing is recorded.

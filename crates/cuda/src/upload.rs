@@ -90,6 +90,7 @@ impl Uploader {
                 call: "starting a thread",
                 name: "upload".to_owned(),
                 text: error.to_string(),
+                is_for_good: false,
             });
             uploader.readers.push(started?);
         }

@@ -29,25 +29,51 @@ pub(crate) fn load(
     stream: &Stream,
     many: &Kernel<MatmulArgs>,
 ) -> Result<Option<Kernel<MatmulArgs>>, CudaError> {
-    let facts = stream.device().facts();
-    if facts.capability.0 != HOPPER {
+    let Some(found) = compare(images, stream, many)? else {
+        return Ok(None);
+    };
+    if found.differing > 0 {
+        tracing::info!(
+            "{}: wgmma rounds otherwise than mma ({} of {} sums differ), so products are left to mma; \
+             --gpu-matmul fast is faster for long prompts",
+            stream.device().facts().name,
+            found.differing,
+            found.sums
+        );
+        return Ok(None);
+    }
+    Ok(Some(found.wide))
+}
+
+/// What the comparison found.
+pub(crate) struct Compared {
+    wide: Kernel<MatmulArgs>,
+    /// Sums whose bits differ, of so many.
+    pub(crate) differing: usize,
+    pub(crate) sums: usize,
+}
+
+/// Multiplies the same numbers both ways; `None` on a chip without wgmma.
+///
+/// # Errors
+/// If the device fails.
+pub(crate) fn compare(
+    images: &Images,
+    stream: &Stream,
+    many: &Kernel<MatmulArgs>,
+) -> Result<Option<Compared>, CudaError> {
+    if stream.device().facts().capability.0 != HOPPER {
         return Ok(None);
     }
     let wide = images.kernel("matmul_wide128_bf16")?;
     let probe = Probe::new(stream)?;
     let (by_mma, by_wgmma) = (probe.product(stream, many)?, probe.product(stream, &wide)?);
-    if by_mma != by_wgmma {
-        let different = by_mma.iter().zip(&by_wgmma).filter(|(a, b)| a != b);
-        tracing::info!(
-            "{}: wgmma rounds otherwise than mma ({} of {} sums differ), so products are left to mma; \
-             --gpu-matmul fast is faster for long prompts",
-            facts.name,
-            different.count(),
-            by_mma.len()
-        );
-        return Ok(None);
-    }
-    Ok(Some(wide))
+    let different = by_mma.iter().zip(&by_wgmma).filter(|(a, b)| a != b);
+    Ok(Some(Compared {
+        wide,
+        differing: different.count(),
+        sums: by_mma.len(),
+    }))
 }
 
 /// Numbers to be multiplied.

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use cleave_cuda::{CudaOps, CudaOptions};
+use cleave_cuda::{CudaOps, CudaOptions, Device};
 use cleave_domain::BlockIndex;
 use cleave_engine::ops::{HeadShape, KvType, Ops, PoolShape, Precision};
 use cleave_engine::{BlockSpan, DeviceBlocks};
@@ -34,16 +34,19 @@ struct Pool {
 
 impl Pool {
     fn new(shape: PoolShape) -> Option<Self> {
-        let device = harness::device()?;
-        let ops = CudaOps::new(&device, &CudaOptions::new(Precision::F32)).unwrap();
+        Some(Self::on(&harness::device()?, shape))
+    }
+
+    fn on(device: &Arc<Device>, shape: PoolShape) -> Self {
+        let ops = CudaOps::new(device, &CudaOptions::new(Precision::F32)).unwrap();
         let pool = ops.pool(shape).unwrap();
         let blocks = ops.blocks(&pool).unwrap();
-        Some(Self {
+        Self {
             ops,
             pool,
             shape,
             blocks,
-        })
+        }
     }
 
     fn fill(&mut self, salt: u64) -> Vec<Vec<u8>> {
@@ -234,6 +237,60 @@ fn blocks_of_one_process_go_from_pool_to_pool() {
         assert!(far.content(untouched) == before[untouched as usize]);
     }
     assert!(peer.write(&[(span(0, 0, bytes), BlockIndex(7))]).is_err());
+}
+
+/// Else their copies go by way of the host.
+#[test]
+fn gpus_of_one_process_reach_each_others_memory() {
+    let name = "gpus_of_one_process_reach_each_others_memory";
+    if !harness::has_settings(name, &[("CLEAVE_STANDIN_DEVICES", "2")]) {
+        return;
+    }
+    let stand_in = harness::stand_in().unwrap();
+    let mut near = Pool::new(shape(2, 4)).unwrap();
+    let mut far = Pool::on(&Device::open(1).unwrap(), shape(2, 4));
+    let sent = near.fill(1);
+    far.fill(50);
+    let bytes = near.shape.block_bytes();
+    let handle = far.blocks.handle().unwrap();
+    for opened in 1..=2 {
+        let peer = near.blocks.open(&handle).unwrap();
+        // The second time both are told that it is so already.
+        assert_eq!(stand_in.count("peer"), 2 * opened);
+        peer.write(&[(span(3, 0, bytes), BlockIndex(1))]).unwrap();
+    }
+    assert!(far.content(1) == sent[3]);
+}
+
+/// A process that this one starts copies from its own pool into this one's.
+#[test]
+fn a_child_writes_into_the_pool_of_its_parent() {
+    const HANDLE: &str = "CLEAVE_TEST_POOL_HANDLE";
+    let name = "a_child_writes_into_the_pool_of_its_parent";
+    if let Ok(handle) = std::env::var(HANDLE) {
+        let hex = |at: usize| u8::from_str_radix(&handle[at..at + 2], 16).unwrap();
+        let handle: Vec<u8> = (0..handle.len()).step_by(2).map(hex).collect();
+        let mut own = Pool::new(shape(2, 4)).unwrap();
+        own.fill(7);
+        let peer = own.blocks.open(&handle).unwrap();
+        let whole = span(3, 0, own.shape.block_bytes());
+        peer.write(&[(whole, BlockIndex(1))]).unwrap();
+        return;
+    }
+    let Some(mut pool) = Pool::new(shape(2, 4)) else {
+        return;
+    };
+    let before = pool.fill(50);
+    let handle = pool.blocks.handle().unwrap();
+    let handle: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name]).env(HANDLE, handle);
+    let output = command.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told}");
+    let expected = noise(7 + 3, pool.shape.block_bytes());
+    assert!(pool.content(1) == expected, "the child's block");
+    assert!(pool.content(0) == before[0]);
 }
 
 #[test]

@@ -5,15 +5,15 @@
 mod harness;
 
 use cleave_cpu::{CpuOps, CpuOptions, CpuPack, CpuRows};
-use cleave_cuda::{CudaOps, CudaOptions, CudaPack, CudaRows};
+use cleave_cuda::{CudaOps, CudaOptions, CudaPack, CudaRows, Part, Share};
 use cleave_domain::BlockIndex;
 use cleave_engine::checkpoint::{ByteCodes, NarrowTensor, NarrowType, StoredMatrix, StoredTensor};
 use cleave_engine::conformance;
 use cleave_engine::e4m3;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, DrawRule, FedRow, Gated, HeadNorms, HeadShape,
-    Holds, KvType, LayerOf, LoadPlan, Norm, Ops, Pack, PoolShape, Precision, Residual, RotaryTable,
-    Wanted,
+    Holds, KvType, LayerOf, LoadPlan, Norm, Ops, Pack, Pass, PoolShape, Precision, Residual,
+    RotaryTable, Wanted,
 };
 use half::bf16;
 
@@ -744,6 +744,160 @@ fn attention_is_that_of_the_processor() {
             }
         }
     }
+}
+
+/// Compute capabilities 8.6, 8.9 and 12.0: tiles of the usual size do not fit a block there.
+#[test]
+fn heads_of_256_run_where_a_block_has_99_kilobytes() {
+    let name = "heads_of_256_run_where_a_block_has_99_kilobytes";
+    if !harness::has_settings(name, &[("CLEAVE_STANDIN_CAPABILITY", "8.6")]) {
+        return;
+    }
+    let case = |segments: &[(usize, usize)], window| Case {
+        heads: heads(2, 1, 256),
+        block_tokens: 16,
+        segments: segments.to_vec(),
+        window,
+    };
+    let cases = [
+        case(&[(20, 1), (0, 18)], None),
+        case(&[(1100, 1), (530, 40)], Some(600)),
+    ];
+    for kv in [KvType::Bf16, KvType::Fp8E4m3] {
+        for (number, case) in cases.iter().enumerate() {
+            let mut gpu = cuda(Precision::Bf16, kv).expect("a stand-in");
+            assert_eq!(gpu.ops.hardware().facts().shared_bytes_max, 99 << 10);
+            let (got, want) = (gpu.attention(case), cpu(kv).attention(case));
+            let what = format!("case {number}, {}", kv.name());
+            near(&what, 3e-2, &got[0], &want[0]);
+        }
+    }
+}
+
+/// A recorded step is launched again for other batches, so it has as many blocks as the longest may need. A group of 32
+/// heads is more than a tile of the kernel for decode steps has rows.
+#[test]
+fn recorded_steps_of_any_group_fill_the_device() {
+    // Launches are counted, so in a process of its own.
+    let name = "recorded_steps_of_any_group_fill_the_device";
+    if !harness::has_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
+        return;
+    }
+    let stand_in = harness::stand_in().expect("it has settings");
+    for group in [4, 32] {
+        let mut gpu = cuda(Precision::Bf16, KvType::Bf16).expect("a stand-in");
+        let shape = PoolShape {
+            blocks_count: 80,
+            layers_count: 1,
+            heads: heads(group, 1, 64),
+            block_tokens: 16,
+            kv: KvType::Bf16,
+        };
+        let pool = gpu.ops.pool(shape).unwrap();
+        let head = StoredTensor::from_f32("head", (8, group * 64), &numbers(3, 8 * group * 64));
+        let head = gpu.pack.matrix(&[head.into()], None).unwrap();
+        gpu.pack.finish().unwrap();
+        let activations = |ops: &CudaOps, width| ops.rows(1, width, Holds::Activations).unwrap();
+        let qkv = activations(&gpu.ops, shape.heads.qkv_width());
+        let mut out = activations(&gpu.ops, shape.heads.query_width());
+        let attention = Attention {
+            layer: 0,
+            window: None,
+            scale: 0.1,
+        };
+        let rule = DrawRule {
+            bits: 0,
+            heat: 0.0,
+            top_k: 0,
+            top_p: 1 << 53,
+            min_p: 0.0,
+            edits: Vec::new(),
+        };
+        // The longest first: its states take their room then. Some to warm up, one recorded, the others replayed.
+        let mut recorded = Vec::new();
+        for position in [1270, 1271, 1272, 3, 1273] {
+            let batch = Batch {
+                tokens: vec![0],
+                positions: vec![position],
+                segments: vec![BatchSegment {
+                    rows: 0..1,
+                    position: position as usize,
+                    blocks: 0..80,
+                }],
+                blocks: (0..80).map(BlockIndex).collect(),
+                ..Batch::default()
+            };
+            let before = (stand_in.count("block"), stand_in.count("graph_launch"));
+            let wanted = Wanted::Tokens(std::slice::from_ref(&rule));
+            if gpu.ops.begin(&batch, wanted).unwrap() == Pass::Run {
+                let io = AttentionIo {
+                    qkv: &qkv,
+                    pool: &pool,
+                    out: &mut out,
+                };
+                gpu.ops.attend(&batch, &attention, io).unwrap();
+            }
+            gpu.ops
+                .draw(&head, std::slice::from_ref(&rule), &out)
+                .unwrap();
+            gpu.ops.drawn(&mut Vec::new()).unwrap();
+            if stand_in.count("graph_launch") > before.1 {
+                recorded.push(stand_in.count("block") - before.0);
+            }
+        }
+        assert!(recorded.len() >= 2, "group {group}: nothing was recorded");
+        // Each of the stand-in's four multiprocessors holds two or three blocks of attention; the other kernels are small.
+        assert!(
+            recorded.iter().all(|blocks| *blocks >= 4 * 2),
+            "{recorded:?}"
+        );
+        assert!(
+            recorded.iter().all(|blocks| *blocks == recorded[0]),
+            "{recorded:?}"
+        );
+    }
+}
+
+/// Blocks beyond those would wait for the others to end, which they do at the kernel's end.
+#[test]
+fn a_grid_has_the_multiprocessors_of_its_share_alone() {
+    // Launches are counted, so in a process of its own.
+    let name = "a_grid_has_the_multiprocessors_of_its_share_alone";
+    if !harness::has_settings(name, &[("CLEAVE_STANDIN_MULTIPROCESSORS", "4")]) {
+        return;
+    }
+    let stand_in = harness::stand_in().expect("it has settings");
+    let blocks = |share| {
+        let device = harness::device().expect("a stand-in");
+        let options = CudaOptions {
+            share,
+            ..CudaOptions::new(Precision::Bf16)
+        };
+        let Side { pack, .. } = cuda(Precision::Bf16, KvType::Bf16).expect("a stand-in");
+        let mut ops = CudaOps::new(&device, &options).unwrap();
+        assert_eq!(
+            ops.device_id().is_some(),
+            share.is_none(),
+            "whose GPU it is"
+        );
+        let (columns, width) = (4096, 64);
+        let stored = StoredTensor::from_f32("w", (columns, width), &numbers(5, columns * width));
+        let matrix = pack.matrix(&[stored.into()], None).unwrap();
+        pack.finish().unwrap();
+        let x = ops.rows(1, width, Holds::Activations).unwrap();
+        let mut out = ops.rows(1, columns, Holds::Activations).unwrap();
+        ops.begin(&Batch::default(), Wanted::Anything).unwrap();
+        ops.get(&out);
+        let before = stand_in.count("block");
+        ops.matmul(&matrix, 1, &x, &mut out).unwrap();
+        ops.get(&out);
+        stand_in.count("block") - before
+    };
+    let share = |part| Some(Share { percent: 50, part });
+    // Two blocks of this kernel on each of the stand-in's four multiprocessors, of which two are one part.
+    assert_eq!(blocks(None), 8);
+    assert_eq!(blocks(share(Part::First)), 4);
+    assert_eq!(blocks(share(Part::Rest)), 4);
 }
 
 #[test]

@@ -11,7 +11,8 @@
 //! - `threads`: in a block, as in its `KERNEL(threads, blocks)`; a multiple of 32.
 //! - `registers`: the most that a thread may take, for any target.
 //! - `shared`: the bytes of dynamic shared memory that a launch asks for.
-//! - `required`: what the machine code must hold, as `target:instruction` (`sm_80:HMMA`); none or several.
+//! - `required`: what the machine code must hold, as `target:instruction` (`sm_80:HMMA`), or must not, as
+//!   `target:!instruction`; none or several.
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -154,7 +154,7 @@ impl<O: Ops> ModelEngine<O> {
             model: weights.name.clone(),
             device: ops.device(),
             device_id: ops.device_id(),
-            fingerprint: fingerprint(&weights, &shape, ops.arithmetic()),
+            fingerprint: fingerprint(&weights, &shape, &ops.arithmetic()),
             capacity: Capacity {
                 block_tokens,
                 block_bytes,

@@ -299,8 +299,8 @@ pub trait Ops: Send {
     fn kv_type(&self) -> KvType;
 
     /// Names how it rounds and how blocks are laid out, for the fingerprint: two devices of one name give the same bits,
-    /// and only their blocks and streams may be mixed. What changes either changes the name.
-    fn arithmetic(&self) -> &'static str;
+    /// and only their blocks and streams may be mixed. Anything that may change either changes the name.
+    fn arithmetic(&self) -> String;
 
     /// Allocates an activation buffer, zeroed.
     ///

@@ -72,11 +72,11 @@ pub(crate) struct EngineArgs {
     /// Share of a GPU's memory that weights, activations and KV cache together take.
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = parse_share)]
     pub(crate) gpu_memory_utilization: f64,
-    /// Share of a GPU's multiprocessors that decode workers keep to, above 0 and below 1; prefill workers get the
-    /// others. The same for all workers of a GPU. Undivided if absent: decode workers of the same process then go
-    /// first.
-    #[arg(long, value_name = "SHARE", value_parser = parse_part)]
-    pub(crate) gpu_decode_share: Option<f64>,
+    /// Share of a GPU's multiprocessors that decode workers keep to, from 0.01 to 0.99; prefill workers of the same process get the
+    /// others. 0.4 if absent and a process has prefill and decode workers on the GPU; `none` (or 0) leaves it undivided, and
+    /// decode steps then wait for the kernels of prompts. Between processes it divides nothing without MPS: they take turns.
+    #[arg(long, value_name = "SHARE|none", value_parser = parse_decode_share)]
+    pub(crate) gpu_decode_share: Option<DecodeShare>,
     /// Tokens per KV block; 16 if absent, or what a mock engine's profile says.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) block_size: Option<u32>,
@@ -249,11 +249,23 @@ fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A share that leaves some.
-fn parse_part(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if (0.01..=0.99).contains(&share) => Ok(share),
-        _ => Err("a share from 0.01 to 0.99".to_owned()),
+/// How a GPU's multiprocessors are divided between the legs of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DecodeShare {
+    /// All legs have all of them.
+    Undivided,
+    /// So many for decode workers, 1 to 99.
+    Percent(u32),
+}
+
+fn parse_decode_share(text: &str) -> Result<DecodeShare, String> {
+    match (text, text.parse::<f64>()) {
+        ("none", _) => Ok(DecodeShare::Undivided),
+        (_, Ok(0.0)) => Ok(DecodeShare::Undivided),
+        (_, Ok(share)) if (0.01..=0.99).contains(&share) => {
+            Ok(DecodeShare::Percent((share * 100.0).round() as u32))
+        }
+        _ => Err("a share from 0.01 to 0.99, or none".to_owned()),
     }
 }
 

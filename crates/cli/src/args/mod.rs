@@ -26,8 +26,8 @@ pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use balancing::{FellowArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use engine::{
-    Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs, ModelArgs,
-    QuantizeArg,
+    DecodeShare, Device, Dtype, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs,
+    ModelArgs, QuantizeArg,
 };
 pub(crate) use face::FaceArgs;
 pub(crate) use generate::{GenerateArgs, Quantized, SynthArgs};

@@ -11,10 +11,10 @@ pub(crate) use floor::Products;
 pub(crate) use shape::Shape;
 
 use crate::args::EngineBenchArgs;
+use crate::gpu::GpuPart;
 use crate::model::{self, Loaded};
 use anyhow::bail;
 use cleave_cpu::WorkerThreads;
-use cleave_domain::Role;
 use cleave_engine::EngineLimits;
 use floor::{Ceilings, Floor};
 use sample::{Bench, Sampled, sequence_tokens};
@@ -121,7 +121,7 @@ pub(crate) fn engine(args: &EngineBenchArgs) -> anyhow::Result<()> {
         index: 0,
         count: threads,
     };
-    let bench = Bench::new(loaded.engine(limits, sole, Role::Both)?);
+    let bench = Bench::new(loaded.engine(limits, sole, GpuPart::WHOLE)?);
     let about = About {
         model: loaded.title(),
         device: bench.engine().describe().device.clone(),

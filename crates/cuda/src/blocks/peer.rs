@@ -7,7 +7,7 @@
 
 use super::{PROBE_BYTES, Shared, pool_bytes, probe_first};
 use crate::buffers::CudaPool;
-use crate::driver::{DeviceMemory, HANDLE_BYTES, ImportedMemory, Stream};
+use crate::driver::{Device, DeviceMemory, HANDLE_BYTES, ImportedMemory, Stream};
 use crate::error::CudaError;
 use cleave_domain::BlockIndex;
 use cleave_engine::{BlockSpan, EngineError, PeerBlocks};
@@ -130,7 +130,9 @@ impl Opened {
             true => {
                 let found = shared().get(&handle.pool).and_then(Weak::upgrade);
                 let gone = || EngineError::Device("that pool is gone".to_owned());
-                Far::Here(found.ok_or_else(gone)?)
+                let far = found.ok_or_else(gone)?;
+                reach_both_ways(device, far.device())?;
+                Far::Here(far)
             }
             false => {
                 let bytes = pool_bytes(beside);
@@ -159,6 +161,18 @@ impl Opened {
             Far::There(memory) => stream.copy_abroad(near, (memory, to), bytes),
         }
     }
+}
+
+/// Two GPUs of this process copy to each other directly where they can; else by way of the host, which is told.
+fn reach_both_ways(near: &Device, far: &Device) -> Result<(), CudaError> {
+    let can = near.reach(far)? && far.reach(near)?;
+    if !can {
+        let (near, far) = (near.ordinal(), far.ordinal());
+        tracing::info!(
+            "GPUs {near} and {far} cannot reach each other's memory: blocks go by way of the host"
+        );
+    }
+    Ok(())
 }
 
 fn unreachable_from(handle: &Handle, error: &CudaError) -> EngineError {

@@ -2,8 +2,8 @@
 //!
 //! Owns: every call into libcuda, and what the driver hands out: a device's context, memory, streams,
 //! events, modules. Each is given back when dropped.
-//! Never: panics because a library or a symbol is missing (the binding below would), allocates or waits
-//! on its own, or knows what a kernel computes.
+//! Never: panics because a library or a symbol is missing (the binding below would), takes a result for one of the
+//! binding's enum (see `dynamic`), allocates or waits on its own, or knows what a kernel computes.
 //! Invariant: whatever is alive keeps its [`Device`] alive; a call binds the device's context to the
 //! calling thread first where the driver needs that.
 
@@ -21,6 +21,7 @@ pub(crate) use stream::{Event, Graph, Stream};
 pub(crate) use partition::Partition;
 
 use crate::error::CudaError;
+use crate::options::{Part, Share};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::{Arc, OnceLock};
@@ -31,39 +32,57 @@ const DRIVER_MIN: c_int = 13_000;
 /// Computes on every GPU since Ampere.
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
-/// Turns a driver's answer into a result.
-pub(crate) fn check(result: sys::CUresult, call: &'static str) -> Result<(), CudaError> {
-    if result == sys::CUresult::CUDA_SUCCESS {
-        return Ok(());
+/// Turns a driver's answer into a result; `None` if it lacks the function.
+pub(crate) fn check(result: Option<c_int>, call: &'static str) -> Result<(), CudaError> {
+    match result {
+        Some(SUCCESS) => Ok(()),
+        Some(code) => Err(CudaError::of_driver(call, code, describe(code))),
+        None => Err(CudaError::Call {
+            call,
+            name: "no such function".to_owned(),
+            text: "this driver is older than Cleave: update it".to_owned(),
+            is_for_good: false,
+        }),
     }
-    let describe = |of: unsafe fn(sys::CUresult, *mut *const c_char) -> sys::CUresult| {
-        let mut text: *const c_char = std::ptr::null();
-        // SAFETY: writes a pointer to a static string, or null for a number it does not know.
-        unsafe {
-            of(result, &raw mut text);
-            match text.is_null() {
-                true => String::new(),
-                false => CStr::from_ptr(text).to_string_lossy().into_owned(),
-            }
-        }
-    };
-    Err(CudaError::Call {
-        call,
-        name: describe(sys::cuGetErrorName),
-        text: describe(sys::cuGetErrorString),
-    })
 }
 
-/// Calls the driver: `call!(cuInit(0))`.
+/// The driver's name and description of a result; `None` of a number that it does not know.
+fn describe(code: c_int) -> Option<(String, String)> {
+    let mut words = [std::ptr::null::<c_char>(); 2];
+    // The binding's own declarations take the result as its enum.
+    type Describe = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+    for (name, word) in ["cuGetErrorName", "cuGetErrorString"]
+        .iter()
+        .zip(&mut words)
+    {
+        // SAFETY: the driver is there; the function is of that type, and writes a pointer to a static string, or null.
+        unsafe {
+            let found = sys::culib().get::<Describe>(name.as_bytes()).ok()?;
+            found(code, word);
+        }
+        if word.is_null() {
+            return None;
+        }
+    }
+    // SAFETY: static strings that end with a zero.
+    let [name, text] = words.map(|word| unsafe { CStr::from_ptr(word) });
+    let owned = |text: &CStr| text.to_string_lossy().into_owned();
+    Some((owned(name), owned(text)))
+}
+
+/// Calls the driver: `call!(cuInit(0))`. It is there, since a `Device` is made by `Device::open` alone; callers say
+/// what arguments promise.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the driver is there, since a `Device` is made by `Device::open` alone; what the
-        // arguments promise is said where this is used.
-        let result = unsafe { cudarc::driver::sys::$function($($argument),*) };
+        use cudarc::driver::sys as declared;
+        let result = crate::dynamic::call_raw!(declared::culib, declared::$function($($argument),*));
         crate::driver::check(result, stringify!($function))
     }};
 }
 pub(crate) use call;
+
+/// `CUDA_SUCCESS`.
+const SUCCESS: c_int = 0;
 
 /// A GPU, with the context that all users of it in this process share.
 #[derive(Debug)]
@@ -87,6 +106,8 @@ pub struct DeviceFacts {
     pub memory_bytes: usize,
     /// Bytes of shared memory that one block may ask for.
     pub shared_bytes_max: u32,
+    /// Whether processes share it by NVIDIA's Multi-Process Service; else they take turns on all of it.
+    pub is_mps: bool,
     /// Names the hardware, in this machine and any other.
     pub uuid: [u8; 16],
 }
@@ -130,7 +151,7 @@ impl Device {
             }
             other => other,
         })?;
-        let mut count = 0;
+        let mut count: c_int = 0;
         call!(cuDeviceGetCount(&raw mut count))?;
         if i64::from(ordinal) >= i64::from(count) {
             return Err(CudaError::NoDevice {
@@ -174,6 +195,35 @@ impl Device {
         call!(cuCtxSetCurrent(self.context))
     }
 
+    /// Lets this GPU reach the other one's memory by itself, where hardware allows it: copies then do not go by way of
+    /// the host. Whether it can.
+    ///
+    /// # Errors
+    /// If the driver fails at it.
+    pub(crate) fn reach(&self, other: &Self) -> Result<bool, CudaError> {
+        if self.handle == other.handle {
+            return Ok(true);
+        }
+        let mut can: c_int = 0;
+        call!(cuDeviceCanAccessPeer(
+            &raw mut can,
+            self.handle,
+            other.handle
+        ))?;
+        if can == 0 {
+            return Ok(false);
+        }
+        self.bind()?;
+        match call!(cuCtxEnablePeerAccess(other.context, 0)) {
+            Err(CudaError::Call { ref name, .. })
+                if name == "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED" =>
+            {
+                Ok(true)
+            }
+            enabled => enabled.map(|()| true),
+        }
+    }
+
     /// Bytes free and bytes in all.
     ///
     /// # Errors
@@ -183,6 +233,17 @@ impl Device {
         let (mut free, mut total) = (0, 0);
         call!(cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
         Ok((free, total))
+    }
+
+    /// Whether its multiprocessors can be divided, so many percent for one part.
+    ///
+    /// # Errors
+    /// If the driver cannot divide this device, or nothing would be left for the other part.
+    pub fn can_divide(self: &Arc<Self>, percent: u32) -> Result<(), CudaError> {
+        for part in [Part::First, Part::Rest] {
+            Partition::new(self, Share { percent, part })?;
+        }
+        Ok(())
     }
 
     /// Waits until the GPU has done everything that was asked of it.
@@ -206,7 +267,7 @@ impl DeviceFacts {
     fn of(handle: sys::CUdevice) -> Result<Self, CudaError> {
         use sys::CUdevice_attribute_enum as Attribute;
         let attribute = |which| -> Result<u32, CudaError> {
-            let mut value = 0;
+            let mut value: c_int = 0;
             call!(cuDeviceGetAttribute(&raw mut value, which, handle))?;
             Ok(value.unsigned_abs())
         };
@@ -234,6 +295,8 @@ impl DeviceFacts {
             shared_bytes_max: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
+            // A driver that does not know the question has no such service running for us to see.
+            is_mps: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED).is_ok_and(|is| is != 0),
             uuid: uuid.bytes.map(|byte| byte as u8),
         })
     }

@@ -44,6 +44,8 @@ pub(crate) struct Kernel<A> {
     module: Arc<Module>,
     handle: sys::CUfunction,
     shape: Shape,
+    /// Blocks that a multiprocessor holds at once.
+    blocks_each: u32,
     args: PhantomData<fn(A)>,
 }
 
@@ -60,7 +62,16 @@ impl Module {
     pub(crate) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Self>, CudaError> {
         device.bind()?;
         let mut handle = std::ptr::null_mut();
-        call!(cuModuleLoadData(&raw mut handle, image.as_ptr().cast()))?;
+        // The driver reads headers in whole words. Code that was built in begins on 16 bytes; any other is copied there.
+        let copy: Vec<u128>;
+        let image = match image.as_ptr().addr() % align_of::<u128>() {
+            0 => image.as_ptr(),
+            _ => {
+                copy = words_of(image);
+                copy.as_ptr().cast()
+            }
+        };
+        call!(cuModuleLoadData(&raw mut handle, image.cast()))?;
         Ok(Arc::new(Self {
             device: Arc::clone(device),
             handle,
@@ -107,10 +118,26 @@ impl Module {
                 shape.shared_bytes.cast_signed()
             ))?;
         }
+        let mut blocks_each = 0;
+        call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &raw mut blocks_each,
+            handle,
+            shape.threads.cast_signed(),
+            shape.shared_bytes as usize
+        ))?;
+        if blocks_each < 1 {
+            return Err(CudaError::NoKernels(format!(
+                "a block of the kernel {name} ({} threads, {} bytes of shared memory) does not fit a multiprocessor of {}",
+                shape.threads,
+                shape.shared_bytes,
+                self.device.facts().name
+            )));
+        }
         Ok(Kernel {
             module: Arc::clone(self),
             handle,
             shape,
+            blocks_each: blocks_each.unsigned_abs(),
             args: PhantomData,
         })
     }
@@ -123,7 +150,22 @@ impl Drop for Module {
     }
 }
 
+/// The bytes as words, zeros after the last.
+fn words_of(bytes: &[u8]) -> Vec<u128> {
+    let words = bytes.chunks(size_of::<u128>()).map(|chunk| {
+        let mut word = [0; size_of::<u128>()];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u128::from_ne_bytes(word)
+    });
+    words.collect()
+}
+
 impl<A: KernelArgs> Kernel<A> {
+    /// Blocks of it that a multiprocessor holds at once, by their registers, threads and shared memory.
+    pub(crate) fn blocks_each(&self) -> usize {
+        self.blocks_each as usize
+    }
+
     /// Queues the kernel over a grid of blocks; nothing happens if a side is 0.
     ///
     /// # Safety
@@ -156,5 +198,42 @@ impl<A: KernelArgs> Kernel<A> {
             pointers.as_mut_ptr(),
             std::ptr::null_mut()
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{AttendArgs, MatmulArgs};
+    use crate::images::Images;
+    use cleave_emulator::Variant;
+
+    #[test]
+    fn code_that_begins_anywhere_is_copied_to_whole_words() {
+        let bytes: Vec<u8> = (0..35).collect();
+        let words = words_of(&bytes);
+        assert_eq!(words.as_ptr().addr() % 16, 0);
+        let copied: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert_eq!(copied[..35], bytes);
+        assert!(copied[35..].iter().all(|byte| *byte == 0));
+    }
+
+    /// The stand-in counts as the driver does: by threads, registers and shared memory.
+    #[test]
+    fn a_grid_has_the_blocks_that_the_driver_counts() {
+        if !cleave_emulator::preload(Variant::of_environment()) {
+            return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
+        }
+        let device = Device::open(0).expect("a stand-in");
+        let images = Images::load(&device).expect("code");
+        let matmul = |name| images.kernel::<MatmulArgs>(name).map(|it| it.blocks_each());
+        let attend = |name| images.kernel::<AttendArgs>(name).map(|it| it.blocks_each());
+        // 228 KiB of shared memory, of which a block takes 97 and 193; then 91, 162 and 40.
+        assert_eq!(matmul("matmul_few64_bf16"), Ok(2));
+        assert_eq!(matmul("matmul_wide128_bf16"), Ok(1));
+        assert_eq!(attend("attend_decode_bf16_128"), Ok(2));
+        assert_eq!(attend("attend_prefill_bf16_256"), Ok(1));
+        // By registers: 168 for each of 128 threads.
+        assert_eq!(attend("attend_decode_fp8_64"), Ok(3));
     }
 }

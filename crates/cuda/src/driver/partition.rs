@@ -2,12 +2,13 @@
 //!
 //! Owns: the split. Never: moves work that is queued; decides who gets how many.
 //! Invariant: both parts of one split are disjoint, in whichever process each is taken: the driver splits the same
-//! number the same way.
+//! number the same way. Work of two processes runs side by side under MPS alone.
 
 use super::{Device, call};
 use crate::error::CudaError;
 use crate::options::{Part, Share};
 use cudarc::driver::sys;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// See the module.
@@ -31,18 +32,18 @@ impl Partition {
     pub(crate) fn new(device: &Arc<Device>, share: Share) -> Result<Self, CudaError> {
         device.bind()?;
         let of = device.handle;
-        let mut all = empty();
+        // Room that the driver fills: it may name a kind of resource that the binding's enum does not list.
+        let (mut all, mut first, mut rest) = (empty(), empty(), empty());
         let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
-        call!(cuDeviceGetDevResource(of, &raw mut all, kind))?;
+        call!(cuDeviceGetDevResource(of, all.as_mut_ptr(), kind))?;
         let Share { percent, part } = share;
         let wanted = (processors(&all) * percent).div_ceil(100).max(1);
-        let (mut first, mut rest) = (empty(), empty());
         let mut groups = 1;
         call!(cuDevSmResourceSplitByCount(
-            &raw mut first,
+            first.as_mut_ptr(),
             &raw mut groups,
-            &raw const all,
-            &raw mut rest,
+            all.as_ptr(),
+            rest.as_mut_ptr(),
             0,
             wanted
         ))?;
@@ -60,7 +61,7 @@ impl Partition {
         let mut description = std::ptr::null_mut();
         call!(cuDevResourceGenerateDesc(
             &raw mut description,
-            &raw mut chosen,
+            chosen.as_mut_ptr(),
             1
         ))?;
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
@@ -90,12 +91,11 @@ impl Drop for Partition {
     }
 }
 
-fn empty() -> sys::CUdevResource {
-    // SAFETY: numbers, of which zeros mean none.
-    unsafe { std::mem::zeroed() }
+fn empty() -> MaybeUninit<sys::CUdevResource> {
+    MaybeUninit::zeroed()
 }
 
-fn processors(resource: &sys::CUdevResource) -> u32 {
-    // SAFETY: asked of resources of multiprocessors, or of none, which is zeros.
-    unsafe { resource.__bindgen_anon_1.sm.smCount }
+fn processors(resource: &MaybeUninit<sys::CUdevResource>) -> u32 {
+    // SAFETY: zeros, or a resource of multiprocessors; the one number is read, and nothing around it.
+    unsafe { (&raw const (*resource.as_ptr()).__bindgen_anon_1.sm.smCount).read() }
 }

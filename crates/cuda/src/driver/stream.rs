@@ -368,10 +368,9 @@ impl Event {
     /// # Errors
     /// What failed on the way.
     pub(crate) fn is_reached(&self) -> Result<bool, CudaError> {
-        // SAFETY: the event is alive; the driver is there, since a `Device` is.
-        let result = unsafe { sys::cuEventQuery(self.handle) };
-        match result {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        const NOT_READY: i32 = sys::CUresult::CUDA_ERROR_NOT_READY as i32;
+        match crate::dynamic::call_raw!(sys::culib, sys::cuEventQuery(self.handle)) {
+            Some(NOT_READY) => Ok(false),
             result => check(result, "cuEventQuery").map(|()| true),
         }
     }

@@ -17,7 +17,7 @@ use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{Device, DeviceMemory, PinnedMemory, Stream};
 use crate::error::CudaError;
 use crate::idle::Idle;
-use crate::images::Images;
+use crate::images::{Images, SOURCES_HASH};
 use crate::inbox::{Inbox, Place};
 use crate::matmul::{Multiplying, Product, Target};
 use crate::options::{CudaOptions, Products};
@@ -141,6 +141,24 @@ impl CudaOps {
     }
 }
 
+/// Names everything that a sum's last bits may depend on: the chip (tensor cores of two generations may round a
+/// step of 16 in two ways), the kernels' sources, whether `wgmma` gives the bits of `mma`, and cublasLt's products.
+fn arithmetic_name(
+    (major, minor): (u32, u32),
+    sources: &str,
+    (products, has_wgmma): (Products, bool),
+) -> String {
+    let instructions = match has_wgmma {
+        true => "wgmma",
+        false => "mma",
+    };
+    let fast = match products {
+        Products::PathIndependent => "",
+        Products::Fast => "-fast",
+    };
+    format!("cuda{fast}-sm{major}{minor}-{instructions}-{sources}")
+}
+
 impl Drop for CudaOps {
     fn drop(&mut self) {
         // Passes may be under way, in memory and code that are given back before the stream is.
@@ -173,16 +191,19 @@ impl Ops for CudaOps {
     }
 
     fn device_id(&self) -> Option<DeviceId> {
+        // One with multiprocessors of its own does not take those of others.
+        if self.options.share.is_some() {
+            return None;
+        }
         let uuid = self.hardware().facts().uuid;
         let name: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(DeviceId(format!("gpu-{name}")))
     }
 
-    fn arithmetic(&self) -> &'static str {
-        match self.options.products {
-            Products::PathIndependent => "cuda",
-            Products::Fast => "cuda-fast",
-        }
+    fn arithmetic(&self) -> String {
+        let facts = self.hardware().facts();
+        let products = (self.options.products, self.multiplying.has_wgmma());
+        arithmetic_name(facts.capability, SOURCES_HASH, products)
     }
 
     fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<CudaRows, EngineError> {
@@ -593,5 +614,27 @@ impl Ops for CudaOps {
         let bytes = pool.shape.block_bytes();
         let place = |block: BlockIndex| (&*pool.memory, block.0 as usize * bytes);
         Ok(self.stream.copy_within(place(from), place(to), bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// KV goes only between workers of one name.
+    #[test]
+    fn anything_that_may_change_a_bit_changes_the_name() {
+        let exact = (Products::PathIndependent, true);
+        let name = arithmetic_name((9, 0), "0123", exact);
+        assert_eq!(name, "cuda-sm90-wgmma-0123");
+        for other in [
+            arithmetic_name((8, 0), "0123", exact),
+            arithmetic_name((10, 0), "0123", exact),
+            arithmetic_name((9, 0), "0124", exact),
+            arithmetic_name((9, 0), "0123", (Products::PathIndependent, false)),
+            arithmetic_name((9, 0), "0123", (Products::Fast, true)),
+        ] {
+            assert_ne!(name, other);
+        }
     }
 }

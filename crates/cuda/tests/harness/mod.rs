@@ -35,3 +35,27 @@ pub(crate) fn stand_in() -> Option<StandIn> {
         is_there.then(|| StandIn::load(variant)).flatten()
     })
 }
+
+/// Whether this process has these settings of the stand-in driver, which it reads once; if not, runs the test named so in one
+/// that has them. False too where there is no stand-in.
+pub(crate) fn has_settings(test: &str, settings: &[(&str, &str)]) -> bool {
+    if stand_in().is_none() {
+        eprintln!("skipped: needs the stand-in driver, so g++ on x86-64 Linux");
+        return false;
+    }
+    let is_set = |(name, value): &(&str, &str)| std::env::var(name).is_ok_and(|is| is == *value);
+    if settings.iter().all(is_set) {
+        return true;
+    }
+    let program = std::env::current_exe().expect("a test knows its program");
+    let output = std::process::Command::new(program)
+        .args(["--exact", test, "--nocapture"])
+        .envs(settings.iter().copied())
+        .output()
+        .expect("a test program starts again");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}{err}");
+    assert!(told.contains("1 passed"), "{told}{err}");
+    false
+}

@@ -15,6 +15,8 @@ pub(crate) const INVALID_VALUE: i32 = 1;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const NO_BINARY_FOR_GPU: i32 = 209;
+/// How machine code begins, as far as the driver looks at it here.
+const IMAGE: u64 = 0x464c_457f;
 pub(crate) const NOT_FOUND: i32 = 500;
 pub(crate) const NOT_READY: i32 = 600;
 pub(crate) const ILLEGAL_ADDRESS: i32 = 700;
@@ -186,7 +188,7 @@ impl Device {
         call!(self, cuDevicePrimaryCtxRetain(&raw mut self.context, 0))?;
         call!(self, cuDevicePrimaryCtxReset_v2(0))?;
         self.make_current();
-        let image = [0_u8; 8];
+        let image = [IMAGE];
         call!(
             self,
             cuModuleLoadData(&raw mut self.module, image.as_ptr().cast())
@@ -229,7 +231,7 @@ impl Device {
     }
 
     pub(crate) fn load_module(&self) -> Outcome<()> {
-        let (image, mut module) = ([0_u8; 8], ptr::null_mut());
+        let (image, mut module) = ([IMAGE], ptr::null_mut());
         call!(
             self,
             cuModuleLoadData(&raw mut module, image.as_ptr().cast())

@@ -102,9 +102,11 @@ impl Dice {
                 true => 0.0,
                 false => 0.3 + 1.5 * self.share(),
             },
-            top_k: match self.chance(0.5) {
-                true => 0,
-                false => 1 + self.below(vocab.min(1200) as u64) as u32,
+            // None, few, and as many as there may be: kernels look for the last of few in another way.
+            top_k: match self.below(6) {
+                0..3 => 0,
+                3 | 4 => 1 + self.below(vocab.min(1200) as u64) as u32,
+                _ => 1 + self.below(vocab as u64) as u32,
             },
             top_p: match self.chance(0.5) {
                 true => 1.0,

@@ -225,8 +225,8 @@ impl Ops for Plain {
         KvType::F32
     }
 
-    fn arithmetic(&self) -> &'static str {
-        "f64"
+    fn arithmetic(&self) -> String {
+        "f64".to_owned()
     }
 
     fn rows(&self, rows_max: usize, width: usize, _: Holds) -> Result<Rows, EngineError> {

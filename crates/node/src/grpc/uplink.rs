@@ -176,6 +176,8 @@ async fn stand_by(
     silence: Duration,
 ) -> StreamError {
     let (_nothing, silent) = mpsc::channel(1);
+    // Only beats travel, and beats are not counted.
+    let window = Window::default();
     let listen = async {
         loop {
             if let Err(error) = heard(words, silence).await {
@@ -184,7 +186,7 @@ async fn stand_by(
         }
     };
     let ended = tokio::select! {
-        error = speak(silent, out, beat) => error,
+        error = speak::<proto::Upward>(silent, out, beat, &window) => error,
         error = listen => error,
     };
     match ended {

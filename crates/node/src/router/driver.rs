@@ -17,8 +17,8 @@ use crate::tape::Recorder;
 use crate::telemetry::{PromiseMeters, RouterMeters, ScalingSeries};
 use cleave_api::WorkerState;
 use cleave_domain::{
-    FlightId, HandoffId, Order, Report, Request, Role, ScalingMode, SloPolicy, TapeLine, TokenId,
-    WorkerId, WorkerRef,
+    DeviceId, FlightId, HandoffId, Order, Report, Request, Role, ScalingMode, SloPolicy, TapeLine,
+    TokenId, WorkerId, WorkerRef,
 };
 use cleave_planner::scaling::Decision;
 use cleave_router::{
@@ -283,6 +283,7 @@ impl Driver {
         let serves = format!("serves {role}");
         self.hands.lookout.worker(("joined", &serves), name);
         self.warn_of_stranger(&line.introduction);
+        self.warn_of_shared_gpu(&line.introduction);
         let activity = Arc::clone(&line.activity);
         self.hands.roster.join(&line.introduction, activity);
         let connected = Connected {
@@ -315,6 +316,19 @@ impl Driver {
                 other,
                 its_fingerprint = theirs.0,
                 "no worker has the fingerprint of the one that joins: none of them exchanges blocks with it"
+            );
+        }
+    }
+
+    /// Two processes on one GPU take turns on all of it, unless NVIDIA's Multi-Process Service runs.
+    fn warn_of_shared_gpu(&self, introduction: &Introduction) {
+        let mut known = self.workers.values().map(|other| &other.line.introduction);
+        if let Some(other) = known.find(|known| shares_gpu(introduction, known)) {
+            warn!(
+                name = introduction.name,
+                other = other.name,
+                "two processes compute on one GPU: without MPS they are time-sliced, and a prompt of one holds up decode steps of \
+                 the other; `cleave serve --device cuda --prefill 1 --decode 1` divides a GPU between legs of one process"
             );
         }
     }
@@ -581,4 +595,14 @@ impl Driver {
 /// The last thing said on a line; a line that is full ends without it.
 fn tell_name_taken(line: &WorkerLine, data_address: String) {
     let _ = line.out.try_send(Downward::NameTaken { data_address });
+}
+
+/// Whether two workers of different processes have the whole of one GPU. Those of one process have no data address.
+fn shares_gpu(one: &Introduction, other: &Introduction) -> bool {
+    let gpu = |of: &Introduction| {
+        let device = of.description.device.clone();
+        device.filter(|DeviceId(name)| name.starts_with("gpu-"))
+    };
+    let is_apart = !one.data_address.is_empty() || !other.data_address.is_empty();
+    is_apart && gpu(one).is_some() && gpu(one) == gpu(other)
 }

@@ -36,6 +36,7 @@ enum : int {
     ATTRIBUTE_CAPABILITY_MINOR = 76,
     ATTRIBUTE_SHARED_PER_MULTIPROCESSOR = 81,
     ATTRIBUTE_SHARED_OPTIN = 97,
+    ATTRIBUTE_MPS = 133,
 };
 
 // Kilobytes of shared memory of a multiprocessor; a block can have all but one of them.
@@ -59,6 +60,7 @@ CUresult figure_of(int attribute, CUdevice device, int* value) {
         case ATTRIBUTE_CAPABILITY_MINOR: *value = settings().capability_minor; return CUDA_SUCCESS;
         case ATTRIBUTE_SHARED_PER_MULTIPROCESSOR: *value = shared_kilobytes() * 1024; return CUDA_SUCCESS;
         case ATTRIBUTE_SHARED_OPTIN: *value = shared_bytes_optin_max(); return CUDA_SUCCESS;
+        case ATTRIBUTE_MPS: *value = settings().is_mps; return CUDA_SUCCESS;
         default: break;
     }
     for (const Figure& figure : FIGURES) {
@@ -285,6 +287,7 @@ API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     ENTER(call, During::Anything);
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (!is_live(peer) || peer == call.context) return CUDA_ERROR_INVALID_CONTEXT;
+    count("peer");
     return call.context->peers.insert(peer->device).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 

@@ -15,7 +15,7 @@ struct Planned {
 };
 
 const std::pair<const char*, Fault> KINDS[] = {
-    {"alloc", Fault::Alloc},   {"host_alloc", Fault::HostAlloc},  {"launch", Fault::Launch},    {"copy", Fault::Copy},
+    {"alloc", Fault::Alloc},   {"host_alloc", Fault::HostAlloc},  {"launch", Fault::Launch},    {"copy", Fault::Copy},       {"unlisted", Fault::Unlisted},
     {"module", Fault::Module}, {"event_late", Fault::EventLate}, {"ipc_open", Fault::IpcOpen},
     {"ipc_copy", Fault::IpcCopy}, {"ipc_wait", Fault::IpcWait},
 };

@@ -7,6 +7,8 @@
 //          | host_alloc   the same for pinned memory
 //          | launch       the n-th kernel to run (of that name, if one is given) fails: LAUNCH_FAILED, which
 //                         stays with the context as on a real device, and is told by whoever waits
+//          | unlisted     the n-th kernel to run fails with a number that no list of results has, as a newer driver's may;
+//                         it stays too
 //          | copy         the n-th copy to run fails: ILLEGAL_ADDRESS, which stays too
 //          | event_late   the next n queries of events that are complete say NOT_READY
 //          | module       the n-th module to be loaded fails: NO_BINARY_FOR_GPU
@@ -22,7 +24,7 @@
 #pragma GCC visibility push(hidden)
 namespace standin {
 
-enum class Fault { Alloc, HostAlloc, Launch, Copy, EventLate, Module, IpcOpen, IpcCopy, IpcWait };
+enum class Fault { Alloc, HostAlloc, Launch, Unlisted, Copy, EventLate, Module, IpcOpen, IpcCopy, IpcWait };
 
 // Whether this one is to fail. Under the lock; `name` is a kernel's, or null.
 bool strikes(Fault fault, const char* name = nullptr);

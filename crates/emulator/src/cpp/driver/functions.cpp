@@ -71,8 +71,11 @@ CUresult launch(CUfunction function, const LaunchShape& shape, CUstream stream, 
 
 CUresult KernelWork::begin(Context& context) const {
     count("launch");
+    state().counts["block"] += volume(shape.grid);
     const char* name = kernel->name;
     if (strikes(Fault::Launch, name)) return CUDA_ERROR_LAUNCH_FAILED;
+    constexpr int UNLISTED = 4711;
+    if (strikes(Fault::Unlisted)) return CUresult(UNLISTED);
     for (size_t offset = 0; offset + 8 <= args.size(); offset += 8) {
         uint64_t word;
         memcpy(&word, args.data() + offset, sizeof word);
@@ -110,11 +113,25 @@ CUresult make_launch(CUfunction function, const LaunchShape& shape, void** param
 
 using namespace standin;
 
-// The image is not looked at: the kernels are this library's own.
+// Of the image the beginning is looked at, in whole words as the driver does; the kernels are this library's own. A
+// fatbin, machine code, or what the stand-in compiler makes.
+static bool is_image(const void* image) {
+    constexpr uint32_t FATBIN = 0xba55ed50, ELF = 0x464c457f;
+    constexpr char OWN[] = "stand-in code of ";
+    if (reinterpret_cast<uintptr_t>(image) % 8 != 0) return false;
+    uint32_t first;
+    memcpy(&first, image, sizeof first);
+    return first == FATBIN || first == ELF || strncmp(static_cast<const char*>(image), OWN, sizeof OWN - 1) == 0;
+}
+
 API cuModuleLoadData(CUmodule* made, const void* image) {
     ENTER(call, During::NoCapture);
     if (made == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (strikes(Fault::Module)) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (!is_image(image)) {
+        say("stand-in: what begins at %p is no kernels, or does not begin on 8 bytes", image);
+        return CUDA_ERROR_INVALID_IMAGE;
+    }
     *made = new Module{call.context, {}};
     state().handles.insert(*made);
     return CUDA_SUCCESS;

@@ -21,6 +21,7 @@ Settings read_settings() {
     read.memory_bytes = number_of("CLEAVE_STANDIN_MEMORY_MIB", 2048) << 20;
     read.devices = int(number_of("CLEAVE_STANDIN_DEVICES", 1));
     read.multiprocessors = int(number_of("CLEAVE_STANDIN_MULTIPROCESSORS", 4));
+    read.is_mps = number_of("CLEAVE_STANDIN_MPS", 0) != 0;
     const char* capability = getenv("CLEAVE_STANDIN_CAPABILITY");
     if (capability == nullptr || sscanf(capability, "%d.%d", &read.capability_major, &read.capability_minor) != 2) {
         read.capability_major = 9;
@@ -96,7 +97,7 @@ extern "C" __attribute__((visibility("default"))) void cleave_standin_seed(uint6
 }
 
 // How often something was done since the library was loaded: "launch", "copy", "fill", "alloc", "free",
-// "host_alloc", "graph_launch", "wait" (calls that wait for the device).
+// "host_alloc", "graph_launch", "block" (of launches), "peer" (accesses enabled), "wait" (calls that wait for the device).
 extern "C" __attribute__((visibility("default"))) uint64_t cleave_standin_count(const char* what) {
     std::lock_guard<std::mutex> held(state().mutex);
     auto found = state().counts.find(what);

@@ -32,10 +32,12 @@ using emulator::say;
 // CLEAVE_STANDIN_DEVICES         1
 // CLEAVE_STANDIN_CAPABILITY      9.0
 // CLEAVE_STANDIN_MULTIPROCESSORS 4: grids that fill the device are walked by one core here
+// CLEAVE_STANDIN_MPS             0; 1: other processes share the device by MPS
 // CLEAVE_STANDIN_FAULTS          see faults.h
 struct Settings {
     uint64_t seed, memory_bytes;
     int devices, capability_major, capability_minor, multiprocessors;
+    bool is_mps;
 };
 const Settings& settings();
 
