@@ -7,7 +7,7 @@ fn main() -> std::io::Result<()> {
     let seed = std::env::args().nth(1).and_then(|seed| seed.parse().ok());
     let options = Options {
         log: true,
-        tape: false,
+        ..Options::default()
     };
     let mut out = std::io::stdout().lock();
     match chaos(seed.unwrap_or(0), &options) {
