@@ -1,6 +1,6 @@
 """Hardware counters of the kernels that decide, by Nsight Compute. usage: counters.py --bundle FOLDER [--limit S] [--tiny]
 
-Runs the lab `operations` under ncu once for each kernel, with a launch or two counted, and writes a `counter` record each:
+Runs a lab under ncu once for each kernel, with a launch or two counted, and writes a `counter` record each:
 shares of the peak of memory and of the multiprocessors, of the tensor pipe, and warps that are there. The card's clocks are
 left alone. Where ncu is missing or may not read counters, that is the finding. Standard library only.
 """
@@ -30,6 +30,8 @@ KERNELS = [
     "rotate_bf16",
     "sample_draw",
 ]
+# The lab that launches it, where that is not `operations`.
+LABS = {"norm_bf16": "norm", "silu_gate_bf16": "gate", "rotate_bf16": "rotate", "sample_draw": "sample"}
 METRICS = {
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "multiprocessors": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -65,9 +67,9 @@ def main() -> None:
         record.put("absent", what="hardware counters", why="ncu is not on this machine")
         print("ncu is not on this machine")
         sys.exit(record.ABSENT)
-    program = [str(args.bundle / "labs/operations"), *(["--tiny"] if args.tiny else [])]
     failures = 0
     for kernel in KERNELS:
+        program = [str(args.bundle / "labs" / LABS.get(kernel, "operations")), "--tiny" if args.tiny else "--brief"]
         options = ["--csv", "--clock-control", "none", "--metrics", ",".join(METRICS.values())]
         options += ["--kernel-name", f"regex:^{kernel}$", "--launch-skip", "4", "--launch-count", "2", "--kill", "yes"]
         try:

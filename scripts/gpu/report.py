@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/gpu"
 BEGIN, END = "<!-- gpu: begin, by scripts/gpu/report.py --readme -->", "<!-- gpu: end -->"
 NOTHING = """No figure on a GPU exists yet: nothing of Cleave has run on one. Kernels and backend are compiled for GPUs and tested
-on the processor, by an emulator; `scripts/gpu/run.sh` is what measures, on a machine that has one."""
+on the processor, by an emulator; `scripts/gpu/run.sh` is what measures, on a machine that has one, and
+[docs/design/gpu-backend.md](docs/design/gpu-backend.md) has the figures that the code lets one expect."""
 
 
 def name_of(run: dict) -> str:

@@ -343,6 +343,21 @@ mod tests {
         }
     }
 
+    /// A compiler that fails afterwards must not leave it for the next start.
+    #[test]
+    fn a_file_that_is_no_code_is_deleted() {
+        let Some(device) = crate::every_kernel::device() else {
+            return;
+        };
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let place = folder.path().join("code.cubin");
+        for file in [b"damaged".to_vec(), sealed(b"no code of any driver")] {
+            fs::write(&place, file).expect("a file can be written");
+            assert!(cached(&device, &place).expect("a device").is_none());
+            assert!(!place.exists());
+        }
+    }
+
     #[test]
     fn the_sources_have_a_name() {
         assert_eq!(SOURCES_HASH.len(), 12);
