@@ -30,8 +30,8 @@ impl Digest {
     }
 
     /// The digest that a seal carries: the frames so far, then every other field of the seal in its
-    /// order, each token with its position and their number. Each step is a bijection, so two seals that
-    /// differ in one field have different digests.
+    /// order, the tokens one after the other behind their number. Each step is a bijection, so two seals that
+    /// differ in one field have different digests, and the order of tokens counts.
     pub fn close(
         self,
         handoff: HandoffId,
@@ -49,12 +49,8 @@ impl Digest {
             second,
             output.len() as u64,
         ];
-        let head = head.into_iter().fold(self.0, fold);
-        let positions = (0..).map(|position: u64| position << 32);
-        let tokens = positions.zip(output);
-        tokens.fold(head, |digest, (position, token)| {
-            fold(digest, position | u64::from(*token))
-        })
+        let tokens = output.iter().map(|token| u64::from(*token));
+        head.into_iter().chain(tokens).fold(self.0, fold)
     }
 }
 

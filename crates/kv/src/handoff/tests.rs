@@ -421,6 +421,28 @@ fn between(
 }
 
 #[test]
+fn a_repeated_seal_changes_nothing_while_frames_are_missing() {
+    let (frames, sealed) = sent();
+    let (_, mut receiver) = pair();
+    feed(&mut receiver, &frames[..3]);
+    for _ in 0..3 {
+        assert!(feed(&mut receiver, &[seal(sealed.clone())]).is_empty());
+    }
+    let said = feed(&mut receiver, &frames[3..]);
+    assert_eq!(said[1..], ["send landed", "landed [42]"]);
+}
+
+#[test]
+fn a_block_beyond_the_seal_is_not_waited_out() {
+    let (frames, sealed) = sent();
+    let (_, mut receiver) = pair();
+    // One frame is missing, and another will never fit.
+    feed(&mut receiver, &frames[..3]);
+    feed(&mut receiver, &[frame(part(3, 0, 8), block(8, 0))]);
+    assert_eq!(feed(&mut receiver, &[seal(sealed)]), CORRUPT);
+}
+
+#[test]
 fn a_block_beyond_the_seal_fails_closed() {
     let (mut frames, sealed) = sent();
     frames.push(frame(part(3, 0, 8), block(8, 0)));

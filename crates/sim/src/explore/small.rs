@@ -174,17 +174,19 @@ pub(super) fn all() -> Vec<Small> {
             faults: &[Fault::Astray],
             ..one.clone()
         },
-        // Two flipped bits anywhere, on links and behind their check.
+        // Three flipped bits anywhere, on links and behind their check.
         Small {
             name: "flips",
             requests: &[(3, 3), (2, 2)],
             faults: &[Fault::Flip, Fault::Change],
+            surprises_max: 3,
             ..three.clone()
         },
         // The same of a sequence that moves.
         Small {
             name: "changes",
             faults: &[Fault::Flip, Fault::Change],
+            surprises_max: 3,
             ..drain.clone()
         },
         // Long answers, so that two steps of one are under way when things happen.
