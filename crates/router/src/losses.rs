@@ -78,19 +78,19 @@ impl Brain {
     }
 
     /// Counts an attempt's failure on its flight's budget.
-    pub(crate) fn count_failure(&mut self, id: FlightId, failure: &Failure) {
+    pub(crate) fn count_failure(&mut self, id: FlightId, failure: Failure) {
         let shared = self.is_loss_shared();
         let failures_max = self.limits.failures_max;
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         flight.failures += 1;
-        flight.failure = Some(failure.clone());
         match failure {
             Failure::WorkerLost if shared => flight.spare(failures_max),
             Failure::WorkerLost => flight.lost_at = Some(self.now),
             _ => {}
         }
+        flight.failure = Some(failure);
     }
 
     /// When a flight that failed may be placed again, if not at once.

@@ -163,7 +163,7 @@ impl Brain {
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, None);
         self.rescued.remove(&id);
-        self.count_failure(id, &failure);
+        self.count_failure(id, failure);
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
