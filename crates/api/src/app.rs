@@ -31,7 +31,7 @@ const OUTSIDE_MAX: u32 = 1024;
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 
 /// Settings of the HTTP face.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiOptions {
     /// How long after the start requests wait for a model and a worker before they are refused.
     pub startup_grace: Duration,
@@ -40,8 +40,8 @@ pub struct ApiOptions {
     /// Memory for all bodies that are read at once, in bytes; a body takes four times its length, and at least
     /// one of the largest finds room.
     pub body_memory_bytes: usize,
-    /// Returns freed memory to the system; called after long bodies, on a thread that may block.
-    pub give_back: Option<fn()>,
+    /// Called after long bodies, on a thread that may block; `None` leaves freed memory to the allocator.
+    pub give_back: Option<GiveBack>,
     /// How long the whole body may take to arrive.
     pub body_wait_max: Duration,
     /// After so long without an event a stream gets a comment; `None` never.
@@ -51,6 +51,18 @@ pub struct ApiOptions {
     /// Whether what clients ask is logged.
     pub prompts: PromptLog,
 }
+
+/// Returns freed memory to the system.
+#[derive(Clone, Copy, Debug)]
+pub struct GiveBack(pub fn());
+
+impl PartialEq for GiveBack {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for GiveBack {}
 
 /// See [`ApiOptions::prompts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,7 +126,7 @@ impl App {
             bodies: BodyMemory::new(
                 options.body_memory_bytes,
                 options.body_bytes_max,
-                options.give_back,
+                options.give_back.map(|GiveBack(hook)| hook),
             ),
             grace_ends: Instant::now() + options.startup_grace,
             options,

@@ -36,7 +36,7 @@ pub use admin::{
     CommandError, LinkView, Operator, ScalingAnswer, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App, PromptLog};
+pub use app::{ApiOptions, App, GiveBack, PromptLog};
 pub use book::{Book, Shown, plain_metrics};
 pub use error::RETRY_AFTER;
 pub use frontend::{

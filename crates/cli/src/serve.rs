@@ -9,7 +9,7 @@ use crate::args::{
 use crate::source::Source;
 use crate::values::Seconds;
 use anyhow::{Context, anyhow, bail};
-use cleave_api::ApiOptions;
+use cleave_api::{ApiOptions, GiveBack};
 use cleave_domain::{DeviceId, Role};
 use cleave_engine::Engine;
 use cleave_node::{
@@ -261,7 +261,7 @@ fn router_options(
             admin_key: process.admin_key,
             body_bytes_max: face.max_body,
             body_memory_bytes: face.body_memory,
-            give_back: Some(cleave_cpu::give_back_freed),
+            give_back: Some(GiveBack(cleave_cpu::give_back_freed)),
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
