@@ -175,19 +175,16 @@ impl Ops for CudaOps {
     }
 
     fn device_id(&self) -> Option<DeviceId> {
-        // One with multiprocessors of its own does not take those of others.
-        if self.options.share.is_some() {
-            return None;
-        }
         let uuid = self.hardware().facts().uuid;
         let name: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-        Some(DeviceId(format!("gpu-{name}")))
+        // One with multiprocessors of its own does not take those of others.
+        let takes_all = self.options.share.is_none();
+        takes_all.then(|| DeviceId(format!("gpu-{name}")))
     }
 
     fn arithmetic(&self) -> String {
-        let facts = self.hardware().facts();
         let products = (self.options.products, self.multiplying.has_wgmma());
-        arithmetic_name(facts.capability, SOURCES_HASH, products)
+        arithmetic_name(self.hardware().facts().capability, SOURCES_HASH, products)
     }
 
     fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<CudaRows, EngineError> {
