@@ -6,6 +6,7 @@
 //! what the host wrote for it stays until it is read (see [`Inbox`]). While a decode step is recorded nothing is sent,
 //! and nothing grows.
 
+mod arithmetic;
 mod host;
 mod kernels;
 mod pass;
@@ -20,10 +21,11 @@ use crate::idle::Idle;
 use crate::images::{Images, SOURCES_HASH};
 use crate::inbox::{Inbox, Place};
 use crate::matmul::{Multiplying, Product, Target};
-use crate::options::{CudaOptions, Products};
+use crate::options::CudaOptions;
 use crate::pack::{CudaMatrix, CudaPack, CudaRotary, CudaTable, CudaVector};
 use crate::recording::{Recordings, Way};
 use crate::sample::Sampling;
+use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, DrawRule, Gated, HeadNorms, HeadShape, Holds, KvType, LayerOf,
@@ -141,24 +143,6 @@ impl CudaOps {
     }
 }
 
-/// Names everything that a sum's last bits may depend on: the chip (tensor cores of two generations may round a
-/// step of 16 in two ways), the kernels' sources, whether `wgmma` gives the bits of `mma`, and cublasLt's products.
-fn arithmetic_name(
-    (major, minor): (u32, u32),
-    sources: &str,
-    (products, has_wgmma): (Products, bool),
-) -> String {
-    let instructions = match has_wgmma {
-        true => "wgmma",
-        false => "mma",
-    };
-    let fast = match products {
-        Products::PathIndependent => "",
-        Products::Fast => "-fast",
-    };
-    format!("cuda{fast}-sm{major}{minor}-{instructions}-{sources}")
-}
-
 impl Drop for CudaOps {
     fn drop(&mut self) {
         // Passes may be under way, in memory and code that are given back before the stream is.
@@ -191,19 +175,16 @@ impl Ops for CudaOps {
     }
 
     fn device_id(&self) -> Option<DeviceId> {
-        // One with multiprocessors of its own does not take those of others.
-        if self.options.share.is_some() {
-            return None;
-        }
         let uuid = self.hardware().facts().uuid;
         let name: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-        Some(DeviceId(format!("gpu-{name}")))
+        // One with multiprocessors of its own does not take those of others.
+        let takes_all = self.options.share.is_none();
+        takes_all.then(|| DeviceId(format!("gpu-{name}")))
     }
 
     fn arithmetic(&self) -> String {
-        let facts = self.hardware().facts();
         let products = (self.options.products, self.multiplying.has_wgmma());
-        arithmetic_name(facts.capability, SOURCES_HASH, products)
+        arithmetic_name(self.hardware().facts().capability, SOURCES_HASH, products)
     }
 
     fn rows(&self, rows_max: usize, width: usize, holds: Holds) -> Result<CudaRows, EngineError> {
@@ -614,27 +595,5 @@ impl Ops for CudaOps {
         let bytes = pool.shape.block_bytes();
         let place = |block: BlockIndex| (&*pool.memory, block.0 as usize * bytes);
         Ok(self.stream.copy_within(place(from), place(to), bytes)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// KV goes only between workers of one name.
-    #[test]
-    fn anything_that_may_change_a_bit_changes_the_name() {
-        let exact = (Products::PathIndependent, true);
-        let name = arithmetic_name((9, 0), "0123", exact);
-        assert_eq!(name, "cuda-sm90-wgmma-0123");
-        for other in [
-            arithmetic_name((8, 0), "0123", exact),
-            arithmetic_name((10, 0), "0123", exact),
-            arithmetic_name((9, 0), "0124", exact),
-            arithmetic_name((9, 0), "0123", (Products::PathIndependent, false)),
-            arithmetic_name((9, 0), "0123", (Products::Fast, true)),
-        ] {
-            assert_ne!(name, other);
-        }
     }
 }
