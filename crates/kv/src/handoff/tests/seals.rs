@@ -1,0 +1,194 @@
+//! Seals: damaged, repeated, and with tokens or blocks that do not fit.
+
+use super::super::{Digest, receiver, sender};
+use super::{
+    CONTENT, CORRUPT, VOCAB_SIZE, block, checksum, feed, frame, pair, part, seal, sent, worker,
+};
+use crate::{Packet, Seal};
+use cleave_domain::{BlockHash, BlockIndex, Cause};
+use receiver::Receiver;
+use sender::Sender;
+
+#[test]
+fn lesson_16_a_seal_that_does_not_fit_fails_closed() {
+    let (frames, sealed) = sent();
+    let wrong = |change: fn(&mut Seal)| {
+        let mut sealed = sealed.clone();
+        change(&mut sealed);
+        seal(sealed)
+    };
+    for sealed in [
+        wrong(|seal| seal.digest ^= 1),
+        wrong(|seal| seal.blocks_count += 1),
+        wrong(|seal| seal.blocks_count -= 1),
+        wrong(|seal| seal.output.clear()),
+        // The KV is of another text.
+        wrong(|seal| seal.content.0[7] ^= 1),
+        // Twelve tokens fill the two blocks, thirteen need a third, eighteen do not fit at all.
+        wrong(|seal| seal.output = vec![0; 4]),
+        wrong(|seal| seal.output = vec![0; 9]),
+    ] {
+        let (_, mut receiver) = pair();
+        feed(&mut receiver, &frames);
+        assert_eq!(feed(&mut receiver, &[sealed]), CORRUPT);
+    }
+    // With a block missing it waits: the frame may be on its way.
+    let (_, mut receiver) = pair();
+    feed(&mut receiver, &frames[..3]);
+    assert!(feed(&mut receiver, &[seal(sealed.clone())]).is_empty());
+    assert!(receiver.sealed());
+    let other = wrong(|seal| seal.output = vec![0]);
+    assert_eq!(feed(&mut receiver, &[other]), CORRUPT);
+}
+
+/// Every seal that differs from this one in one bit of one field.
+fn flipped(seal: &Seal) -> Vec<Seal> {
+    let mut all = Vec::new();
+    let mut flip = |bits: u32, field: &dyn Fn(&mut Seal, u32)| {
+        for bit in 0..bits {
+            let mut other = seal.clone();
+            field(&mut other, bit);
+            all.push(other);
+        }
+    };
+    flip(64, &|seal, bit| seal.handoff.flight.0 ^= 1 << bit);
+    flip(32, &|seal, bit| seal.handoff.attempt ^= 1 << bit);
+    flip(32, &|seal, bit| seal.blocks_count ^= 1 << bit);
+    flip(64, &|seal, bit| seal.digest ^= 1 << bit);
+    flip(128, &|seal, bit| {
+        seal.content.0[bit as usize / 8] ^= 1 << (bit % 8);
+    });
+    for place in 0..seal.output.len() {
+        flip(32, &move |seal, bit| seal.output[place] ^= 1 << bit);
+    }
+    let mut shorter = seal.clone();
+    shorter.output.pop();
+    let mut longer = seal.clone();
+    longer.output.push(0);
+    all.extend([shorter, longer]);
+    all
+}
+
+#[test]
+fn any_flipped_bit_in_any_field_of_a_seal_fails_closed() {
+    let (frames, sealed) = sent();
+    for wrong in flipped(&sealed) {
+        let said = format!("{wrong:?}");
+        let (_, mut receiver) = pair();
+        feed(&mut receiver, &frames);
+        assert_eq!(feed(&mut receiver, &[seal(wrong)]), CORRUPT, "{said}");
+    }
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_fails_the_hand_off() {
+    for (token, lands) in [(VOCAB_SIZE - 1, true), (VOCAB_SIZE, false)] {
+        let (mut sender, mut receiver) = pair();
+        let (content, output) = (CONTENT, vec![token]);
+        let said = between(&mut sender, &mut receiver, (content, output));
+        assert_eq!(receiver.landed(), lands, "{token}: {said:?}");
+        if !lands {
+            assert_eq!(said[said.len() - 2..], CORRUPT);
+        }
+    }
+}
+
+#[test]
+fn an_unanswered_seal_is_repeated_and_answered_again() {
+    let (mut sender, mut receiver) = pair();
+    sender.handle(sender::Input::Unanswered);
+    assert_eq!(sender.poll(), None, "nothing was sealed");
+    between(&mut sender, &mut receiver, (CONTENT, vec![42]));
+    let again = |sender: &mut Sender| {
+        sender.handle(sender::Input::Unanswered);
+        match sender.poll() {
+            Some(sender::Output::Send(Packet::Seal(again))) => Some(seal(again)),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    let repeated = again(&mut sender).expect("it waits for its answer");
+    assert_eq!(feed(&mut receiver, &[repeated]), ["send landed"]);
+    let from = worker(2, 1);
+    sender.handle(sender::Input::Landed { from });
+    assert_eq!(sender.poll(), Some(sender::Output::Done));
+    assert!(again(&mut sender).is_none(), "it has its answer");
+}
+
+/// The answer of a receiver that gave up may be lost as well.
+#[test]
+fn a_receiver_that_ended_answers_a_repeated_seal() {
+    let (frames, sealed) = sent();
+    let (_, mut receiver) = pair();
+    feed(&mut receiver, &frames[..1]);
+    let up = receiver::Input::GivenUp {
+        cause: Cause::Cancelled,
+    };
+    feed(&mut receiver, &[up]);
+    let said = feed(&mut receiver, &[seal(sealed)]);
+    assert_eq!(said, ["send abandoned Cancelled"]);
+    assert!(!receiver.open() && !receiver.landed());
+}
+
+/// The whole way from the first block to the seal; gives what the receiver did.
+fn between(
+    sender: &mut Sender,
+    receiver: &mut Receiver,
+    drawn: (BlockHash, Vec<u32>),
+) -> Vec<String> {
+    for ordinal in 0..3 {
+        let from = BlockIndex(ordinal);
+        sender.handle(sender::Input::Computed { ordinal, from });
+    }
+    let (content, output) = drawn;
+    sender.handle(sender::Input::Sampled { content, output });
+    let mut said = Vec::new();
+    while let Some(output) = sender.poll() {
+        match output {
+            sender::Output::Export { ordinal, block, .. } => {
+                let whole = part(ordinal, 0, 8);
+                let mut digest = Digest::default();
+                digest.add(whole, checksum(whole));
+                said.extend(feed(receiver, &[frame(whole, block)]));
+                let outcome = Ok((digest.value(), 8));
+                sender.handle(sender::Input::Exported { ordinal, outcome });
+            }
+            sender::Output::Send(Packet::Seal(sealed)) => {
+                said.extend(feed(receiver, &[seal(sealed)]));
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    said
+}
+
+#[test]
+fn a_repeated_seal_changes_nothing_while_frames_are_missing() {
+    let (frames, sealed) = sent();
+    let (_, mut receiver) = pair();
+    feed(&mut receiver, &frames[..3]);
+    for _ in 0..3 {
+        assert!(feed(&mut receiver, &[seal(sealed.clone())]).is_empty());
+    }
+    let said = feed(&mut receiver, &frames[3..]);
+    assert_eq!(said[1..], ["send landed", "landed [42]"]);
+}
+
+#[test]
+fn a_block_beyond_the_seal_is_not_waited_out() {
+    let (frames, sealed) = sent();
+    let (_, mut receiver) = pair();
+    // One frame is missing, and another will never fit.
+    feed(&mut receiver, &frames[..3]);
+    feed(&mut receiver, &[frame(part(3, 0, 8), block(8, 0))]);
+    assert_eq!(feed(&mut receiver, &[seal(sealed)]), CORRUPT);
+}
+
+#[test]
+fn a_block_beyond_the_seal_fails_closed() {
+    let (mut frames, sealed) = sent();
+    frames.push(frame(part(3, 0, 8), block(8, 0)));
+    let (_, mut receiver) = pair();
+    feed(&mut receiver, &frames);
+    assert_eq!(feed(&mut receiver, &[seal(sealed)]), CORRUPT);
+}
