@@ -5,7 +5,8 @@
 //! Packets that must be answered are repeated until they are, since a link may lose one and stand.
 //! Invariant: each frame that arrives is answered at once by exactly one `Import` or `Discard`; a
 //! frame or seal of a hand-off unknown here is answered by `Abandoned`, and `Abandoned` by nothing.
-//! `Abandoned` from a receiver means that nothing has landed, nor will.
+//! `Abandoned` from a receiver means that nothing has landed, nor will, unless its cause is `Finished`:
+//! then the receiver does not know any more.
 
 use crate::close::Close;
 use crate::moves::Move;
@@ -52,7 +53,10 @@ impl Brain {
             }
             Packet::Seal(seal) => {
                 if !self.receive(handoff, receiver::Input::Seal { from, seal }) {
-                    self.turn_away(handoff, from);
+                    match self.past.trace(handoff) {
+                        Some(_) => self.turn_away(handoff, from),
+                        None => self.abandon(handoff, from, Cause::Finished),
+                    }
                 }
             }
             Packet::Stop { .. } => self.stop(handoff, from),
@@ -309,13 +313,19 @@ impl Brain {
     /// This end no longer knows, or never knew, what the peer has. What had landed here is said to
     /// have landed: a sender that heard otherwise might run it once more.
     fn turn_away(&mut self, handoff: HandoffId, to: WorkerRef) {
-        let packet = match self.past.trace(handoff) {
-            Some(Trace::Landed) => Packet::Landed { handoff },
-            _ => Packet::Abandoned {
-                handoff,
-                cause: Cause::Cancelled,
-            },
-        };
+        match self.past.trace(handoff) {
+            Some(Trace::Landed) => {
+                let packet = Packet::Landed { handoff };
+                self.say(Output::Send { to, packet });
+            }
+            _ => self.abandon(handoff, to, Cause::Cancelled),
+        }
+    }
+
+    /// Answers a packet of a hand-off that is not here. A seal that is repeated for very long may be of
+    /// one that landed and was forgotten: `Finished` does not deny that.
+    fn abandon(&mut self, handoff: HandoffId, to: WorkerRef, cause: Cause) {
+        let packet = Packet::Abandoned { handoff, cause };
         self.say(Output::Send { to, packet });
     }
 
