@@ -446,3 +446,63 @@ impl Brain {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::audit::tests::limits;
+    use crate::past::Trace;
+    use crate::{Brain, Condition, Input, Output};
+    use cleave_domain::{
+        BlockHash, Cause, FlightId, HandoffId, Incarnation, Time, WorkerId, WorkerRef,
+    };
+    use cleave_kv::{Packet, Seal};
+
+    /// How a seal of a hand-off that is not here is answered.
+    fn answer(brain: &mut Brain, handoff: HandoffId) -> Packet {
+        let from = WorkerRef {
+            worker: WorkerId(2),
+            incarnation: Incarnation(1),
+        };
+        let packet = Packet::Seal(Seal {
+            handoff,
+            blocks_count: 1,
+            digest: 0,
+            content: BlockHash([0; 16]),
+            output: vec![1],
+        });
+        let condition = Condition::Intact;
+        let input = Input::Arrived {
+            from,
+            packet,
+            condition,
+        };
+        brain.handle(Time::ZERO, input);
+        let mut sent = None;
+        while let Some(output) = brain.poll() {
+            if let Output::Send { packet, .. } = output {
+                sent = Some(packet);
+            }
+        }
+        sent.expect("an answer")
+    }
+
+    #[test]
+    fn an_unknown_seal_is_not_denied_to_have_landed() {
+        let mut brain = Brain::new(limits());
+        let [unknown, over, landed] = [1, 2, 3].map(|flight| HandoffId {
+            flight: FlightId(flight),
+            attempt: 0,
+        });
+        brain.past.add(over, Trace::Over);
+        let keep = brain.limits.stall_max * 2;
+        brain.past.add_landed(landed, Time::ZERO, keep);
+        let abandoned = |handoff, cause| Packet::Abandoned { handoff, cause };
+        assert_eq!(
+            answer(&mut brain, unknown),
+            abandoned(unknown, Cause::Finished)
+        );
+        assert_eq!(answer(&mut brain, over), abandoned(over, Cause::Cancelled));
+        let handoff = landed;
+        assert_eq!(answer(&mut brain, landed), Packet::Landed { handoff });
+    }
+}
