@@ -91,6 +91,11 @@ impl RouterPorts {
         std::iter::once(&self.front).chain(&self.admin)
     }
 
+    /// The port of the external metrics, if it is not taken yet.
+    pub(crate) fn external(&self) -> Option<&TcpListener> {
+        self.external.as_ref()
+    }
+
     /// The port of the external metrics, once.
     pub(crate) fn take_external(&mut self) -> Option<TcpListener> {
         self.external.take()

@@ -230,8 +230,7 @@ impl WorkerNode {
     ///
     /// # Errors
     /// `Thread`, `Tier` or `Tape` if that cannot be done.
-    pub async fn start_at(self, mut ports: WorkerPorts) -> Result<RunningWorker, NodeError> {
-        ports.stop_loading().await;
+    pub async fn start_at(self, ports: WorkerPorts) -> Result<RunningWorker, NodeError> {
         let WorkerPorts {
             telemetry,
             peers,
@@ -239,7 +238,8 @@ impl WorkerNode {
             data,
             data_address,
             metrics,
-            ..
+            mut closing,
+            loading,
         } = ports;
         let ways_in = WaysIn {
             tcp: data,
@@ -258,6 +258,7 @@ impl WorkerNode {
             nixl,
         };
         let admin_key = parts.options.admin_key;
+        closing.shutdown().await;
         let body = WorkerBody::start(parts, &telemetry)?;
         let (tell_connected, connected) = watch::channel(0);
         let uplink = Uplink {
@@ -278,6 +279,7 @@ impl WorkerNode {
             operator: Arc::clone(&body.desk) as Arc<dyn Operator>,
             admin_key,
         };
+        loading.stop().await;
         let server = metrics.map(|listener| {
             let terms = (HttpLimits::default(), telemetry.servers.clone());
             Server::start(listener, Faces::clear(worker_routes(face)), terms)
@@ -430,7 +432,7 @@ impl Serve {
     /// # Errors
     /// As [`Serve::start`], but for `Bind`.
     pub async fn start_at(self, ports: ServePorts) -> Result<Running, NodeError> {
-        let (mut ports, telemetry) = ports.take().await;
+        let (mut ports, telemetry, loading) = ports.take();
         let body = RouterBody::start(&self.router, &telemetry)?;
         let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
@@ -455,6 +457,8 @@ impl Serve {
             lines.spawn(connect(worker.door.clone(), body.door.clone()));
             workers.push(worker);
         }
+        // Everything that serves is there: no request waits between this and the next lines.
+        loading.stop().await;
         let metrics = external_metrics(ports.take_external(), &body, ports.trust().front)?;
         let fleet = ((body.door.clone(), desk), body.answers.clone());
         let servers = ports.serve(&app, fleet, (&self.router, &telemetry))?;

@@ -18,8 +18,13 @@ use cleave_transfer::{Nixl, Transport};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tracing::{info, warn};
+
+/// Pause after a connection that could not be taken: files or memory are short.
+const SHORTAGE: Duration = Duration::from_millis(100);
 
 /// The ports of a fleet in one process, bound.
 #[derive(Debug)]
@@ -42,6 +47,14 @@ impl ServePorts {
         for listener in router.http() {
             loading.answer(listener, certificate.as_ref(), &telemetry)?;
         }
+        if let Some(listener) = router.external() {
+            // Speaks HTTPS in any case.
+            let own = match &certificate {
+                Some(front) => front.clone(),
+                None => FrontTls::self_signed()?.0,
+            };
+            loading.answer(listener, Some(&own), &telemetry)?;
+        }
         Ok(Self {
             router,
             telemetry,
@@ -59,15 +72,25 @@ impl ServePorts {
         front.local_addr()
     }
 
-    /// Ends the answers of before.
-    pub(crate) async fn take(self) -> (RouterPorts, Telemetry) {
+    /// Where the external metrics will be, if anywhere.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn external_metrics_address(&self) -> io::Result<Option<SocketAddr>> {
+        self.router
+            .external()
+            .map(TcpListener::local_addr)
+            .transpose()
+    }
+
+    /// The ports, and the servers that answer on them until they are stopped.
+    pub(crate) fn take(self) -> (RouterPorts, Telemetry, Loading) {
         let Self {
             router,
             telemetry,
             loading,
         } = self;
-        loading.stop().await;
-        (router, telemetry)
+        (router, telemetry, loading)
     }
 }
 
@@ -81,7 +104,9 @@ pub struct WorkerPorts {
     pub(crate) data: TcpListener,
     pub(crate) data_address: SocketAddr,
     pub(crate) metrics: Option<TcpListener>,
-    loading: Loading,
+    /// Closes what comes to `data`.
+    pub(crate) closing: JoinSet<()>,
+    pub(crate) loading: Loading,
 }
 
 impl WorkerPorts {
@@ -110,6 +135,10 @@ impl WorkerPorts {
         if let Some(listener) = &metrics {
             loading.answer(listener, None, &telemetry)?;
         }
+        let handle = second_handle(&data);
+        let handle = handle.map_err(|error| NodeError::Bind(data_listen.to_owned(), error))?;
+        let mut closing = JoinSet::new();
+        closing.spawn(close_each(handle));
         Ok(Self {
             telemetry,
             peers,
@@ -117,19 +146,32 @@ impl WorkerPorts {
             data,
             data_address,
             metrics,
+            closing,
             loading,
         })
     }
+}
 
-    /// Ends the answers of before.
-    pub(crate) async fn stop_loading(&mut self) {
-        std::mem::take(&mut self.loading).stop().await;
+impl WorkerPorts {
+    /// Where other workers will send blocks to.
+    pub fn data_address(&self) -> SocketAddr {
+        self.data_address
+    }
+}
+
+/// Closes every connection, so that a peer that dials too early learns it at once and dials again.
+async fn close_each(listener: TcpListener) {
+    loop {
+        if let Err(error) = listener.accept().await {
+            warn!(%error, "cannot take a connection");
+            tokio::time::sleep(SHORTAGE).await;
+        }
     }
 }
 
 /// Servers that say that the model is being loaded.
 #[derive(Debug, Default)]
-struct Loading {
+pub(crate) struct Loading {
     servers: Vec<Server>,
 }
 
@@ -153,7 +195,8 @@ impl Loading {
         Ok(())
     }
 
-    async fn stop(self) {
+    /// Ends the answers.
+    pub(crate) async fn stop(self) {
         for server in self.servers {
             server.stop().await;
         }

@@ -331,6 +331,10 @@ impl Brain {
                 Err(NoPlace::TooLong { .. } | NoPlace::NoWorker) => {}
                 Err(NoPlace::Busy) => {
                     tries += 1;
+                    // The fleet is full, whatever a worker refused it for before.
+                    if let Some(flight) = self.flights.get_mut(&id) {
+                        flight.refused = None;
+                    }
                     let stands = self.stands(id);
                     if stands == Stands::Firm {
                         break;

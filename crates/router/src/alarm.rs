@@ -16,10 +16,12 @@ pub(crate) enum Alarm {
     Reader,
     /// Another try to move it may be made, after one that came to nothing.
     Pause,
+    /// It may be placed again, after a loss of its worker that was not mended at once.
+    Retry,
 }
 
 impl Alarm {
-    pub(crate) const ALL: [Self; 3] = [Self::Step, Self::Reader, Self::Pause];
+    pub(crate) const ALL: [Self; 4] = [Self::Step, Self::Reader, Self::Pause, Self::Retry];
 }
 
 #[derive(Clone, Debug, Default)]

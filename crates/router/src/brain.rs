@@ -224,7 +224,7 @@ impl Brain {
                 }
             }
             let pauses = flight.pauses(self.now);
-            let alarm = self.alarms.get(*id, Alarm::Pause);
+            let alarm = self.alarms.get(*id, Alarm::Retry);
             assert!(!pauses || in_line, "{id} pauses outside the line");
             assert!(!pauses || alarm.is_some(), "{id} would pause for ever");
             let flies = flight.attempt().is_some();
@@ -340,6 +340,7 @@ impl Brain {
                 Alarm::Step => self.timed_out(id),
                 Alarm::Reader => self.reader_stayed_away(id),
                 Alarm::Pause => self.rested(id),
+                Alarm::Retry => self.pause_over(id),
             }
         }
         let mut opened = false;

@@ -335,6 +335,12 @@ impl Fleet {
         with_some.map(|(worker, why)| (worker.me, why)).collect()
     }
 
+    /// Whether the worker drains and holds nothing of a flight any more.
+    pub(crate) fn has_drained(&self, who: WorkerRef) -> bool {
+        let worker = self.get(who);
+        worker.is_some_and(|worker| worker.draining && worker.ledger.handoffs().next().is_none())
+    }
+
     pub(crate) fn leaves(&self, who: WorkerRef) -> Option<MoveReason> {
         let worker = self.get(who)?;
         worker

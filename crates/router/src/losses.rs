@@ -108,18 +108,32 @@ impl Brain {
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.pause_until = Some(until);
         }
-        self.alarms.set(id, Alarm::Pause, Some(until));
+        self.alarms.set(id, Alarm::Retry, Some(until));
         self.wait(id);
     }
 
-    /// The pause of a flight that waits is over.
+    /// The pause of a flight that waits is over. The workers that failed it are asked again only if no
+    /// other has room now.
     pub(crate) fn pause_over(&mut self, id: FlightId) {
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         flight.pause_until = None;
-        if matches!(flight.stage, Stage::Waiting) {
-            self.serve_line();
+        if !matches!(flight.stage, Stage::Waiting) {
+            return;
         }
+        if self.find(id).is_err() {
+            self.reconsider(id, |_| false);
+        }
+        self.serve_line();
+        // The line placed others first: from now on any worker will do.
+        if self.is_waiting(id) {
+            self.reconsider(id, |_| false);
+        }
+    }
+
+    fn is_waiting(&self, id: FlightId) -> bool {
+        let flight = self.flights.get(&id);
+        flight.is_some_and(|flight| matches!(flight.stage, Stage::Waiting))
     }
 }

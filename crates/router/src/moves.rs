@@ -411,9 +411,8 @@ impl Brain {
             .get(&id)
             .and_then(|f| f.attempt())
             .map(|a| a.decode);
-        match source {
-            Some(source) => self.next_from(source),
-            None => self.pause_over(id),
+        if let Some(source) = source {
+            self.next_from(source);
         }
     }
 

@@ -115,6 +115,7 @@ impl Brain {
         flight.clock.began = Some(self.now);
         flight.pause_until = None;
         self.line.leave(&flight.place);
+        self.alarms.set(id, Alarm::Retry, None);
         let request = Arc::clone(&flight.request);
         let waited = self.now.since(flight.submitted);
         let due = self.due(id);
@@ -232,19 +233,25 @@ impl Brain {
         let Some(flight) = self.flights.get(&id) else {
             return;
         };
+        let timed = self.limits.mode == Mode::Slo || flight.hopes;
         let limit = match flight.unmet {
-            Unmet::Queue(limit) if self.limits.mode == Mode::Slo || flight.hopes => {
-                flight.submitted + limit
+            // A class bounds the wait before the first attempt; a stream that lost its worker is older.
+            Unmet::Queue(limit) if timed && flight.is_new() => flight.submitted + limit,
+            _ => {
+                let from = flight.pause_until.unwrap_or(self.now).max(self.now);
+                from + self.limits.queue_wait_max.max(self.start_awaited())
             }
-            _ => self.now + self.limits.queue_wait_max.max(self.start_awaited()),
         };
+        let pauses = flight.pauses(self.now);
         let by_time = fresh && self.limits.mode == Mode::Slo;
         self.decide(id, Decided::Waits, Vec::new());
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         flight.stage = Stage::Waiting;
-        flight.excluded.clear();
+        if !pauses {
+            flight.excluded.clear();
+        }
         flight.late.clear();
         flight.refusals = 0;
         let until = *flight.wait_until.get_or_insert(limit);

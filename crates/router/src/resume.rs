@@ -44,7 +44,6 @@ impl Brain {
             | Refusal::Draining
             | Refusal::WrongWorker => false,
         });
-        let said = refusal.clone();
         let late = match &refusal {
             Some(Refusal::Late {
                 aim,
@@ -62,7 +61,7 @@ impl Brain {
         self.note(Note::PassedOver {
             handoff,
             worker,
-            refusal,
+            refusal: refusal.clone(),
         });
         let Some(flight) = self.flights.get_mut(&id) else {
             return;
@@ -70,7 +69,10 @@ impl Brain {
         if let (Some(refusal), None) = (last_word, &flight.failure) {
             return self.refuse(id, refusal, Vec::new());
         }
-        flight.refused = said.or(flight.refused.take());
+        // One worker's state, or a mistake of this router about it, is no answer of the fleet.
+        let answers =
+            refusal.filter(|refusal| !matches!(refusal, Refusal::Draining | Refusal::WrongWorker));
+        flight.refused = answers.or(flight.refused.take());
         flight.refusals += 1;
         flight.excluded.insert(worker.worker);
         if late.is_some() {
@@ -162,6 +164,7 @@ impl Brain {
         self.drop_legs(id, failure.clone());
         self.alarms.set(id, Alarm::Step, None);
         self.alarms.set(id, Alarm::Pause, None);
+        self.alarms.set(id, Alarm::Retry, None);
         self.rescued.remove(&id);
         self.count_failure(id, failure);
         let Some(flight) = self.flights.get_mut(&id) else {
@@ -279,7 +282,8 @@ impl Brain {
         }
     }
 
-    fn reconsider(&mut self, id: FlightId, keep: impl Fn(WorkerId) -> bool) {
+    /// Lets the flight be placed again on workers that failed it, but for those to `keep` excluded.
+    pub(crate) fn reconsider(&mut self, id: FlightId, keep: impl Fn(WorkerId) -> bool) {
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.excluded.retain(|worker| keep(*worker));
         }

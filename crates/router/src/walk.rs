@@ -35,7 +35,9 @@ impl Brain {
 
     /// Whatever life of the worker is known is over, and with it all it held.
     fn forget(&mut self, worker: WorkerRef) {
-        if self.fleet.life_of(worker.worker).is_some() {
+        // A worker that drained and then left is no loss: nothing failed.
+        let life = self.fleet.life_of(worker.worker);
+        if life.is_some_and(|life| !self.fleet.has_drained(life)) {
             self.count_loss(worker.worker);
         }
         let held = self.fleet.leave(worker.worker);

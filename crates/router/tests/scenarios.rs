@@ -740,6 +740,10 @@ scenarios! {
     one_seat_is_enough_for_who_gives_way
     workers_of_one_device_do_not_divide_it
     workers_lost_together_are_no_failure_of_a_flight
+    a_pause_outlasts_the_queue_limit_of_a_class
+    a_paused_stream_avoids_the_worker_that_failed_it
+    a_drained_worker_is_not_counted_as_a_loss
+    one_workers_state_is_not_the_fleets_answer
     retries_pause_longer_after_each_lost_worker
     a_workers_refusal_is_the_clients_answer
     a_large_request_is_overtaken_sixteen_times

@@ -41,12 +41,12 @@ impl Brain {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use crate::{Brain, Limits, Note, Writer};
     use cleave_domain::{Capacity, Prices, Role, WorkerRef};
     use std::time::Duration;
 
-    fn limits() -> Limits {
+    pub(crate) fn limits() -> Limits {
         Limits {
             me: WorkerRef::default(),
             role: Role::Both,

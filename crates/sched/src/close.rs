@@ -169,8 +169,13 @@ impl Brain {
             self.note(Note::CancelFreed { took });
         }
         let landed = sequence.incoming.as_ref().is_some_and(|r| r.landed());
-        let trace = if landed { Trace::Landed } else { Trace::Over };
-        self.past.add(handoff, trace);
+        if landed {
+            // The sender repeats its seal for as long as it may stand still, and may have begun late.
+            self.past
+                .add_landed(handoff, self.now, self.limits.stall_max * 2);
+        } else {
+            self.past.add(handoff, Trace::Over);
+        }
         self.stalls.end(handoff);
         self.resends.end(handoff);
         self.tell(sequence.router, Report::Released { handoff });

@@ -220,7 +220,16 @@ impl Brain {
         let Some(leaving) = self.moves.get_mut(&handoff) else {
             return;
         };
-        let doubt = if leaving.sender.sealed() && input == sender::Input::LinkLost {
+        // A receiver that knows nothing of the seal may have forgotten that the sequence landed.
+        let unknown = matches!(
+            &input,
+            sender::Input::LinkLost
+                | sender::Input::Abandoned {
+                    cause: Cause::Finished,
+                    ..
+                }
+        );
+        let doubt = if leaving.sender.sealed() && unknown {
             Doubt::MayRunThere
         } else {
             Doubt::None

@@ -5,7 +5,8 @@
 //! Packets that must be answered are repeated until they are, since a link may lose one and stand.
 //! Invariant: each frame that arrives is answered at once by exactly one `Import` or `Discard`; a
 //! frame or seal of a hand-off unknown here is answered by `Abandoned`, and `Abandoned` by nothing.
-//! `Abandoned` from a receiver means that nothing has landed, nor will.
+//! `Abandoned` from a receiver means that nothing has landed, nor will, unless its cause is `Finished`:
+//! then the receiver does not know any more.
 
 use crate::close::Close;
 use crate::moves::Move;
@@ -52,7 +53,10 @@ impl Brain {
             }
             Packet::Seal(seal) => {
                 if !self.receive(handoff, receiver::Input::Seal { from, seal }) {
-                    self.turn_away(handoff, from);
+                    match self.past.trace(handoff) {
+                        Some(_) => self.turn_away(handoff, from),
+                        None => self.abandon(handoff, from, Cause::Finished),
+                    }
                 }
             }
             Packet::Stop { .. } => self.stop(handoff, from),
@@ -309,13 +313,19 @@ impl Brain {
     /// This end no longer knows, or never knew, what the peer has. What had landed here is said to
     /// have landed: a sender that heard otherwise might run it once more.
     fn turn_away(&mut self, handoff: HandoffId, to: WorkerRef) {
-        let packet = match self.past.trace(handoff) {
-            Some(Trace::Landed) => Packet::Landed { handoff },
-            _ => Packet::Abandoned {
-                handoff,
-                cause: Cause::Cancelled,
-            },
-        };
+        match self.past.trace(handoff) {
+            Some(Trace::Landed) => {
+                let packet = Packet::Landed { handoff };
+                self.say(Output::Send { to, packet });
+            }
+            _ => self.abandon(handoff, to, Cause::Cancelled),
+        }
+    }
+
+    /// Answers a packet of a hand-off that is not here. A seal that is repeated for very long may be of
+    /// one that landed and was forgotten: `Finished` does not deny that.
+    fn abandon(&mut self, handoff: HandoffId, to: WorkerRef, cause: Cause) {
+        let packet = Packet::Abandoned { handoff, cause };
         self.say(Output::Send { to, packet });
     }
 
@@ -434,5 +444,65 @@ impl Brain {
             }
             None => self.close(handoff, lost),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::audit::tests::limits;
+    use crate::past::Trace;
+    use crate::{Brain, Condition, Input, Output};
+    use cleave_domain::{
+        BlockHash, Cause, FlightId, HandoffId, Incarnation, Time, WorkerId, WorkerRef,
+    };
+    use cleave_kv::{Packet, Seal};
+
+    /// How a seal of a hand-off that is not here is answered.
+    fn answer(brain: &mut Brain, handoff: HandoffId) -> Packet {
+        let from = WorkerRef {
+            worker: WorkerId(2),
+            incarnation: Incarnation(1),
+        };
+        let packet = Packet::Seal(Seal {
+            handoff,
+            blocks_count: 1,
+            digest: 0,
+            content: BlockHash([0; 16]),
+            output: vec![1],
+        });
+        let condition = Condition::Intact;
+        let input = Input::Arrived {
+            from,
+            packet,
+            condition,
+        };
+        brain.handle(Time::ZERO, input);
+        let mut sent = None;
+        while let Some(output) = brain.poll() {
+            if let Output::Send { packet, .. } = output {
+                sent = Some(packet);
+            }
+        }
+        sent.expect("an answer")
+    }
+
+    #[test]
+    fn an_unknown_seal_is_not_denied_to_have_landed() {
+        let mut brain = Brain::new(limits());
+        let [unknown, over, landed] = [1, 2, 3].map(|flight| HandoffId {
+            flight: FlightId(flight),
+            attempt: 0,
+        });
+        brain.past.add(over, Trace::Over);
+        let keep = brain.limits.stall_max * 2;
+        brain.past.add_landed(landed, Time::ZERO, keep);
+        let abandoned = |handoff, cause| Packet::Abandoned { handoff, cause };
+        assert_eq!(
+            answer(&mut brain, unknown),
+            abandoned(unknown, Cause::Finished)
+        );
+        assert_eq!(answer(&mut brain, over), abandoned(over, Cause::Cancelled));
+        let handoff = landed;
+        assert_eq!(answer(&mut brain, landed), Packet::Landed { handoff });
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Owns: when a seal, or a request to stop writing, is sent again. Never: says what is sent, or gives a
 //! hand-off up: a deadline of its own does that.
-//! Invariant: between two repetitions of one packet lies twice the time that lay before the first of
-//! them, and none comes once that is longer than the hand-off may stand still.
+//! Invariant: each gap before a repetition is twice the gap before it, and none is longer than the hand-off
+//! may stand still.
 
 use crate::deadline::Deadlines;
 use cleave_domain::{HandoffId, Time};
@@ -33,7 +33,10 @@ impl Resends {
         }
         let span = FIRST_MAX.min(stall_max / FIRST_PARTS);
         self.spans.insert(handoff, span);
-        self.due.set(handoff, now + span);
+        // No gap doubles to more than none: one that may not stand still is given up, not repeated.
+        if !span.is_zero() {
+            self.due.set(handoff, now + span);
+        }
     }
 
     /// It was answered, or is over.
@@ -109,6 +112,13 @@ mod tests {
         assert_eq!(repeated(seconds(20)), [1000, 3000, 7000, 15_000, 31_000]);
         let sixteenths = [100, 300, 700, 1500, 3100];
         assert_eq!(repeated(Duration::from_millis(1600)), sixteenths);
+    }
+
+    #[test]
+    fn a_hand_off_that_may_not_stand_still_repeats_nothing() {
+        assert!(repeated(Duration::ZERO).is_empty());
+        assert!(repeated(Duration::from_nanos(15)).is_empty());
+        assert_eq!(repeated(Duration::from_nanos(16)).len(), 5);
     }
 
     #[test]

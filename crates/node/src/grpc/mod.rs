@@ -16,6 +16,7 @@ pub(crate) use resolve::{local_address, watch_names};
 pub(crate) use service::fleet_service;
 pub(crate) use uplink::Uplink;
 
+use crate::wire::{HELLO_BYTES_MAX, ORDER_BYTES_MAX};
 use service::StreamError;
 use std::error::Error;
 use std::time::Duration;
@@ -28,10 +29,12 @@ const DIAL_MAX: Duration = Duration::from_secs(10);
 const HELLO_MAX: Duration = Duration::from_secs(60);
 /// How long a router may take to read a tokenizer before it welcomes.
 const WELCOME_MAX: Duration = Duration::from_secs(120);
-/// Largest message from a worker: its hello, with a tokenizer of up to 64 MiB and templates.
-const UPWARD_BYTES_MAX: usize = 96 << 20;
-/// Largest message from a router: a prompt of a few million tokens, behind others in one batch.
-const DOWNWARD_BYTES_MAX: usize = (32 << 20) + window::BATCH_BYTES_MAX;
+/// Largest message from a worker: its hello. The codec has a limit for each kind.
+const UPWARD_BYTES_MAX: usize = HELLO_BYTES_MAX + CHECK_ROOM;
+/// Largest message from a router: an order.
+const DOWNWARD_BYTES_MAX: usize = ORDER_BYTES_MAX + CHECK_ROOM;
+/// Room for a message's checksum.
+const CHECK_ROOM: usize = 64;
 /// Messages between the pump and the socket; the line behind it holds the rest.
 const STREAM_ITEMS_MAX: usize = 256;
 /// The most often that a stream is kept alive, whatever silence the other end allows.

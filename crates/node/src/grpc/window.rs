@@ -11,7 +11,7 @@
 
 use super::service::StreamError;
 use crate::line::{Downward, Upward};
-use crate::wire::proto;
+use crate::wire::{BATCH_BYTES_MAX, proto};
 use prost::Message;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -23,8 +23,6 @@ pub(super) const UNCONFIRMED_MAX: u64 = 32;
 const CONFIRM_EVERY: u64 = 8;
 /// Messages that travel as one, at most.
 const BATCH_ITEMS_MAX: usize = 1024;
-/// A batch takes no further message past this size.
-pub(super) const BATCH_BYTES_MAX: usize = 64 << 10;
 
 /// What one end of a stream counts of both directions, shared by its sending and its receiving half.
 #[derive(Debug, Default)]
@@ -84,14 +82,16 @@ pub(super) async fn speak<M: Outgoing>(
     let mut received = window.received.subscribe();
     // Of the received messages, those that the other end knows of.
     let mut told = 0;
+    // Taken from the line, and too long for the batch before it.
+    let mut held = None;
     loop {
         let under_way = *window.sent.borrow() - *confirmed.borrow_and_update();
         let has_room = under_way < UNCONFIRMED_MAX;
         let message = tokio::select! {
-            word = words.recv(), if has_room => match word {
-                Some(word) => {
+            message = next(&mut held, &mut words), if has_room => match message {
+                Some(message) => {
                     window.sent.send_modify(|count| *count += 1);
-                    gather(M::of(word), &mut words)
+                    gather(message, &mut words, &mut held)
                 }
                 None => return StreamError::Stopped,
             },
@@ -111,22 +111,40 @@ pub(super) async fn speak<M: Outgoing>(
     }
 }
 
-/// The first message, and behind it those that wait.
-fn gather<M: Outgoing>(first: M, words: &mut mpsc::Receiver<M::Word>) -> M {
-    let mut bytes = first.encoded_len();
+/// The message that is held back, or the next of the line. Loses none if it is dropped while it waits.
+async fn next<M: Outgoing>(held: &mut Option<M>, words: &mut mpsc::Receiver<M::Word>) -> Option<M> {
+    match held.take() {
+        Some(message) => Some(message),
+        None => words.recv().await.map(M::of),
+    }
+}
+
+/// The first message, and behind it those that wait and fit; one that does not fit is held back.
+fn gather<M: Outgoing>(first: M, words: &mut mpsc::Receiver<M::Word>, held: &mut Option<M>) -> M {
+    let mut bytes = framed_bytes(&first);
     let mut messages = vec![first];
     while messages.len() < BATCH_ITEMS_MAX && bytes < BATCH_BYTES_MAX {
         let Ok(word) = words.try_recv() else {
             break;
         };
         let message = M::of(word);
-        bytes += message.encoded_len();
+        bytes += framed_bytes(&message);
+        if bytes > BATCH_BYTES_MAX {
+            *held = Some(message);
+            break;
+        }
         messages.push(message);
     }
     match messages.len() {
         1 => messages.swap_remove(0),
         _ => M::batch(messages),
     }
+}
+
+/// The bytes that a message takes within a batch, with its key and its length.
+fn framed_bytes(message: &impl Message) -> usize {
+    let bytes = message.encoded_len();
+    1 + prost::length_delimiter_len(bytes) + bytes
 }
 
 impl Outgoing for proto::Upward {
@@ -280,6 +298,37 @@ mod tests {
             ended = sender => panic!("{ended}"),
             () = reader => {}
         }
+    }
+
+    #[test]
+    fn no_batch_is_longer_than_a_reader_takes() {
+        let (line, mut words) = mpsc::channel(100_000);
+        let large = (0..20_000).map(|index| match token(index) {
+            Upward::Emissions(tokens) => tokens[0].clone(),
+            other => panic!("{other:?}"),
+        });
+        // Between many small messages one that no batch has room for.
+        for index in 0..20_000 {
+            line.try_send(token(index)).unwrap();
+        }
+        line.try_send(Upward::Emissions(large.collect())).unwrap();
+        line.try_send(token(20_000)).unwrap();
+        let mut held = None;
+        let (mut count, mut alone) = (0, 0);
+        while let Some(first) = held
+            .take()
+            .or_else(|| words.try_recv().ok().map(proto::Upward::of))
+        {
+            let message = gather(first, &mut words, &mut held);
+            if message.encoded_len() > BATCH_BYTES_MAX + 8 {
+                assert!(matches!(message.kind, Some(Kind::Emissions(_))));
+                alone += 1;
+            }
+            let bytes = crate::wire::close_message(&message);
+            assert!(crate::wire::open_message::<proto::Upward>(&bytes).is_ok());
+            count += indices(message).len();
+        }
+        assert_eq!((count, alone), (40_001, 1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -284,13 +284,13 @@ impl RouterMeters {
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// A worker emitted a token beyond what its request may have.
     /// Blocks of one worker landed at another.
     pub(crate) fn handed_over(&self, bytes: u64) {
         self.series.handoffs.inc();
         self.series.handoff_bytes.inc_by(bytes);
     }
 
+    /// A worker emitted a token beyond what its request may have.
     pub(crate) fn exceeded(&self) {
         self.series.exceeded.inc();
     }

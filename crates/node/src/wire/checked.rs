@@ -3,7 +3,8 @@
 //! Owns: the nine bytes behind every message: the key of a protobuf field that no message has
 //! ([`CHECK_KEY`]: number 15, eight bytes), then XXH3-64 of everything before that key. Never: gives a
 //! message on whose checksum does not fit. Invariant: a message in which any bit was flipped is an
-//! error, and never another message.
+//! error, and never another message; and nothing is decoded before its checksum, its length and the number
+//! of its items are known to be allowed, for an empty item of two bytes costs a hundred in memory.
 //!
 //! The checksum is a field at the end because releases before it skip fields that they do not know:
 //! they still read which protocol the other side speaks, and say so. A message of such a release has no
@@ -14,6 +15,7 @@ use super::proto;
 use bytes::{Buf, BufMut, Bytes};
 use cleave_kv::checksum;
 use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use std::marker::PhantomData;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -22,6 +24,21 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 const CHECK_KEY: u8 = 15 << 3 | 1;
 /// The key and the checksum.
 const CHECK_BYTES: usize = 9;
+
+/// A batch takes no further message that would make it longer; a longer message travels alone.
+pub(crate) const BATCH_BYTES_MAX: usize = 64 << 10;
+/// The longest batch that is read: its own frame included.
+const BATCH_READ_MAX: usize = BATCH_BYTES_MAX + 64;
+/// The longest hello: a tokenizer of up to 64 MiB and templates.
+pub(crate) const HELLO_BYTES_MAX: usize = 96 << 20;
+/// The longest order: a prompt of a few million tokens.
+pub(crate) const ORDER_BYTES_MAX: usize = 32 << 20;
+/// The longest message of output tokens: the scores of a long prompt.
+const EMISSIONS_BYTES_MAX: usize = 32 << 20;
+/// The longest message of any other kind: a report of some 400,000 cached blocks.
+const OTHER_BYTES_MAX: usize = 8 << 20;
+/// Items of a message at most: output tokens of one step, or fields of a hello.
+const ITEMS_MAX: usize = 1 << 18;
 
 /// Why a message was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +49,12 @@ pub(crate) enum CheckError {
     /// It does not fit.
     #[error("a message was damaged on the way ({0}): its checksum does not fit")]
     Damaged(&'static str),
+    /// It fits, and the message is longer than any of its kind.
+    #[error("a message ({0}) is too long: {1} bytes, and at most {2} are read")]
+    TooLong(&'static str, usize, usize),
+    /// It fits, and the message has more items than any of its kind.
+    #[error("a message ({0}) has more than {ITEMS_MAX} items")]
+    TooMany(&'static str),
     /// It fits, and what it closes is no message.
     #[error("a message is no protobuf: does the other side run another release?")]
     Unreadable,
@@ -43,45 +66,81 @@ impl From<CheckError> for Status {
     }
 }
 
-/// A message of one of the two directions.
+/// What is known of a kind of message before it is decoded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    /// For people.
+    name: &'static str,
+    bytes_max: usize,
+}
+
+const fn kind(name: &'static str, bytes_max: usize) -> Kind {
+    Kind { name, bytes_max }
+}
+
+/// A message of one of the two directions: one field, whose number is its kind.
 pub(crate) trait Directed: Message + Default {
-    /// The kind of message, for people.
-    fn kind_name(&self) -> &'static str;
+    /// The kind of that number.
+    fn kind(field: u32) -> Option<Kind>;
 }
 
 impl Directed for proto::Upward {
-    fn kind_name(&self) -> &'static str {
-        use proto::upward::Kind;
-        match &self.kind {
-            Some(Kind::Hello(_)) => "hello",
-            Some(Kind::Report(_)) => "report",
-            Some(Kind::Emissions(_)) => "emissions",
-            Some(Kind::Beat(_)) => "beat",
-            Some(Kind::Link(_)) => "link",
-            Some(Kind::Pass(_)) => "pass",
-            Some(Kind::Batch(_)) => "batch",
-            None => "empty",
-        }
+    fn kind(field: u32) -> Option<Kind> {
+        Some(match field {
+            1 => kind("hello", HELLO_BYTES_MAX),
+            2 => kind("report", OTHER_BYTES_MAX),
+            3 => kind("emissions", EMISSIONS_BYTES_MAX),
+            4 => kind("beat", OTHER_BYTES_MAX),
+            5 => kind("link", OTHER_BYTES_MAX),
+            6 => kind("pass", OTHER_BYTES_MAX),
+            7 => kind("batch", BATCH_READ_MAX),
+            _ => return None,
+        })
     }
 }
 
 impl Directed for proto::Downward {
-    fn kind_name(&self) -> &'static str {
-        use proto::downward::Kind;
-        match &self.kind {
-            Some(Kind::Greeting(_)) => "greeting",
-            Some(Kind::Welcome(_)) => "welcome",
-            Some(Kind::Rejection(_)) => "rejection",
-            Some(Kind::Order(_)) => "order",
-            Some(Kind::Peer(_)) => "peer",
-            Some(Kind::Beat(_)) => "beat",
-            Some(Kind::PeerGone(_)) => "peer gone",
-            Some(Kind::NameTaken(_)) => "name taken",
-            Some(Kind::Pass(_)) => "pass",
-            Some(Kind::Batch(_)) => "batch",
-            None => "empty",
-        }
+    fn kind(field: u32) -> Option<Kind> {
+        Some(match field {
+            1 => kind("greeting", OTHER_BYTES_MAX),
+            2 => kind("welcome", OTHER_BYTES_MAX),
+            3 => kind("rejection", OTHER_BYTES_MAX),
+            4 => kind("order", ORDER_BYTES_MAX),
+            5 => kind("peer", OTHER_BYTES_MAX),
+            6 => kind("beat", OTHER_BYTES_MAX),
+            7 => kind("peer gone", OTHER_BYTES_MAX),
+            8 => kind("name taken", OTHER_BYTES_MAX),
+            9 => kind("pass", OTHER_BYTES_MAX),
+            10 => kind("batch", BATCH_READ_MAX),
+            _ => return None,
+        })
     }
+}
+
+/// The kind that the first key names; damaged bytes may name none.
+fn first_kind<M: Directed>(message: &[u8]) -> Option<Kind> {
+    let key = *message.first()?;
+    M::kind(u32::from(key >> 3))
+}
+
+/// Counts the fields of the one message inside of `message`. A second field beside it would be read and
+/// thrown away, and nobody sends one.
+fn items(mut message: &[u8]) -> Option<usize> {
+    if message.is_empty() {
+        return Some(0);
+    }
+    let (_, wire) = decode_key(&mut message).ok()?;
+    let length = decode_varint(&mut message).ok()?;
+    if wire != WireType::LengthDelimited || length != message.len() as u64 {
+        return None;
+    }
+    let mut count = 0;
+    while !message.is_empty() {
+        let (field, wire) = decode_key(&mut message).ok()?;
+        skip_field(wire, field, &mut message, DecodeContext::default()).ok()?;
+        count += 1;
+    }
+    Some(count)
 }
 
 /// Appends a message and its checksum.
@@ -102,13 +161,21 @@ pub(crate) fn open<M: Directed>(bytes: &[u8]) -> Result<M, CheckError> {
         Some((message, [CHECK_KEY, check @ ..])) => (message, u64::from_le_bytes(*check)),
         _ => return Err(CheckError::Missing),
     };
-    let read = M::decode(message);
+    let kind = first_kind::<M>(message);
+    let name = kind.map_or("unreadable", |kind| kind.name);
     if checksum(message) != check {
-        // As far as it can still be read.
-        let kind = read.as_ref().map_or("unreadable", M::kind_name);
-        return Err(CheckError::Damaged(kind));
+        return Err(CheckError::Damaged(name));
     }
-    read.map_err(|_| CheckError::Unreadable)
+    let bytes_max = kind.map_or(OTHER_BYTES_MAX, |kind| kind.bytes_max);
+    if message.len() > bytes_max {
+        return Err(CheckError::TooLong(name, message.len(), bytes_max));
+    }
+    match items(message) {
+        Some(count) if count <= ITEMS_MAX => {}
+        Some(_) => return Err(CheckError::TooMany(name)),
+        None => return Err(CheckError::Unreadable),
+    }
+    M::decode(message).map_err(|_| CheckError::Unreadable)
 }
 
 /// See the module.
@@ -297,6 +364,38 @@ mod tests {
         fn bytes_from_outside_are_an_error_and_never_a_panic(bytes in vec(any::<u8>(), 0..200)) {
             prop_assert!(open::<proto::Upward>(&bytes).is_err());
         }
+    }
+
+    #[test]
+    fn a_message_is_measured_before_it_is_decoded() {
+        use proto::upward::Kind;
+        let up = |kind| close(&proto::Upward { kind: Some(kind) });
+        let empty = proto::Upward::default();
+        let messages = vec![empty; BATCH_BYTES_MAX];
+        let batch = up(Kind::Batch(proto::UpwardBatch { messages }));
+        let error = open::<proto::Upward>(&batch).unwrap_err();
+        assert!(
+            matches!(error, CheckError::TooLong("batch", _, _)),
+            "{error}"
+        );
+        let tokens = vec![proto::Tokens::default(); ITEMS_MAX];
+        let most = proto::Emissions { tokens };
+        assert!(open::<proto::Upward>(&up(Kind::Emissions(most.clone()))).is_ok());
+        let mut more = most;
+        more.tokens.push(proto::Tokens::default());
+        let error = open::<proto::Upward>(&up(Kind::Emissions(more))).unwrap_err();
+        assert_eq!(error, CheckError::TooMany("emissions"));
+    }
+
+    #[test]
+    fn a_second_kind_in_one_message_is_refused() {
+        let mut bytes = beat().encode_to_vec();
+        bytes.extend(beat().encode_to_vec());
+        let check = checksum(&bytes);
+        bytes.push(CHECK_KEY);
+        bytes.put_u64_le(check);
+        let error = open::<proto::Upward>(&bytes).unwrap_err();
+        assert_eq!(error, CheckError::Unreadable);
     }
 
     fn beat() -> proto::Upward {

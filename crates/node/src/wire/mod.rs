@@ -19,7 +19,9 @@ mod scaling;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use checked::CheckedCodec;
+pub(crate) use checked::{BATCH_BYTES_MAX, CheckedCodec, HELLO_BYTES_MAX, ORDER_BYTES_MAX};
+#[cfg(test)]
+pub(crate) use checked::{close as close_message, open as open_message};
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, WorkerId,

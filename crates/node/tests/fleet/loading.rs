@@ -5,6 +5,8 @@ use crate::{PATIENCE, files, http};
 use cleave_domain::Role;
 use cleave_engine::Engine;
 use cleave_node::{NodeError, RouterOptions, Serve, ServePorts, WorkerOptions, WorkerPorts};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 #[tokio::test]
@@ -56,4 +58,24 @@ async fn a_workers_ports_are_bound_or_named() {
         assert!(matches!(second, Err(NodeError::Bind(named, _)) if named == taken));
     }
     drop(first);
+}
+
+#[tokio::test]
+async fn no_bound_port_keeps_a_connection_while_loading() {
+    let options = RouterOptions {
+        external_metrics_listen: Some("127.0.0.1:0".into()),
+        ..RouterOptions::default()
+    };
+    let ports = ServePorts::open("127.0.0.1:0", &options).await.unwrap();
+    let external = ports.external_metrics_address().unwrap().unwrap();
+    let answer = http(&external.to_string(), "/apis").await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    let options = WorkerOptions::new("b0", Role::Both);
+    let traces = Default::default();
+    let worker = WorkerPorts::open("127.0.0.1:0", None, &options, &traces);
+    let worker = worker.await.unwrap();
+    let mut early = TcpStream::connect(worker.data_address()).await.unwrap();
+    let read = timeout(PATIENCE, early.read(&mut [0])).await.unwrap();
+    // Closed, or reset.
+    assert!(!matches!(read, Ok(1..)), "{read:?}");
 }

@@ -112,20 +112,13 @@ fn make_folder(folder: &Path) -> Result<(), SlabError> {
 /// there: long before a model is loaded that would need it.
 pub(crate) fn try_folder(folder: &Path) -> Result<(), SlabError> {
     make_folder(folder)?;
-    let path = folder.join(format!(".cleave-{}", std::process::id()));
-    let written = write_and_sync(&path);
-    // What could not be written is not always there.
-    let _ = std::fs::remove_file(&path);
-    written.map_err(unusable(folder))
+    write_and_sync(folder).map_err(unusable(folder))
 }
 
-fn write_and_sync(path: &Path) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
+/// Fills a file without a name, so that processes that share the folder, even with equal process ids,
+/// touch no file of each other, and a crash leaves none behind.
+fn write_and_sync(folder: &Path) -> io::Result<()> {
+    let file = tempfile::tempfile_in(folder)?;
     file.write_all_at(&[0; HEAD_BYTES], 0)?;
     // Where a disk is full some systems say so only now.
     file.sync_all()
@@ -513,6 +506,23 @@ pub(crate) mod tests {
             let error = try_folder(&path).unwrap_err().to_string();
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }
+    }
+
+    #[test]
+    fn trying_a_folder_touches_no_file_of_others() {
+        let folder = Folder::new("shared");
+        std::fs::create_dir_all(&folder.0).unwrap();
+        // Left by a crash, or in use: containers often have the same process id.
+        let stale = folder.0.join(format!(".cleave-{}", std::process::id()));
+        std::fs::write(&stale, "of another process").unwrap();
+        std::thread::scope(|threads| {
+            let tries = [(); 8].map(|()| threads.spawn(|| try_folder(&folder.0)));
+            for one in tries {
+                one.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(std::fs::read(&stale).unwrap(), b"of another process");
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
     }
 
     #[test]
