@@ -24,7 +24,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Memory that reading a body takes at most, for each of its bytes: the body, and what is made of it until only
-/// tokens are left. Shown by tests/bodies.rs.
+/// tokens are left. Shown by tests/bodies.rs. What a chat template makes is apart, within limits of its own: see
+/// model/template.rs.
 pub(crate) const BYTES_PER_BYTE: usize = 4;
 /// Bodies up to this size are short.
 const SHORT_BYTES: usize = 64 * 1024;

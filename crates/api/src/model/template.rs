@@ -916,6 +916,28 @@ mod tests {
     }
 
     #[test]
+    fn values_of_a_body_are_sliced_as_the_library_slices() {
+        let text = r#"[{"role":"a"},{"role":"b"},{"role":"c"},{"role":"d"},{"role":"e"}]"#;
+        let source = "{% for part in [messages, messages[1:], messages[::-1], messages[1:4][::-1], messages[::2][1:], \
+            messages[-2:], messages[:-2], messages[4:0:-2], messages[::-1][1:3], messages[::-2][::-1], messages[9:], \
+            messages[-9:2]] %}{{ part|length }}:{{ part|map(attribute='role')|join(',') }};{{ part }};\
+            {% if part %}{{ part[-1].role }}{{ part[0]['role'] }}{{ part|last }}{% endif %} {% endfor %}";
+        let document = crate::json::Document::check(text.to_owned()).unwrap();
+        let of_body = crate::model::value_of(&document.part(document.root()), document.root());
+        let of_serde = Value::from(Serde(
+            serde_json::from_str::<serde_json::Value>(text).unwrap(),
+        ));
+        let rendered = |messages| {
+            let conversation = Conversation {
+                messages,
+                ..conversation(End::Closed)
+            };
+            templates(source).render(&conversation).unwrap()
+        };
+        assert_eq!(rendered(of_body), rendered(of_serde));
+    }
+
+    #[test]
     fn python_values_were_spelt_as_in_rust() {
         let source = "{{ none }} {{ true }} {{ [1, 'a', none] }} {{ {'a': false} }} {{ 1.0 }} {{ 7 // 2 }} {{ 'ab'[::-1] }}";
         assert_eq!(
