@@ -741,11 +741,11 @@ mod tests {
         ),
         (
             Bytes,
-            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=x) }}",
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=x)|length }}",
         ),
         (
             Bytes,
-            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=[x]) }}",
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=[x])|length }}",
         ),
         (
             Bytes,
@@ -753,20 +753,20 @@ mod tests {
         ),
         (
             Bytes,
-            "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(',', 'previtem') }}{% endfor %}",
+            "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(',', 'previtem')|length }}{% endfor %}",
         ),
         (
             Bytes,
-            "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(d=',', attribute='previtem') }}{% endfor %}",
+            "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(d=',', attribute='previtem')|length }}{% endfor %}",
         ),
-        (Bytes, "{{ 1|indent(width=999999999) }}"),
+        (Bytes, "{{ 1|indent(width=999999999)|length }}"),
         (
             Bytes,
-            "{{ 'a'|indent(999999999.0, first=true, blank=true) }}",
+            "{{ 'a'|indent(999999999.0, first=true, blank=true)|length }}",
         ),
         (
             Bytes,
-            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ [x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x]|upper|upper|upper|length }}{{ ([x] * 1000)|title }}",
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ [x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x]|upper|upper|upper|length }}{{ ([x] * 1000)|title|length }}",
         ),
         (
             Bytes,
