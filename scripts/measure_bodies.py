@@ -56,7 +56,7 @@ def ask(url: str, body: bytes, statuses: Counter) -> None:
 
 
 def measure(cleave: str, model: str, at_once: int, route: str, body: bytes) -> tuple[float, float, float, Counter]:
-    command = [cleave, "serve", "--model", model, "--listen", "127.0.0.1:0"]
+    command = [cleave, "serve", "--model", model, "--host", "127.0.0.1", "--port", "0"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         seen = ""

@@ -28,8 +28,7 @@ use std::time::Duration;
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// All commands together.
-static COMMANDS: LazyLock<BodyMemory> =
-    LazyLock::new(|| BodyMemory::new(4 << 20, BODY_BYTES_MAX, None));
+static COMMANDS: LazyLock<BodyMemory> = LazyLock::new(|| BodyMemory::of_short(4 << 20));
 
 /// And is there at once.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(10);

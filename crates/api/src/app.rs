@@ -278,11 +278,12 @@ impl App {
     /// a time as there are cores.
     pub(crate) async fn parse<T: Send + 'static>(
         &self,
-        body: HeldBody,
+        mut body: HeldBody,
         model: Arc<ModelText>,
         work: Work,
         read: fn(&Document, &ModelText) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
+        self.shared.bodies.resume(&mut body).await?;
         let is_long = body.bytes().len() >= LONG_BODY_BYTES;
         let turns = match (work, is_long) {
             (Work::Reads, false) => return body.parse(|body| read(body, &model)),

@@ -1,10 +1,14 @@
 //! Request bodies: reading them within a limit for each and one for all together.
 //!
 //! Owns: the bytes that bodies may take, who waits for some, and giving freed memory back to the system. Never:
-//! knows a field. Invariant: a body is read only while [`BYTES_PER_BYTE`] times its length are reserved for it,
-//! and a reservation ends with the body, whatever became of its client.
+//! knows a field. Invariant: for what has arrived of a body, [`BYTES_PER_BYTE`] times its length are reserved, and a
+//! reservation ends with the body, whatever became of its client.
 //!
-//! Short bodies have a quarter of the memory for themselves: whoever fills the rest keeps no ordinary request out.
+//! Short bodies have a quarter of the memory for themselves: long ones keep no ordinary request out. A body that
+//! is announced reserves nothing before it arrives; up to 64 KiB it reserves in steps, and beyond, at once what it
+//! needs to its end, so that long bodies never wait for each other's rest. All waits have an end, and a body that
+//! stops while another one waits for memory is refused. A long body that waits keeps the 64 KiB that arrived, beside
+//! the limit, like the buffers of its connection.
 
 use crate::error::ApiError;
 use crate::json::Document;
@@ -13,13 +17,15 @@ use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 /// Memory that reading a body takes at most, for each of its bytes: the body, and what is made of it until only
-/// tokens are left. Shown by tests/bodies.rs.
+/// tokens are left. Shown by tests/bodies.rs. What a chat template makes is apart, within limits of its own: see
+/// model/template.rs.
 pub(crate) const BYTES_PER_BYTE: usize = 4;
 /// Bodies up to this size are short.
 const SHORT_BYTES: usize = 64 * 1024;
@@ -27,6 +33,12 @@ const SHORT_BYTES: usize = 64 * 1024;
 const UNIT_BYTES: usize = 1024;
 /// How long a request waits for memory before it is refused.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The first step in which a short body reserves, in bytes of the body; each further one is four times as large.
+const STEP_BYTES: usize = 4 * 1024;
+/// While a request waits for memory, a body has to bring [`PROGRESS_BYTES`] in this time.
+const PROGRESS_SPAN: Duration = Duration::from_secs(2);
+/// See [`PROGRESS_SPAN`].
+const PROGRESS_BYTES: usize = 32 * 1024;
 /// Freed memory goes back to the system after bodies of this size.
 const GIVEN_BACK_BYTES: usize = 1 << 20;
 /// Of a body that is too large, so much is read and dropped for the sake of the answer.
@@ -34,12 +46,106 @@ const DISCARD_BYTES_MAX: usize = 64 << 20;
 /// And for so long.
 const DISCARD_MAX: Duration = Duration::from_secs(5);
 
+/// Memory that requests share.
+struct Pool {
+    free: Arc<Semaphore>,
+    units_max: u32,
+    /// Requests that wait for some.
+    waiting: AtomicUsize,
+}
+
+impl Pool {
+    fn new(units: u32) -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(units as usize)),
+            units_max: units,
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// Waits in order, and not for ever, for the memory of so many bytes of a body.
+    async fn reserve(&self, body_bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let wanted = units(body_bytes * BYTES_PER_BYTE).min(self.units_max);
+        let free = || Arc::clone(&self.free);
+        if let Ok(room) = free().try_acquire_many_owned(wanted) {
+            return Ok(room);
+        }
+        let _waiting = Waiting::begin(&self.waiting);
+        let waited = tokio::time::timeout(ROOM_WAIT_MAX, free().acquire_many_owned(wanted)).await;
+        waited
+            .ok()
+            .and_then(Result::ok)
+            .ok_or_else(ApiError::bodies_full)
+    }
+}
+
+/// One of the requests that wait.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// The memory of all bodies.
 pub(crate) struct BodyMemory {
-    short: Arc<Semaphore>,
-    long: Arc<Semaphore>,
-    long_units: u32,
+    short: Pool,
+    long: Pool,
     give_back: Arc<GiveBack>,
+}
+
+/// A body while it arrives.
+struct Arriving<'a> {
+    pool: &'a Pool,
+    /// Bytes of the body for which memory is reserved.
+    reserved: usize,
+    room: Option<OwnedSemaphorePermit>,
+    kept: Vec<u8>,
+    /// When it must have made progress, and its length when that was set.
+    due: (Instant, usize),
+}
+
+impl Arriving<'_> {
+    /// The next bytes; none at the end.
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, ApiError> {
+        loop {
+            let frame = tokio::time::timeout_at(self.due.0, body.frame()).await;
+            self.check_progress()?;
+            let Ok(frame) = frame else {
+                continue;
+            };
+            let Some(frame) = frame else {
+                return Ok(None);
+            };
+            let broken = |_| ApiError::bad_request("body_broken", "The body broke off.");
+            if let Ok(bytes) = frame.map_err(broken)?.into_data() {
+                return Ok(Some(bytes));
+            }
+        }
+    }
+
+    /// Refuses a body that has stopped while a request waits for memory.
+    fn check_progress(&mut self) -> Result<(), ApiError> {
+        let (until, len) = self.due;
+        if Instant::now() < until {
+            return Ok(());
+        }
+        let is_slow = self.kept.len() < len + PROGRESS_BYTES;
+        let holds = self.room.is_some();
+        if is_slow && holds && self.pool.waiting.load(Ordering::Acquire) > 0 {
+            return Err(ApiError::body_stalled());
+        }
+        self.due = (Instant::now() + PROGRESS_SPAN, self.kept.len());
+        Ok(())
+    }
 }
 
 impl BodyMemory {
@@ -49,9 +155,8 @@ impl BodyMemory {
         let short_units = units(bytes / 4).max(units(SHORT_BYTES * BYTES_PER_BYTE));
         let long_units = units(bytes - bytes / 4).max(units(body_bytes_max * BYTES_PER_BYTE));
         Self {
-            short: Arc::new(Semaphore::new(short_units as usize)),
-            long: Arc::new(Semaphore::new(long_units as usize)),
-            long_units,
+            short: Pool::new(short_units),
+            long: Pool::new(long_units),
             give_back: Arc::new(GiveBack {
                 hook: give_back,
                 state: AtomicU8::new(IDLE),
@@ -59,12 +164,17 @@ impl BodyMemory {
         }
     }
 
+    /// For bodies all of which are short: they share all of it.
+    pub(crate) fn of_short(bytes: usize) -> Self {
+        Self::new(bytes.saturating_mul(4), SHORT_BYTES, None)
+    }
+
     /// Bytes that are reserved, of short bodies and of long ones.
     #[cfg(test)]
     fn free_units(&self) -> (usize, usize) {
         (
-            self.short.available_permits(),
-            self.long.available_permits(),
+            self.short.free.available_permits(),
+            self.long.free.available_permits(),
         )
     }
 
@@ -82,45 +192,38 @@ impl BodyMemory {
             turn_away(headers, body).await;
             return Err(ApiError::body_too_large(bytes_max));
         }
-        let mut reserved = announced.unwrap_or(SHORT_BYTES).min(bytes_max);
-        let mut room = match self.reserve(reserved).await {
-            Ok(room) => room,
-            Err(error) => {
-                turn_away(headers, body).await;
+        let mut arriving = Arriving {
+            pool: &self.short,
+            reserved: 0,
+            room: None,
+            kept: Vec::new(),
+            due: (Instant::now() + PROGRESS_SPAN, 0),
+        };
+        while let Some(bytes) = arriving.next(&mut body).await? {
+            let len = arriving.kept.len() + bytes.len();
+            let fits = match len > bytes_max {
+                true => Err(ApiError::body_too_large(bytes_max)),
+                false => {
+                    self.make_room(&mut arriving, len, announced, bytes_max)
+                        .await
+                }
+            };
+            if let Err(error) = fits {
+                // What it held is for others while the rest of it is read and dropped.
+                drop(arriving);
+                drop(bytes);
+                discard(body).await;
                 return Err(error);
             }
-        };
-        let mut kept = Vec::new();
-        while let Some(frame) = body.frame().await {
-            let frame =
-                frame.map_err(|_| ApiError::bad_request("body_broken", "The body broke off."))?;
-            let Ok(bytes) = frame.into_data() else {
-                continue;
-            };
-            let len = kept.len() + bytes.len();
-            if len > bytes_max {
-                discard(body).await;
-                return Err(ApiError::body_too_large(bytes_max));
-            }
-            if len > reserved {
-                // It did not say how long it is: it may be as long as any.
-                reserved = bytes_max;
-                room = match self.reserve(reserved).await {
-                    Ok(room) => room,
-                    Err(error) => {
-                        discard(body).await;
-                        return Err(error);
-                    }
-                };
-            }
-            // What is announced is reserved at once, what is not in small steps: a vector that doubles takes
-            // memory for twice the body.
-            if len > kept.capacity() {
-                let capacity = announced.unwrap_or(len + len / 8).max(len);
-                kept.reserve_exact(capacity - kept.len());
-            }
-            kept.extend_from_slice(&bytes);
+            arriving.kept.extend_from_slice(&bytes);
         }
+        let Arriving {
+            pool, room, kept, ..
+        } = arriving;
+        let mut room = match room {
+            Some(room) => room,
+            None => pool.reserve(0).await?,
+        };
         let used = units(kept.len() * BYTES_PER_BYTE) as usize;
         drop(room.split(room.num_permits().saturating_sub(used)));
         Ok(HeldBody {
@@ -130,19 +233,61 @@ impl BodyMemory {
         })
     }
 
-    /// Waits in order for the memory of a body of this length.
-    async fn reserve(&self, body_bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let wanted = units(body_bytes * BYTES_PER_BYTE);
-        let (pool, wanted) = match body_bytes <= SHORT_BYTES {
-            true => (&self.short, wanted),
-            false => (&self.long, wanted.min(self.long_units)),
+    /// Reserves memory for a body that has grown to `len` bytes.
+    async fn make_room<'a>(
+        &'a self,
+        arriving: &mut Arriving<'a>,
+        len: usize,
+        announced: Option<usize>,
+        bytes_max: usize,
+    ) -> Result<(), ApiError> {
+        if len > arriving.reserved && len <= SHORT_BYTES {
+            let step = (arriving.reserved * 4).max(STEP_BYTES).max(len);
+            let reserved = step.min(announced.unwrap_or(SHORT_BYTES)).max(len);
+            let more = self.short.reserve(reserved - arriving.reserved).await?;
+            match &mut arriving.room {
+                Some(room) => room.merge(more),
+                None => arriving.room = Some(more),
+            }
+            arriving.reserved = reserved;
+        } else if len > arriving.reserved {
+            // One that did not say how long it is may be as long as any. It waits without holding any memory.
+            arriving.room = None;
+            let reserved = announced.unwrap_or(bytes_max).max(len);
+            arriving.pool = &self.long;
+            arriving.room = Some(self.long.reserve(reserved).await?);
+            arriving.reserved = reserved;
+        } else {
+            return Ok(());
+        }
+        arriving.due = (Instant::now() + PROGRESS_SPAN, arriving.kept.len());
+        // A vector that doubles takes memory for twice the body: one that was announced grows once, the others
+        // in small steps.
+        if len > arriving.kept.capacity() {
+            let capacity = announced.map_or(len + len / 8, |bytes| bytes.min(arriving.reserved));
+            let kept = &mut arriving.kept;
+            kept.reserve_exact(capacity.max(len) - kept.len());
+        }
+        Ok(())
+    }
+
+    /// Reserves again what [`HeldBody::rest`] gave up.
+    pub(crate) async fn resume(&self, body: &mut HeldBody) -> Result<(), ApiError> {
+        let bytes = body.bytes.len();
+        let held = body
+            .room
+            .as_ref()
+            .map_or(0, OwnedSemaphorePermit::num_permits);
+        if held >= units(bytes * BYTES_PER_BYTE) as usize {
+            return Ok(());
+        }
+        let pool = match bytes <= SHORT_BYTES {
+            true => &self.short,
+            false => &self.long,
         };
-        let room = Arc::clone(pool).acquire_many_owned(wanted);
-        let waited = tokio::time::timeout(ROOM_WAIT_MAX, room).await;
-        waited
-            .ok()
-            .and_then(Result::ok)
-            .ok_or_else(ApiError::bodies_full)
+        body.room = None;
+        body.room = Some(pool.reserve(bytes).await?);
+        Ok(())
     }
 }
 
@@ -158,6 +303,14 @@ pub(crate) struct HeldBody {
 }
 
 impl HeldBody {
+    /// Keeps memory for the text alone while nothing is made of it.
+    pub(crate) fn rest(&mut self) {
+        let text = units(self.bytes.len()) as usize;
+        if let Some(room) = &mut self.room {
+            drop(room.split(room.num_permits().saturating_sub(text)));
+        }
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -197,6 +350,15 @@ struct GiveBack {
     state: AtomicU8,
 }
 
+/// Lets the next body begin a run after a hook that panicked.
+struct EndsOnPanic<'a>(&'a AtomicU8);
+
+impl Drop for EndsOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.store(IDLE, Ordering::Release);
+    }
+}
+
 impl GiveBack {
     /// After the call some run of the hook begins.
     fn soon(self: &Arc<Self>) {
@@ -216,7 +378,9 @@ impl GiveBack {
     fn run(&self, hook: fn()) {
         loop {
             self.state.store(RUNNING, Ordering::Release);
+            let ends = EndsOnPanic(&self.state);
             hook();
+            std::mem::forget(ends);
             let ended =
                 self.state
                     .compare_exchange(RUNNING, IDLE, Ordering::AcqRel, Ordering::Acquire);
@@ -272,7 +436,6 @@ mod tests {
     use axum::http::HeaderValue;
     use futures::channel::mpsc::{UnboundedSender, unbounded};
     use std::convert::Infallible;
-    use std::sync::atomic::AtomicUsize;
 
     const MIB: usize = 1 << 20;
 
@@ -334,7 +497,7 @@ mod tests {
         let reading = tokio::spawn(async move { own.read(&announced(MIB), body, MIB).await });
         sender.unbounded_send(Ok(Bytes::from_static(b"{"))).unwrap();
         tokio::task::yield_now().await;
-        assert!(memory.free_units().1 < free.1);
+        assert!(memory.free_units().0 < free.0);
         reading.abort();
         assert!(reading.await.is_err());
         assert_eq!(memory.free_units(), free);
@@ -357,6 +520,75 @@ mod tests {
         assert_eq!(memory.free_units().0, free.0);
         drop(held);
         assert_eq!(memory.free_units(), free);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn announced_bodies_that_do_not_come_keep_nobody_out() {
+        let memory = Arc::new(BodyMemory::new(4 * MIB, MIB, None));
+        let free = memory.free_units();
+        let mut silent = Vec::new();
+        for _ in 0..64 {
+            for bytes in [SHORT_BYTES, MIB] {
+                let (sender, body) = slow();
+                let own = Arc::clone(&memory);
+                let reading = async move { own.read(&announced(bytes), body, MIB).await };
+                silent.push((sender, tokio::spawn(reading)));
+            }
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(memory.free_units(), free, "nothing has arrived");
+        let began = Instant::now();
+        for bytes in [1000, SHORT_BYTES, MIB] {
+            let held = memory.read(&announced(bytes), blanks(bytes), MIB).await;
+            assert_eq!(held.unwrap().bytes().len(), bytes);
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(silent.iter().all(|(_, reading)| !reading.is_finished()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stops_gives_way_to_one_that_waits() {
+        let memory = Arc::new(BodyMemory::new(4 * MIB, MIB, None));
+        let free = memory.free_units();
+        let (sender, body) = slow();
+        let own = Arc::clone(&memory);
+        let stopped = tokio::spawn(async move { own.read(&announced(MIB), body, MIB).await });
+        let begun = Bytes::from(vec![b' '; SHORT_BYTES + 1]);
+        sender.unbounded_send(Ok(begun)).unwrap();
+        tokio::time::sleep(10 * PROGRESS_SPAN).await;
+        assert!(!stopped.is_finished(), "nobody waits");
+        assert_eq!(memory.free_units().1, 0);
+        let held = memory.read(&announced(MIB), blanks(MIB), MIB).await;
+        assert_eq!(held.unwrap().bytes().len(), MIB);
+        let error = stopped.await.unwrap().err().unwrap();
+        assert_eq!(
+            (error.status().as_u16(), error.code()),
+            (408, Some("body_stalled"))
+        );
+        assert_eq!(memory.free_units(), free);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_waits_for_a_model_reserves_its_text_alone() {
+        let memory = BodyMemory::new(16 * MIB, MIB, None);
+        let free = memory.free_units();
+        let held = memory.read(&announced(MIB), blanks(MIB), MIB).await;
+        let mut held = held.unwrap();
+        held.rest();
+        assert_eq!(free.1 - memory.free_units().1, 1024);
+        memory.resume(&mut held).await.unwrap();
+        assert_eq!(free.1 - memory.free_units().1, 1024 * BYTES_PER_BYTE);
+    }
+
+    #[test]
+    fn the_hook_runs_again_after_one_that_panicked() {
+        let give_back = GiveBack {
+            hook: None,
+            state: AtomicU8::new(RUNNING),
+        };
+        let panics = std::panic::AssertUnwindSafe(|| give_back.run(|| panic!("a broken hook")));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert_eq!(give_back.state.load(Ordering::Acquire), IDLE);
     }
 
     #[tokio::test]

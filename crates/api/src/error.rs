@@ -99,6 +99,11 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, message).coded("body_too_slow")
     }
 
+    pub(crate) fn body_stalled() -> Self {
+        let message = "The request body stopped while other requests waited for memory; send it without pauses.";
+        Self::new(StatusCode::REQUEST_TIMEOUT, message.to_owned()).coded("body_stalled")
+    }
+
     pub(crate) fn not_json(content_type: &str) -> Self {
         let message = format!(
             "The content type is {content_type:?}; send JSON with `Content-Type: application/json`."

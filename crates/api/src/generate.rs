@@ -90,11 +90,15 @@ async fn prepare(
         return Err(error);
     }
     let timing = ask::timing(headers)?;
-    let held = app.read_body(headers, body).await?;
+    let mut held = app.read_body(headers, body).await?;
     if app.options().prompts == PromptLog::Shown {
         let body = String::from_utf8_lossy(held.bytes());
         let trace_id = trace.map(display);
         tracing::info!(request_id, trace_id, route = kind.route(), ?body, "prompt");
+    }
+    if app.served().is_none() {
+        // For minutes, where a fleet starts with the first request.
+        held.rest();
     }
     let model = app.wait_for_model().await?;
     type Read = fn(&Document, &ModelText) -> Result<Ask, ApiError>;

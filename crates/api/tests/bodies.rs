@@ -330,6 +330,7 @@ fn bodies() -> Vec<(&'static str, &'static str, String)> {
             "]}}]}",
         ),
         chat("documents", r#""documents":["#, "{}", "]}"),
+        chat("documents of digits", r#""documents":["#, "0", "]}"),
         chat(
             "kwargs",
             r#""chat_template_kwargs":{"#,

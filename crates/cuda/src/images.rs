@@ -117,6 +117,9 @@ fn compiled(device: &Arc<Device>, file: &str, source: &str) -> Result<Arc<Module
     Module::load(device, &code)
 }
 
+/// Compiled kernels take some megabytes.
+const IMAGE_BYTES_MAX: u64 = 256 << 20;
+
 /// What the driver says of code that it cannot take.
 const REFUSALS: [&str; 4] = [
     "CUDA_ERROR_INVALID_IMAGE",
@@ -130,8 +133,14 @@ const REFUSALS: [&str; 4] = [
 /// # Errors
 /// If the device fails.
 fn cached(device: &Arc<Device>, place: &Path) -> Result<Option<Arc<Module>>, CudaError> {
-    let Ok(sealed) = fs::read(place) else {
-        return Ok(None);
+    let sealed = match cleave_files::read(place, IMAGE_BYTES_MAX) {
+        Ok(sealed) => sealed,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let file = place.display();
+            tracing::warn!(%file, %error, "compiled kernels in the cache cannot be read; they are compiled again");
+            return Ok(None);
+        }
     };
     let problem = match opened(&sealed).map(|code| Module::load(device, code)) {
         Some(Err(CudaError::Call { name, .. })) if REFUSALS.contains(&name.as_str()) => name,

@@ -1,12 +1,15 @@
 //! Values of a request's body as templates read them.
 //!
 //! Owns: lists and mappings that stay text until a template looks into them. Never: checks anything; that was
-//! done before. Invariant: a value costs memory for what a template reads of it, and an eighth of its text for a
-//! list's index, whatever it holds.
+//! done before. Invariant: a value costs memory for what a template reads of it, and an index of four bytes for
+//! an item of a list, which has at least two bytes of text; the rendering's budget counts both.
 
 use super::budget::{charge, look};
 use crate::json::{Json, Part, Quoted, Shape};
+use minijinja::Error;
 use minijinja::value::{Enumerator, Object, ObjectRepr, Value};
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The value of a template for a value of a body.
@@ -24,19 +27,13 @@ pub(crate) fn value_of(part: &Part, json: Json<'_>) -> Value {
             Err(error) => Value::from(error),
         },
         Shape::Array(_) => list_of(part.part(json), None),
-        Shape::Object(_) => Value::from_object(Dict {
-            part: part.part(json),
-            replaced: None,
-        }),
+        Shape::Object(_) => Value::from_object(Dict::new(part.part(json), None)),
     }
 }
 
 /// The mapping of an object, but for this member, which is replaced or added.
 pub(crate) fn value_with(part: Part, name: &'static str, value: Value) -> Value {
-    Value::from_object(Dict {
-        part,
-        replaced: Some((name, value)),
-    })
+    Value::from_object(Dict::new(part, Some((name, value))))
 }
 
 /// The list of an array whose items `item_of` makes values of.
@@ -48,14 +45,18 @@ pub(crate) fn list_of(part: Part, item_of: Option<fn(&Part, Json<'_>) -> Value>)
         Shape::Array(items) => items,
         _ => unreachable!("the caller has an array"),
     };
-    // Counted first: a list that grows would take twice the memory.
-    let mut starts = Vec::with_capacity(items().count());
+    // Counted first: a list that grows would take twice the memory, and so would one that is copied.
+    let count = items().count();
+    if let Err(error) = charge(count * size_of::<u32>()) {
+        return Value::from(error);
+    }
+    let mut starts = Vec::with_capacity(count);
     starts.extend(items().map(|item| part.offset(item) as u32));
     let item_of = item_of.unwrap_or(value_of);
     let list = List {
         part: Arc::new(part),
         view: View::whole(starts.len()),
-        starts: starts.into(),
+        starts: Arc::new(starts.into_boxed_slice()),
         item_of,
     };
     Value::from_object(list)
@@ -66,7 +67,7 @@ pub(crate) fn list_of(part: Part, item_of: Option<fn(&Part, Json<'_>) -> Value>)
 pub(crate) struct List {
     part: Arc<Part>,
     /// Where the items begin.
-    starts: Arc<[u32]>,
+    starts: Arc<Box<[u32]>>,
     view: View,
     item_of: fn(&Part, Json<'_>) -> Value,
 }
@@ -171,6 +172,10 @@ impl Object for List {
 struct Dict {
     part: Part,
     replaced: Option<(&'static str, Value)>,
+    /// Whether a member was looked up: from the second time on there is an index.
+    was_read: AtomicBool,
+    /// Where the members' names begin, in the order of the names, equal ones in the order of the text.
+    index: OnceLock<Box<[u32]>>,
 }
 
 /// The mapping of an object whose members are read in a way of their own.
@@ -179,14 +184,14 @@ pub(crate) fn record_of(part: Part, names: &'static [&'static str], member: Memb
         part,
         names,
         member,
-        kept: OnceLock::new(),
+        kept: names.iter().map(|_| OnceLock::new()).collect(),
     })
 }
 
 /// A member of an object by its name.
 pub(crate) type Member = fn(&Part, &str) -> Option<Value>;
 
-/// Members of objects up to this size are kept once they were read; those of a large one would be there twice.
+/// Members are kept once they were read, but for longer texts: those would be there twice.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
 /// See [`record_of`].
@@ -195,7 +200,7 @@ pub(crate) struct Record {
     part: Part,
     names: &'static [&'static str],
     member: Member,
-    kept: OnceLock<Vec<Option<Value>>>,
+    kept: Box<[OnceLock<Option<Value>>]>,
 }
 
 impl Object for Record {
@@ -205,14 +210,18 @@ impl Object for Record {
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
         let at = self.names.iter().position(|name| *name == key)?;
-        if self.part.json().text().len() > KEPT_BYTES_MAX {
-            return (self.member)(&self.part, key);
+        if let Some(kept) = self.kept[at].get() {
+            return kept.clone();
         }
-        let all = || {
-            let member = |name: &&str| (self.member)(&self.part, name);
-            self.names.iter().map(member).collect()
-        };
-        self.kept.get_or_init(all)[at].clone()
+        if let Err(error) = look() {
+            return Some(Value::from(error));
+        }
+        let member = (self.member)(&self.part, key);
+        let text_bytes = member.as_ref().and_then(Value::as_str).map_or(0, str::len);
+        match text_bytes <= KEPT_BYTES_MAX {
+            true => self.kept[at].get_or_init(|| member).clone(),
+            false => member,
+        }
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
@@ -241,6 +250,41 @@ struct Entry {
 }
 
 impl Dict {
+    fn new(part: Part, replaced: Option<(&'static str, Value)>) -> Self {
+        Self {
+            part,
+            replaced,
+            was_read: AtomicBool::new(false),
+            index: OnceLock::new(),
+        }
+    }
+
+    fn index(&self) -> Result<&[u32], Error> {
+        if let Some(index) = self.index.get() {
+            return Ok(index);
+        }
+        let count = self.members().count();
+        charge(count * size_of::<u32>())?;
+        let mut index = Vec::with_capacity(count);
+        for (key, _) in self.members() {
+            index.push(self.part.offset(key.json()) as u32);
+        }
+        index.sort_unstable_by(|a, b| self.name_at(*a).cmp(&self.name_at(*b)).then(a.cmp(b)));
+        look()?;
+        Ok(self.index.get_or_init(|| index.into_boxed_slice()))
+    }
+
+    /// Where the members of this name stand: at the last of them is the value that counts.
+    fn named<'a>(&self, index: &'a [u32], name: &str) -> &'a [u32] {
+        let first = index.partition_point(|at| *self.name_at(*at) < *name);
+        let count = index[first..].partition_point(|at| *self.name_at(*at) == *name);
+        &index[first..first + count]
+    }
+
+    fn name_at(&self, at: u32) -> Cow<'_, str> {
+        self.key_at(at).get()
+    }
+
     fn members(&self) -> crate::json::Members<'_> {
         match self.part.json().shape() {
             Shape::Object(members) => members,
@@ -263,30 +307,21 @@ impl Dict {
     }
 
     /// The members in the order of their names' first appearance.
-    fn entries(&self) -> Vec<Entry> {
-        let mut entries = Vec::with_capacity(self.members().count());
-        for (key, _) in self.members() {
-            let key = self.part.offset(key.json()) as u32;
-            entries.push(Entry { key, last: key });
-        }
-        let mut order: Vec<u32> = (0..entries.len() as u32).collect();
-        let name = |entries: &[Entry], at: u32| self.key_at(entries[at as usize].key).get();
-        order.sort_by(|a, b| name(&entries, *a).cmp(&name(&entries, *b)));
-        let mut repeated = false;
-        let mut first = 0;
-        for at in 1..order.len() {
-            if name(&entries, order[first]) == name(&entries, order[at]) {
-                entries[order[first] as usize].last = entries[order[at] as usize].key;
-                entries[order[at] as usize].last = u32::MAX;
-                repeated = true;
-            } else {
-                first = at;
+    fn entries(&self) -> Result<Vec<Entry>, Error> {
+        let index = self.index()?;
+        charge(index.len() * size_of::<Entry>())?;
+        let mut entries = Vec::with_capacity(index.len());
+        for (name, _) in self.members() {
+            look()?;
+            let key = self.part.offset(name.json()) as u32;
+            let named = self.named(index, &name.get());
+            if named.first() == Some(&key)
+                && let Some(last) = named.last()
+            {
+                entries.push(Entry { key, last: *last });
             }
         }
-        if repeated {
-            entries.retain(|entry| entry.last != u32::MAX);
-        }
-        entries
+        Ok(entries)
     }
 }
 
@@ -302,16 +337,28 @@ impl Object for Dict {
         if let Err(error) = look() {
             return Some(Value::from(error));
         }
-        let named = self.members().filter(|(name, _)| name.get() == key);
-        let (_, value) = named.last()?;
-        Some(value_of(&self.part, value))
+        if !self.was_read.swap(true, Ordering::Relaxed) {
+            let named = self.members().filter(|(name, _)| name.get() == key);
+            let (_, value) = named.last()?;
+            return Some(value_of(&self.part, value));
+        }
+        match self.index() {
+            Ok(index) => {
+                let last = *self.named(index, key).last()?;
+                Some(value_of(&self.part, self.member_at(last)))
+            }
+            Err(error) => Some(Value::from(error)),
+        }
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         if let Err(error) = look() {
             return Enumerator::Values(vec![Value::from(error)]);
         }
-        let entries = self.entries();
+        let entries = match self.entries() {
+            Ok(entries) => entries,
+            Err(error) => return Enumerator::Values(vec![Value::from(error)]),
+        };
         let own = Arc::clone(self);
         let added = self.replaced.as_ref().filter(|(name, _)| {
             let mut names = entries.iter().map(|entry| self.key_at(entry.key).get());
@@ -341,7 +388,7 @@ impl Object for Dict {
             let mut names = self.members().map(|(key, _)| key.get());
             !names.any(|known| known == *name)
         });
-        Some(self.entries().len() + usize::from(added.is_some()))
+        Some(self.entries().ok()?.len() + usize::from(added.is_some()))
     }
 
     fn is_true(self: &Arc<Self>) -> bool {
@@ -369,5 +416,79 @@ impl Iterator for Members {
     fn size_hint(&self) -> (usize, Option<usize>) {
         let count = self.entries.len() + usize::from(self.added.is_some());
         (count, Some(count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::budget::{Spent, within};
+    use super::*;
+    use crate::json::Document;
+    use std::time::Duration;
+
+    fn value(text: &str) -> Value {
+        let document = Document::check(text.to_owned()).unwrap();
+        value_of(&document.part(document.root()), document.root())
+    }
+
+    fn spends(bytes_max: usize, work: impl FnOnce()) -> Option<Spent> {
+        within(bytes_max, Duration::from_secs(3600), work).1
+    }
+
+    #[test]
+    fn the_index_of_a_list_is_charged() {
+        let text = format!("[{}0]", "0,".repeat(999));
+        assert_eq!(spends(3999, || drop(value(&text))), Some(Spent::Bytes));
+        assert_eq!(spends(4000, || drop(value(&text))), None);
+    }
+
+    #[test]
+    fn entries_and_the_index_of_a_mapping_are_charged() {
+        let members: Vec<String> = (0..1000).map(|n| format!("\"k{n}\":{n}")).collect();
+        let text = format!("{{{}}}", members.join(","));
+        let map = value(&text);
+        assert_eq!(
+            spends(3_999, || assert!(map.len() != Some(0))),
+            Some(Spent::Bytes)
+        );
+        let map = value(&text);
+        assert_eq!(
+            spends(11_999, || assert!(map.len() != Some(0))),
+            Some(Spent::Bytes)
+        );
+        let map = value(&text);
+        let read_twice = || {
+            assert_eq!(map.get_attr("k7").unwrap().as_usize(), Some(7));
+            let _ = map.get_attr("k8");
+        };
+        assert_eq!(spends(3_999, read_twice), Some(Spent::Bytes));
+        assert_eq!(map.get_attr("k999").unwrap().as_usize(), Some(999));
+    }
+
+    #[test]
+    fn the_last_of_equal_names_counts_at_the_place_of_the_first() {
+        let map = value(r#"{"a":1,"b":2,"\u0061":3}"#);
+        for _ in 0..3 {
+            assert_eq!(map.get_attr("a").unwrap().as_usize(), Some(3));
+        }
+        assert_eq!(map.to_string(), "{'a': 3, 'b': 2}");
+        assert_eq!(map.len(), Some(2));
+    }
+
+    #[test]
+    fn a_long_record_is_read_once_for_a_short_member() {
+        use std::sync::atomic::AtomicUsize;
+        static READS: AtomicUsize = AtomicUsize::new(0);
+        let text = format!(r#"{{"content":"{}","role":"user"}}"#, "x".repeat(1 << 20));
+        let document = Document::check(text).unwrap();
+        let member: Member = |_, _| {
+            READS.fetch_add(1, Ordering::Relaxed);
+            Some(Value::from("user"))
+        };
+        let record = record_of(document.part(document.root()), &["role"], member);
+        for _ in 0..5 {
+            assert_eq!(record.get_attr("role").unwrap().as_str(), Some("user"));
+        }
+        assert_eq!(READS.load(Ordering::Relaxed), 1);
     }
 }

@@ -98,6 +98,9 @@ impl ModelText {
         let named = |key: &str| special.get(key).and_then(Value::as_str);
         let id_of = |key: &str| named(key).and_then(|token| tokenizer.token_to_id(token));
         let configured = |key: &str| generation.get(key).or_else(|| config.get(key)).map(ids);
+        ["bos_token_id", "eos_token_id"]
+            .iter()
+            .try_for_each(|key| check_ids(&config, key))?;
         let context = context(&config)?;
         let vocabulary = tokenizer.get_vocab(true);
         let size = vocabulary.values().max().map_or(0, |last| last + 1);
@@ -105,6 +108,14 @@ impl ModelText {
         warn_of_unknown(&vocabulary, vocabulary_count);
         let known = |id: &TokenId| *id < vocabulary_count;
         let bos = id_of("bos_token").or_else(|| configured("bos_token_id")?.first().copied());
+        if let Some(unknown) = bos.filter(|id| !known(id)) {
+            tracing::warn!(
+                token = unknown,
+                vocab_size = vocabulary_count,
+                "the token that begins a text is beyond the model's vocabulary and is left out; see bos_token_id in \
+                 config.json and generation_config.json"
+            );
+        }
         let bos = bos.filter(known);
         let mut eos = configured("eos_token_id").unwrap_or_default();
         eos.extend(id_of("eos_token"));
@@ -383,6 +394,23 @@ fn ids(value: &Value) -> Vec<TokenId> {
     match value {
         Value::Array(values) => values.iter().filter_map(one).collect(),
         value => one(value).into_iter().collect(),
+    }
+}
+
+/// Refuses ids in config.json that no vocabulary has; those slightly beyond the model's are left out later.
+fn check_ids(config: &Map<String, Value>, key: &str) -> Result<(), ModelError> {
+    let list = match config.get(key) {
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
+    };
+    let is_absurd = |value: &&Value| value.as_u64().is_some_and(|id| id >= VOCAB_MAX);
+    match list.iter().find(is_absurd) {
+        None => Ok(()),
+        Some(id) => Err(ModelError::Invalid {
+            file: "config.json",
+            reason: format!("{key} is {id}; token ids are below {VOCAB_MAX}"),
+        }),
     }
 }
 

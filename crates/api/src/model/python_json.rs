@@ -60,7 +60,7 @@ impl Style {
     }
 
     fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-        charge(value.as_str().map_or(8, str::len))?;
+        charge(8)?;
         if depth > DEPTH_MAX {
             let reason = format!("nested more than {DEPTH_MAX} levels deep");
             return Err(Error::new(ErrorKind::BadSerialization, reason));
@@ -73,7 +73,7 @@ impl Style {
                 float if float.is_finite() => out.push_str(&float_repr(float)),
                 _ => out.push_str("null"),
             },
-            ValueKind::String => self.quote(out, value.as_str().unwrap_or_default()),
+            ValueKind::String => self.quote(out, value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => {
                 let nest = Nest {
                     open: '[',
@@ -134,7 +134,7 @@ impl Style {
             self.new_line(out, nest.depth + 1)?;
             if let Some(key) = key {
                 charge(key.len() + self.key_separator.len())?;
-                self.quote(out, &key);
+                self.quote(out, &key)?;
                 out.push_str(&self.key_separator);
             }
             self.write(out, &item, nest.depth + 1)?;
@@ -156,7 +156,10 @@ impl Style {
         Ok(())
     }
 
-    fn quote(&self, out: &mut String, text: &str) {
+    /// Counts what it writes: an escape has up to twelve characters for one.
+    fn quote(&self, out: &mut String, text: &str) -> Result<(), Error> {
+        let written = text.chars().map(|character| self.escape_bytes(character));
+        charge(2 + written.sum::<usize>())?;
         out.push('"');
         for character in text.chars() {
             match character {
@@ -177,6 +180,19 @@ impl Style {
             }
         }
         out.push('"');
+        Ok(())
+    }
+
+    /// Bytes that a character takes within quotes.
+    fn escape_bytes(&self, character: char) -> usize {
+        match character {
+            '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+            control if control < ' ' => 6,
+            wide if self.characters == Characters::Escaped && !wide.is_ascii() => {
+                6 * wide.len_utf16()
+            }
+            plain => plain.len_utf8(),
+        }
     }
 }
 

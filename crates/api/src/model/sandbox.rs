@@ -6,8 +6,9 @@
 
 use super::body_value::{List, is_of_body, slice_indices};
 use super::budget::{charge, look};
-use minijinja::value::{ObjectRepr, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, ObjectRepr, Rest, Tuple, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Output, State, filters, functions, tests};
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 
 /// Levels of a list or mapping that a template builds.
@@ -16,6 +17,14 @@ const DEPTH_MAX: usize = 64;
 const NODES_MAX: usize = 200_000;
 /// Memory of an item of a list.
 const ITEM_BYTES: usize = size_of::<Value>();
+/// Memory of a list itself: its shared object and its allocation.
+const LIST_BYTES: usize = 4 * ITEM_BYTES;
+/// Memory of an entry of a mapping: key, value and the place in the index.
+const ENTRY_BYTES: usize = 4 * ITEM_BYTES;
+/// Items for which the library makes room in a batch before it has any.
+const BATCH_ITEMS_RESERVED: usize = 1024;
+/// The first character of the names that only the sandbox uses.
+const HIDDEN: char = '\u{1}';
 /// Digits of a width in a format; more are an error.
 const WIDTH_DIGITS_MAX: usize = 4;
 
@@ -31,6 +40,7 @@ pub(super) mod steps {
     pub(crate) const KEPT: &str = "\u{1}kept";
     pub(crate) const LOOPED: &str = "\u{1}looped";
     pub(crate) const READ: &str = "\u{1}read";
+    pub(crate) const MERGE: &str = "\u{1}merge";
 }
 
 /// An environment whose filters, tests, functions and methods keep to the budget.
@@ -47,6 +57,22 @@ pub(super) fn environment() -> Environment<'static> {
         let lower = whole(0)?.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
         made(functions::range(lower, whole(1)?, whole(2)?)?)
     });
+    environment.add_function(
+        "dict",
+        |value: Option<Value>, members: Kwargs| -> Result<Value, Error> {
+            value.iter().try_for_each(charge_members)?;
+            charge(ENTRY_BYTES.saturating_mul(members.args().count()))?;
+            functions::dict(value, members)
+        },
+    );
+    environment.add_function(
+        "namespace",
+        |members: Option<ValueOrKwargs>| -> Result<Value, Error> {
+            let members = members.map(ValueOrKwargs::into_value);
+            members.iter().try_for_each(charge_members)?;
+            functions::namespace(members.map(ValueOrKwargs::from))
+        },
+    );
     environment.set_formatter(format);
     environment.set_unknown_method_callback(method);
     add_filters(&mut environment);
@@ -99,7 +125,7 @@ fn add_tests(environment: &mut Environment<'static>) {
             environment.add_test(
                 $name,
                 |state: &mut State, args: Rest<Value>| -> Result<bool, Error> {
-                    args.iter().try_for_each(sound)?;
+                    args.iter().try_for_each(charge_compared)?;
                     state.perform_test(concat!("\u{1}", $name), &args)
                 },
             );
@@ -122,8 +148,8 @@ fn add_steps(environment: &mut Environment<'static>) {
             charge_text(b)
         }),
         (steps::COMPARE, |a, b| {
-            sound(a)?;
-            sound(b)
+            charge_compared(a)?;
+            charge_compared(b)
         }),
         // A namespace that holds itself would never be freed.
         (steps::KEPT, |value, namespace| {
@@ -149,9 +175,19 @@ fn add_steps(environment: &mut Environment<'static>) {
         charge(value.as_str().map_or(0, str::len))?;
         Ok(value)
     });
-    environment.add_filter(steps::READ, |value: Value| -> Result<Value, Error> {
-        look()?;
-        Ok(value)
+    environment.add_filter(
+        steps::READ,
+        |value: ValueOrKwargs| -> Result<Value, Error> {
+            look()?;
+            Ok(value.into_value())
+        },
+    );
+    // The mappings come back as a list that is unpacked again, its first item on top.
+    environment.add_filter(steps::MERGE, |mappings: Value| -> Result<Value, Error> {
+        let mut list: Vec<Value> = mappings.try_iter()?.collect();
+        list.iter().try_for_each(charge_members)?;
+        list.reverse();
+        Ok(Value::from(list))
     });
 }
 
@@ -193,6 +229,25 @@ fn charge_text(value: &Value) -> Result<(), Error> {
     write!(Charged(&mut Nothing), "{value}").map_err(Error::from)
 }
 
+/// Counts a copy of a mapping's entries.
+fn charge_members(mapping: &Value) -> Result<(), Error> {
+    look()?;
+    if mapping.kind() != ValueKind::Map {
+        return Ok(());
+    }
+    sound(mapping)?;
+    charge(ENTRY_BYTES.saturating_mul(mapping.len().unwrap_or(0)))
+}
+
+/// Counts the text that a comparison may read: a list can hold one long text many times.
+fn charge_compared(value: &Value) -> Result<(), Error> {
+    sound(value)?;
+    match value.as_object().is_some() && !is_of_body(value) {
+        true => charge_text(value),
+        false => Ok(()),
+    }
+}
+
 fn charge_add(a: &Value, b: &Value) -> Result<(), Error> {
     let len = |value: &Value| value.as_str().map_or(0, str::len);
     charge(len(a) + len(b))
@@ -218,7 +273,10 @@ fn made(value: Value) -> Result<Value, Error> {
     };
     let mut list = Vec::new();
     for item in items {
-        charge(ITEM_BYTES)?;
+        let tuple = item.as_object().filter(|_| item.is_tuple());
+        let tuple_items = tuple.and_then(|tuple| tuple.enumerator_len()).unwrap_or(0);
+        // The list doubles as it grows.
+        charge(3 * ITEM_BYTES + tuple_items * ITEM_BYTES)?;
         list.push(item);
     }
     Ok(Value::from(list))
@@ -325,52 +383,176 @@ fn slice(value: &Value, start: Value, stop: Value, step: Value) -> Result<Value,
 
 // === filters and methods ===
 
+/// A filter's arguments by place and by keyword.
+struct Args<'a>(&'a [Value]);
+
+impl Args<'_> {
+    fn at(&self, at: usize) -> Option<&Value> {
+        self.0.get(at).filter(|value| !value.is_undefined())
+    }
+
+    /// The argument at this place, or by this keyword where the place has none.
+    fn named(&self, at: usize, keyword: &str) -> Option<Value> {
+        let given = |value: &Value| !value.is_undefined() && !value.is_none();
+        let keywords = self.0.last().filter(|last| last.is_kwargs());
+        let placed = self.0.get(at).filter(|value| !value.is_kwargs());
+        let placed = placed.filter(|value| given(value)).cloned();
+        placed.or_else(|| keywords?.get_attr(keyword).ok().filter(given))
+    }
+
+    /// The text that the library makes of the argument at this place.
+    fn text(&self, at: usize) -> Result<Cow<'_, str>, Error> {
+        self.at(at).map_or(Ok(Cow::Borrowed("")), text_of)
+    }
+}
+
+/// The text that the library makes of an argument, counted where it is made.
+fn text_of(value: &Value) -> Result<Cow<'_, str>, Error> {
+    match value.as_str() {
+        Some(text) => Ok(Cow::Borrowed(text)),
+        None => {
+            charge_text(value)?;
+            // Once here and once by the library.
+            charge_text(value)?;
+            Ok(Cow::Owned(value.to_string()))
+        }
+    }
+}
+
 /// Counts what a filter makes at most.
 fn charge_filter(name: &str, args: &[Value]) -> Result<(), Error> {
-    let text = |at: usize| args.get(at).and_then(Value::as_str);
-    let whole = |at: usize| args.get(at).and_then(Value::as_usize);
-    let first = args.first();
+    let list = args.first();
+    let args = Args(args);
     match name {
-        "replace" => charge_replace(text(0), text(1), text(2)),
-        "join" => charge_join(first, text(1).unwrap_or_default()),
+        "replace" => charge_replace(&args.text(0)?, &args.text(1)?, &args.text(2)?),
+        "join" => {
+            let separator = args.named(1, "d").unwrap_or_default();
+            let separator = match separator.is_undefined() {
+                true => Cow::Borrowed(""),
+                false => text_of(&separator)?,
+            };
+            charge_join(list, &separator, args.named(2, "attribute").as_ref())
+        }
         "indent" => {
-            let kwargs = args.last().and_then(|last| last.get_attr("width").ok());
-            let width = whole(1)
-                .or(kwargs.and_then(|width| width.as_usize()))
-                .unwrap_or(4);
-            let lines = text(0).map_or(0, |text| text.matches('\n').count() + 1);
-            charge(text(0).map_or(0, str::len) + lines.saturating_mul(width))
+            let width = args.named(1, "width");
+            let width = width.and_then(|width| width.as_usize()).unwrap_or(4);
+            let text = args.text(0)?;
+            let lines = text.matches('\n').count() + 2;
+            charge((2 * text.len()).saturating_add(lines.saturating_mul(width)))
         }
-        "format" => charge_format(text(0).unwrap_or_default(), &args[1..]),
-        "batch" | "slice" => {
-            let fill = whole(1).unwrap_or(0).saturating_mul(ITEM_BYTES);
-            charge(fill)?;
-            charge_list(first)
+        "format" => charge_format(&args.text(0)?, &args.0[1..]),
+        "upper" | "lower" | "title" | "capitalize" | "trim" | "escape" | "safe" => {
+            // A character may become three, and an entity six.
+            charge(6 * args.text(0)?.len())?;
+            args.text(1).map(drop)
         }
-        "string" => first.map_or(Ok(()), charge_text),
+        "batch" => charge_batch(list, args.at(1)),
+        "slice" => {
+            let count = args.at(1).and_then(Value::as_usize).unwrap_or(0);
+            charge(count.saturating_mul(LIST_BYTES + ITEM_BYTES))?;
+            charge_items(list)
+        }
+        "string" => list.map_or(Ok(()), charge_text),
         "pprint" => {
-            first.map_or(Ok(()), sound)?;
-            first.map_or(Ok(()), |value| {
+            list.map_or(Ok(()), sound)?;
+            list.map_or(Ok(()), |value| {
                 write!(Charged(&mut Nothing), "{value:#?}").map_err(Error::from)
             })
         }
-        "sum" => {
-            let mut items = first
-                .map(Value::try_iter)
-                .transpose()?
-                .into_iter()
-                .flatten();
-            match args.len() == 1 && items.all(|item| item.is_number()) {
-                true => charge_list(first),
-                false => Err(Error::new(
-                    ErrorKind::InvalidOperation,
-                    "`sum` adds plain numbers only",
-                )),
-            }
+        "sum" => charge_sum(list, args.0.len()),
+        "split" | "lines" => {
+            let separator = args.at(1).filter(|separator| !separator.is_none());
+            charge_pieces(&args.text(0)?, separator.and_then(Value::as_str))
         }
-        "split" | "lines" => charge_pieces(text(0), text(1)),
-        _ => args.iter().try_for_each(|arg| charge_list(Some(arg))),
+        "sort" | "unique" | "min" | "max" => {
+            charge_items(list)?;
+            charge_order(list, args.named(usize::MAX, "attribute").as_ref())
+        }
+        "groupby" => {
+            charge_items(list)?;
+            let groups = list.and_then(Value::len).unwrap_or(0);
+            charge(groups.saturating_mul(LIST_BYTES + 2 * ITEM_BYTES))?;
+            charge_order(list, args.named(1, "attribute").as_ref())
+        }
+        "dictsort" => {
+            list.map_or(Ok(()), charge_members)?;
+            list.map_or(Ok(()), charge_text)
+        }
+        "map" | "select" | "reject" | "selectattr" | "rejectattr" => {
+            let mut texts = args.0.iter().filter_map(Value::as_str);
+            if texts.any(|text| text.contains(HIDDEN)) {
+                let reason = format!("`{name}` names a filter or test that does not exist");
+                return Err(Error::new(ErrorKind::InvalidOperation, reason));
+            }
+            args.0.iter().try_for_each(|arg| charge_items(Some(arg)))
+        }
+        "list" | "zip" | "chain" | "reverse" => {
+            args.0.iter().try_for_each(|arg| charge_items(Some(arg)))
+        }
+        _ => args.0.iter().try_for_each(|arg| charge_list(Some(arg))),
     }
+}
+
+/// Counts a list of the items of a value, which takes twice its memory while it grows. A text's items are its
+/// characters.
+fn charge_items(value: Option<&Value>) -> Result<(), Error> {
+    let text = value.and_then(Value::as_str);
+    charge_list(value)?;
+    text.map_or(Ok(()), |text| charge(3 * ITEM_BYTES * text.chars().count()))
+}
+
+fn charge_batch(list: Option<&Value>, count: Option<&Value>) -> Result<(), Error> {
+    let count = count.and_then(Value::as_usize).unwrap_or(1).max(1);
+    let items = list.map_or(0, |list| match list.as_str() {
+        Some(text) => text.chars().count(),
+        None => list.len().unwrap_or(0),
+    });
+    let batch = LIST_BYTES + ITEM_BYTES * count.min(BATCH_ITEMS_RESERVED);
+    charge((items / count + 1).saturating_mul(batch))?;
+    charge(count.saturating_mul(ITEM_BYTES))?;
+    charge_items(list)
+}
+
+fn charge_sum(list: Option<&Value>, args: usize) -> Result<(), Error> {
+    let mut items = list.map(Value::try_iter).transpose()?.into_iter().flatten();
+    match args == 1 && items.all(|item| item.is_number()) {
+        true => charge_list(list),
+        false => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "`sum` adds plain numbers only",
+        )),
+    }
+}
+
+/// Counts the texts that putting a list into order compares, without regard to case: it makes them anew.
+fn charge_order(list: Option<&Value>, attribute: Option<&Value>) -> Result<(), Error> {
+    let Some(list) = list.filter(|list| list.as_object().is_some()) else {
+        return Ok(());
+    };
+    let count = list.len().unwrap_or(0);
+    let comparisons = 2 * (count.max(2).ilog2() as usize + 1);
+    for item in list.try_iter()? {
+        let item = attribute_of(item, attribute);
+        match item.as_str() {
+            Some(text) => charge(comparisons.saturating_mul(text.len()))?,
+            None => charge_text(&item)?,
+        }
+    }
+    Ok(())
+}
+
+/// The attribute of an item by its path, as the library finds it.
+fn attribute_of(item: Value, attribute: Option<&Value>) -> Value {
+    let Some(path) = attribute.and_then(Value::as_str) else {
+        return item;
+    };
+    path.split('.').fold(item, |value, part| {
+        let found = match part.parse::<usize>() {
+            Ok(index) => value.get_item_by_index(index),
+            Err(_) => value.get_attr(part),
+        };
+        found.unwrap_or_default()
+    })
 }
 
 fn charge_list(value: Option<&Value>) -> Result<(), Error> {
@@ -382,18 +564,13 @@ fn charge_list(value: Option<&Value>) -> Result<(), Error> {
         Some(text) => charge(6 * text.len()),
         None if value.as_object().is_some() => {
             sound(value)?;
-            charge(2 * ITEM_BYTES * value.len().unwrap_or(0))
+            charge((2 * ITEM_BYTES).saturating_mul(value.len().unwrap_or(0)))
         }
         None => look(),
     }
 }
 
-fn charge_replace(text: Option<&str>, old: Option<&str>, new: Option<&str>) -> Result<(), Error> {
-    let (text, old, new) = (
-        text.unwrap_or_default(),
-        old.unwrap_or_default(),
-        new.unwrap_or_default(),
-    );
+fn charge_replace(text: &str, old: &str, new: &str) -> Result<(), Error> {
     look()?;
     let times = match old.is_empty() {
         true => text.len() + 1,
@@ -402,7 +579,11 @@ fn charge_replace(text: Option<&str>, old: Option<&str>, new: Option<&str>) -> R
     charge(text.len().saturating_add(times.saturating_mul(new.len())))
 }
 
-fn charge_join(values: Option<&Value>, separator: &str) -> Result<(), Error> {
+fn charge_join(
+    values: Option<&Value>,
+    separator: &str,
+    attribute: Option<&Value>,
+) -> Result<(), Error> {
     let Some(values) = values.filter(|values| !values.is_undefined()) else {
         return Ok(());
     };
@@ -411,7 +592,7 @@ fn charge_join(values: Option<&Value>, separator: &str) -> Result<(), Error> {
     }
     sound(values)?;
     for value in values.try_iter()? {
-        charge_text(&value)?;
+        charge_text(&attribute_of(value, attribute))?;
         charge(separator.len())?;
     }
     Ok(())
@@ -439,29 +620,35 @@ fn charge_format(format: &str, args: &[Value]) -> Result<(), Error> {
     Ok(())
 }
 
-fn charge_pieces(text: Option<&str>, separator: Option<&str>) -> Result<(), Error> {
+fn charge_pieces(text: &str, separator: Option<&str>) -> Result<(), Error> {
     look()?;
-    let text = text.unwrap_or_default();
     let pieces = match separator {
         Some("") => text.len(),
         Some(separator) => text.matches(separator).count(),
         None => text.split_whitespace().count(),
     };
     let lines = text.matches('\n').count();
-    charge(text.len() + (pieces.max(lines) + 1) * 2 * ITEM_BYTES)
+    // Each piece has an allocation of its own, and the list doubles as it grows.
+    charge(text.len() + (pieces.max(lines) + 1) * 4 * ITEM_BYTES)
 }
 
 /// Python's methods.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let text = value.as_str();
     let arg = |at: usize| args.get(at).and_then(Value::as_str);
+    let arg_text = |at: usize| args.get(at).map_or(Ok(Cow::Borrowed("")), text_of);
     match (text, name) {
-        (Some(_), "replace") => charge_replace(text, arg(0), arg(1))?,
-        (Some(separator), "join") => charge_join(args.first(), separator)?,
+        (Some(text), "replace") => charge_replace(text, &arg_text(0)?, &arg_text(1)?)?,
+        (Some(separator), "join") => charge_join(args.first(), separator, None)?,
         (Some(format), "format") => charge_format(format, args)?,
-        (Some(_), "split" | "splitlines") => charge_pieces(text, arg(0))?,
+        (Some(text), "split" | "splitlines") => charge_pieces(text, arg(0))?,
         (Some(_), "startswith" | "endswith") => look()?,
         (Some(text), _) => charge(3 * text.len())?,
+        (None, "keys" | "values" | "items") => charge_members(value)?,
+        (None, "count") => {
+            charge_compared(value)?;
+            args.iter().try_for_each(charge_compared)?;
+        }
         (None, _) => sound(value)?,
     }
     args.iter().try_for_each(sound)?;

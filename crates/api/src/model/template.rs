@@ -30,8 +30,9 @@ const BYTES_MAX: usize = 8 << 20;
 const BYTES_PER_BYTE: usize = 16;
 /// A template's source.
 const SOURCE_BYTES_MAX: usize = 1 << 20;
-/// A number that a template's source multiplies a text or list with: the library does that while it compiles.
-const FACTOR_MAX: i128 = 1000;
+/// Bytes that the constant expressions of a template's source may make together: the library computes them
+/// while it compiles.
+const CONSTANT_BYTES_MAX: u64 = 1 << 20;
 /// Characters of a refusal's text, which may quote what a client sent.
 const REASON_MAX: usize = 1000;
 
@@ -323,6 +324,22 @@ fn with_checks(instruction: Instruction<'_>) -> Vec<Instruction<'_>> {
         }
         Instruction::SetAttr(_) => checked(steps::KEPT, instruction),
         Instruction::GetItem => vec![Swap, step(steps::READ, 1), Swap, instruction],
+        Instruction::GetAttr(_) | Instruction::PerformTest(_, Some(1..), _) => {
+            vec![step(steps::READ, 1), instruction]
+        }
+        Instruction::MergeKwargs(count) => vec![
+            Instruction::BuildList(Some(count)),
+            step(steps::MERGE, 1),
+            UnpackList(count),
+            Instruction::MergeKwargs(count),
+        ],
+        // Nothing that the check could take is on the stack.
+        Instruction::Iterate(_) | Instruction::CallFunction(..) => vec![
+            Instruction::LoadConst(Value::UNDEFINED),
+            step(steps::READ, 1),
+            Instruction::DiscardTop,
+            instruction,
+        ],
         Instruction::PushLoop(_) => vec![step(steps::LOOPED, 1), instruction],
         other => vec![other],
     }
@@ -363,38 +380,85 @@ fn check_source(source: &str, syntax: &SyntaxConfig) -> Result<(), String> {
     let tokens = tokenize(source, false, syntax.clone());
     // What is wrong with the others the compiler says.
     let tokens: Vec<Token<'_>> = tokens.map_while(|token| Some(token.ok()?.0)).collect();
-    let is_large = |token: Option<&Token<'_>>| match token {
-        Some(Token::Int(factor)) => *factor > FACTOR_MAX as u64,
-        Some(Token::Int128(_)) => true,
-        _ => false,
-    };
-    let is_text = |token: Option<&Token<'_>>| {
+    let mut bytes: u64 = 0;
+    for run in tokens.split(|token| !may_be_constant(token)) {
+        bytes = bytes.saturating_add(constant_bytes(run));
+    }
+    match bytes > CONSTANT_BYTES_MAX {
+        true => Err(format!(
+            "the template's constant expressions may make {bytes} bytes; at most {CONSTANT_BYTES_MAX} are allowed \
+             (repeat texts and lists less often)"
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Whether a token may stand within an expression that is computed while the template is compiled.
+fn may_be_constant(token: &Token<'_>) -> bool {
+    match token {
+        Token::Ident(name) => matches!(
+            *name,
+            "true" | "True" | "false" | "False" | "none" | "None" | "not" | "and" | "or" | "in"
+        ),
+        Token::TemplateData(_)
+        | Token::VariableStart
+        | Token::VariableEnd
+        | Token::BlockStart
+        | Token::BlockEnd
+        | Token::Pipe
+        | Token::Assign => false,
+        _ => true,
+    }
+}
+
+/// The most that constant expressions of these tokens make: their texts and items, as often as all their numbers
+/// together can repeat them. Where nothing is multiplied, this is no more than the source.
+fn constant_bytes(tokens: &[Token<'_>]) -> u64 {
+    /// Of an item, or of a number's text.
+    const ITEM_BYTES: u64 = 40;
+    let multiplies = |token: &Token<'_>| matches!(token, Token::Mul | Token::Pow);
+    // A variable stands before the first of them, and what is multiplied with it is no constant.
+    let mut tokens = tokens;
+    while let [Token::Mul, Token::Int(_) | Token::Float(_), rest @ ..] = tokens {
+        if matches!(rest, [Token::Pow, ..]) {
+            break;
+        }
+        tokens = rest;
+    }
+    if !tokens.iter().any(multiplies) {
+        return 0;
+    }
+    let (mut bytes, mut times) = (0u64, 1u64);
+    for token in tokens {
+        // A sum is no more than the product of numbers from 2 on.
+        let (made, factor) = match token {
+            Token::Str(text) => (text.len() as u64, 1),
+            Token::String(text) => (text.len() as u64, 1),
+            Token::Int(number) => (ITEM_BYTES, (*number).max(2)),
+            Token::Float(number) => (
+                ITEM_BYTES,
+                number.abs().max(number.abs().recip()) as u64 + 2,
+            ),
+            Token::Int128(_) | Token::Pow => (ITEM_BYTES, u64::MAX),
+            Token::BracketOpen | Token::ParenOpen | Token::BraceOpen | Token::Comma => {
+                (ITEM_BYTES, 1)
+            }
+            _ => (0, 1),
+        };
+        bytes = bytes.saturating_add(made);
+        times = times.saturating_mul(factor);
+    }
+    // Numbers alone make numbers.
+    let repeats = |token: &Token<'_>| {
         matches!(
             token,
-            Some(
-                Token::Str(_)
-                    | Token::String(_)
-                    | Token::BracketOpen
-                    | Token::BracketClose
-                    | Token::ParenOpen
-                    | Token::ParenClose
-            )
+            Token::Str(_) | Token::String(_) | Token::BracketOpen | Token::Comma | Token::Tilde
         )
     };
-    for (at, token) in tokens.iter().enumerate() {
-        let (before, after) = (
-            at.checked_sub(1).and_then(|at| tokens.get(at)),
-            tokens.get(at + 1),
-        );
-        if matches!(token, Token::Mul)
-            && (is_large(before) && is_text(after) || is_text(before) && is_large(after))
-        {
-            return Err(format!(
-                "a text or list is repeated more than {FACTOR_MAX} times by a constant"
-            ));
-        }
+    match tokens.iter().any(repeats) {
+        true => bytes.saturating_mul(times),
+        false => 0,
     }
-    Ok(())
 }
 
 /// Ends the text where the last message's own text ends.
@@ -554,53 +618,258 @@ mod tests {
         );
     }
 
-    /// Ways to grow, each without end or to far more than any memory.
-    const HOSTILE: &[&str] = &[
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}",
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x == ns.x }}",
-        "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
-        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
-        "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a == b }}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('', ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('', ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x, ns.x]|join(ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.join([ns.x, ns.x, ns.x]) %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '%s%s'|format(ns.x, ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% for i in range(60) %}{% set ns.x = m(ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x='ab', l=[]) %}{% for i in range(90000) %}{% set ns.l = ns.l + [ns.x * 9999] %}{% endfor %}",
-        "{{ '%999999999d'|format(1) }}",
-        "{{ '{:>999999999}'.format('a') }}",
-        "{{ 'a'|indent(999999999) }}{{ 'a\nb'|indent(999999999) }}",
-        "{{ messages|tojson(indent=999999999) }}",
-        "{{ [1]|batch(99999999, 'x')|list|length }}",
-        "{{ [1]|slice(99999999, 'x')|list|length }}",
-        "{% for a in range(100000) %}{% for b in range(100000) %}0123456789abcdef0123456789abcdef{% endfor %}{% endfor %}",
-        "{% set x = messages[0].content * 999999 %}{% for a in range(100000) %}{% if 'zz' in x %}{% endif %}{% set y = x[1:] %}{% endfor %}",
-        "{% for a in range(100000) %}{% set x = range(100000)|list %}{% endfor %}",
-        "{% for a in range(100000) %}{% set x = 'a b c d'|string|upper|list %}{% for b in range(1000) %}{% endfor %}{% endfor %}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    /// Why a rendering ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Ended {
+        Bytes,
+        Refused(&'static str),
+    }
+    use Ended::{Bytes, Refused};
+
+    /// Ways to grow, each without end or to far more than any memory, and the limit that stops it.
+    const HOSTILE: &[(Ended, &str)] = &[
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = ns.x * 9 %}{% endfor %}",
+        ),
+        (
+            Refused("nested more than 64 levels"),
+            "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        ),
+        (
+            Refused("nested more than 64 levels"),
+            "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x == ns.x }}",
+        ),
+        (
+            Refused("nested more than 64 levels"),
+            "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
+        ),
+        (
+            Refused("cannot hold itself"),
+            "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+        ),
+        (
+            Refused("cannot hold itself"),
+            "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a == b }}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('', ns.x) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('', ns.x) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x, ns.x]|join(ns.x) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x.join([ns.x, ns.x, ns.x]) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '%s%s'|format(ns.x, ns.x) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab') %}{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% for i in range(60) %}{% set ns.x = m(ns.x) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set ns = namespace(x='ab', l=[]) %}{% for i in range(90000) %}{% set ns.l = ns.l + [ns.x * 9999] %}{% endfor %}",
+        ),
+        (
+            Refused("with such a width"),
+            "{{ '%999999999d'|format(1) }}",
+        ),
+        (
+            Refused("with such a width"),
+            "{{ '{:>999999999}'.format('a') }}",
+        ),
+        (
+            Bytes,
+            "{{ 'a'|indent(999999999) }}{{ 'a\nb'|indent(999999999) }}",
+        ),
+        (Bytes, "{{ messages|tojson(indent=999999999) }}"),
+        (Bytes, "{{ [1]|batch(99999999, 'x')|list|length }}"),
+        (Bytes, "{{ [1]|slice(99999999, 'x')|list|length }}"),
+        (
+            Bytes,
+            "{% for a in range(100000) %}{% for b in range(100000) %}0123456789abcdef0123456789abcdef{% endfor %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% set x = messages[0].content * 999999 %}{% for a in range(100000) %}{% if 'zz' in x %}{% endif %}{% set y = x[1:] %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% for a in range(100000) %}{% set x = range(100000)|list %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% for a in range(100000) %}{% set x = 'a b c d'|string|upper|list %}{% for b in range(1000) %}{% endfor %}{% endfor %}",
+        ),
+        (
+            Refused("recursion limit"),
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=x)|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ range(20000)|join(d=[x])|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([x] * 20000)|map('upper')|list|length }}",
+        ),
+        (
+            Bytes,
+            "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(',', 'previtem')|length }}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% for i in [messages[0].content * 999999, 2] %}{{ ([loop] * 2000)|join(d=',', attribute='previtem')|length }}{% endfor %}",
+        ),
+        (Bytes, "{{ 1|indent(width=999999999)|length }}"),
+        (
+            Bytes,
+            "{{ 'a'|indent(999999999.0, first=true, blank=true)|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ [x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x]|upper|upper|upper|length }}{{ ([x] * 1000)|title|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([x] * 20000)|sort|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|sort(attribute='a')|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|groupby(attribute='a')|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|unique(attribute='a')|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{{ ([{'a': x}] * 20000)|max(attribute='a')|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'ab' * 500 %}{% set x = x * 100 %}{% set y = x[1:] ~ 'b' %}{{ y in [x] * 20000 }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'a' * 2000 %}{% set x = x * 100 %}{{ x|list|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = 'a' * 1000 %}{{ (x * 70)|batch(1)|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = [0] * 1000 %}{{ (x * 70)|batch(1)|length }}",
+        ),
+        (
+            Bytes,
+            "{{ 'ab'|slice(90000)|length }}{{ 'ab'|slice(90000)|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = [messages[0]] * 1000 %}{{ (x * 50)|groupby('role')|length }}",
+        ),
+        (
+            Bytes,
+            "{% set x = '\u{1}' * 1000 %}{{ (x * 1300)|tojson|length }}",
+        ),
+        (
+            Bytes,
+            "{% set m = dict(a=1) %}{% for i in range(100000) %}{% set x = dict(m, b=2) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% for i in range(100000) %}{% set x = namespace(a=1, b=2, c=3, d=4) %}{% endfor %}",
+        ),
+        (
+            Bytes,
+            "{% macro f() %}{{ kwargs }}{% endmacro %}{% set m = dict(a=1, b=2, c=3, d=4) %}{% for i in range(100000) %}{% set x = dict(**m) %}{% endfor %}",
+        ),
+        (
+            Refused("does not exist"),
+            "{{ messages|map('\u{1}upper')|list }}",
+        ),
+        (
+            Refused("does not exist"),
+            "{{ messages|select('\u{1}in', messages)|list }}",
+        ),
     ];
 
     #[test]
     fn a_template_that_grows_without_end_is_stopped() {
-        for source in HOSTILE {
+        let mut wrong = Vec::new();
+        for (ended, source) in HOSTILE {
             let rendered = templates(source).render(&conversation(End::Closed));
-            let error = rendered.expect_err(source);
-            println!("{error}: {source}");
+            let is_right = match (&rendered, ended) {
+                (Err(RenderError::OutOfBytes(_)), Bytes) => true,
+                (Err(RenderError::Refused(reason)), Refused(part)) => reason.contains(part),
+                _ => false,
+            };
+            if !is_right {
+                let rendered = rendered.map(|text| text.len());
+                wrong.push(format!("{rendered:?} instead of {ended:?}: {source}"));
+            }
         }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
     #[test]
     fn a_source_that_grows_while_it_compiles_is_refused() {
         for source in [
             "{{ 'a' * 99999999 }}",
+            "{{ 'a' * 1000 * 1000 * 100 }}",
+            "{{ 'a' * (9999 * 9999) }}",
+            "{{ 'a' * 10 ** 8 }}",
+            "{{ 'a' * 1e8 }}",
+            "{{ 'a' * (1 / 0.00000001) }}",
+            "{{ (1,) * 1000 * 1000 * 100 }}",
+            "{{ (true,) * 1000 * 1000 * 100 }}",
+            "{{ ([1] * 1000 ~ '') * 1000 }}",
+            "{{ 1000 * (1000 * (100 * 'a')) }}",
+            &"{{ 'a' * 100000 }}".repeat(20),
             "{{ 99999999 * 'a' }}",
             "{{ [1] * 99999999 }}",
             "{{ [*messages, *messages] }}",
@@ -611,6 +880,18 @@ mod tests {
             let special = Map::new();
             let made = ChatTemplates::new(vec![("default".into(), source.to_owned())], special);
             assert!(made.is_err(), "{}", &source[..source.len().min(80)]);
+        }
+    }
+
+    #[test]
+    fn constants_that_templates_use_are_taken() {
+        for source in [
+            "{{ '=' * 80 ~ '\n' ~ '-' * 80 }}",
+            "{% if messages|length > 1000000 %}{{ 2 * 3 * 1000000 }}{% endif %}",
+            "{% for m in messages %}{{ '  ' * (loop.index0 * 2 + 1) }}{% endfor %}",
+            "{{ [0] * 100 }}{{ 10 ** 6 }}",
+        ] {
+            templates(source);
         }
     }
 
@@ -632,6 +913,28 @@ mod tests {
             "3 3.5 ab [1, 2] 6 abab 1b 1 True True True assistant assistant 1 cd dcba db [1, 2] (2,) [('a', 1)] \
             a,b user assistant a+b 1 3 True 0False2True <12> in 3 yes False d X"
         );
+    }
+
+    #[test]
+    fn values_of_a_body_are_sliced_as_the_library_slices() {
+        let text = r#"[{"role":"a"},{"role":"b"},{"role":"c"},{"role":"d"},{"role":"e"}]"#;
+        let source = "{% for part in [messages, messages[1:], messages[::-1], messages[1:4][::-1], messages[::2][1:], \
+            messages[-2:], messages[:-2], messages[4:0:-2], messages[::-1][1:3], messages[::-2][::-1], messages[9:], \
+            messages[-9:2]] %}{{ part|length }}:{{ part|map(attribute='role')|join(',') }};{{ part }};\
+            {% if part %}{{ part[-1].role }}{{ part[0]['role'] }}{{ part|last }}{% endif %} {% endfor %}";
+        let document = crate::json::Document::check(text.to_owned()).unwrap();
+        let of_body = crate::model::value_of(&document.part(document.root()), document.root());
+        let of_serde = Value::from(Serde(
+            serde_json::from_str::<serde_json::Value>(text).unwrap(),
+        ));
+        let rendered = |messages| {
+            let conversation = Conversation {
+                messages,
+                ..conversation(End::Closed)
+            };
+            templates(source).render(&conversation).unwrap()
+        };
+        assert_eq!(rendered(of_body), rendered(of_serde));
     }
 
     #[test]

@@ -41,8 +41,10 @@ pub(crate) struct FaceArgs {
     /// Largest request body, such as 8MiB.
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_body_bytes)]
     pub(crate) max_body: usize,
-    /// Memory for all request bodies at once, such as 64MiB: four times a body's size while it is read. Further
-    /// ones wait for some seconds and are then told to come back. One of `--max-body` always finds room.
+    /// Memory for all request bodies at once, such as 64MiB: four times what has arrived of a body, while it is
+    /// read. Further ones wait for some seconds and are then told to come back. One of `--max-body` always finds
+    /// room. Chat templates take memory apart: at most 8 MiB and 16 bytes for each byte of the body for one
+    /// rendering, and as many renderings at once as there are cores, of short bodies and of long ones each.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_body_memory)]
     pub(crate) body_memory: usize,
     /// How long the headers of a request may take from their first byte on, and a TLS handshake, in seconds.

@@ -10,7 +10,6 @@ use crate::kernel::product::PANEL;
 use crate::memory::{MappedWords, Words};
 use crate::pack::{Columns, Kept, LAYOUT};
 use memmap2::Mmap;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,12 +30,12 @@ impl Reader {
     /// # Errors
     /// Why it is not used.
     pub(super) fn open(place: &Place) -> Result<Option<Self>, String> {
-        let file = match File::open(place.file()) {
-            Ok(file) => file,
+        let (file, metadata) = match cleave_files::open(&place.file()) {
+            Ok(opened) => opened,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.to_string()),
         };
-        let length = file.metadata().map_err(|error| error.to_string())?.len();
+        let length = metadata.len();
         if length < PAGE as u64 {
             return Err(format!("{length} bytes are less than a head"));
         }

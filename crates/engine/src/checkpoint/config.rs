@@ -17,7 +17,10 @@ use std::path::Path;
 const WIDTH_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
-const CONTEXT_MAX: usize = 1 << 22;
+/// Llama 4 Scout has 10485760. The text side has the same limit.
+const CONTEXT_MAX: usize = 1 << 24;
+/// Ids in config.json beyond the largest vocabulary are no slip of a few tokens.
+const TOKEN_ID_MAX: u64 = VOCAB_MAX as u64 - 1;
 
 /// A family of models that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,10 +149,10 @@ impl ModelConfig {
             head_norms: architecture == Architecture::Qwen3,
             quantization: Quantization::read(fields)?,
             bos: fields
-                .token_ids("bos_token_id", vocab_size)?
+                .token_ids("bos_token_id", vocab_size, TOKEN_ID_MAX)?
                 .and_then(|ids| ids.first().copied()),
             eos: fields
-                .token_ids("eos_token_id", vocab_size)?
+                .token_ids("eos_token_id", vocab_size, TOKEN_ID_MAX)?
                 .unwrap_or_default(),
         })
     }
@@ -400,9 +403,24 @@ mod tests {
     }
 
     #[test]
+    fn end_tokens_beyond_the_vocabulary_are_left_out() {
+        let mut changed = config("llama2");
+        let vocab_size = changed["vocab_size"].as_u64().unwrap();
+        changed.insert(
+            "eos_token_id".into(),
+            json!([2, -1, vocab_size, vocab_size + 7]),
+        );
+        changed.insert("bos_token_id".into(), json!(-1));
+        changed.insert("max_position_embeddings".into(), json!(10_485_760));
+        let config = read(changed).unwrap();
+        assert_eq!((config.eos, config.bos), (vec![2], None));
+        assert_eq!(config.context_tokens_max, 10_485_760);
+    }
+
+    #[test]
     fn a_refused_field_is_named_with_its_value_and_range() {
         for (field, value, range) in [
-            ("max_position_embeddings", json!(1e18 as u64), "4194304"),
+            ("max_position_embeddings", json!(1e18 as u64), "16777216"),
             ("max_position_embeddings", json!(0), "from 1 to"),
             ("bos_token_id", json!(1_000_000_000), "from 0 to"),
             ("eos_token_id", json!([1, 1_000_000_000]), "from 0 to"),

@@ -192,27 +192,35 @@ impl Fields {
             .transpose()
     }
 
-    /// One token id or a list of them, of a vocabulary of this size.
+    /// One token id or a list of them. Ids that a vocabulary of this size does not have, such as -1, end nothing:
+    /// they are left out, and the text side, which leaves out the same, warns of them. Ids above `id_max` are
+    /// refused.
     pub(super) fn token_ids(
         &self,
         name: &str,
         vocab_size: usize,
+        id_max: u64,
     ) -> Result<Option<Vec<u32>>, CheckpointError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        let one = |value: &Value| {
-            let id = value.as_u64().filter(|id| *id < vocab_size as u64);
-            id.and_then(|id| u32::try_from(id).ok())
+        let list = match value {
+            Value::Array(list) => list.as_slice(),
+            one => std::slice::from_ref(one),
         };
-        let ids = match value {
-            Value::Array(list) => list.iter().map(one).collect(),
-            other => one(other).map(|id| vec![id]),
+        let is_id = |value: &Value| {
+            value.as_i64().is_some_and(|id| id < 0) || value.as_u64().is_some_and(|id| id <= id_max)
         };
-        let last = vocab_size.saturating_sub(1);
-        let wanted =
-            format!("a token id from 0 to {last}, the vocabulary's last, or a list of them");
-        ids.map(Some)
-            .ok_or_else(|| self.wrong(name, &wanted, value))
+        if !list.iter().all(is_id) {
+            let last = vocab_size.saturating_sub(1);
+            let wanted =
+                format!("a token id from 0 to {last}, the vocabulary's last, or a list of them");
+            return Err(self.wrong(name, &wanted, value));
+        }
+        let known = list.iter().filter_map(|value| {
+            let id = value.as_u64().filter(|id| *id < vocab_size as u64)?;
+            u32::try_from(id).ok()
+        });
+        Ok(Some(known.collect()))
     }
 }

@@ -39,9 +39,9 @@ impl GenerationConfig {
         let number = |name| Ok::<_, CheckpointError>(fields.number(name)?.map(|n| n as f32));
         Ok(Self {
             bos: fields
-                .token_ids("bos_token_id", vocab_size)?
+                .token_ids("bos_token_id", vocab_size, u64::MAX)?
                 .and_then(|ids| ids.first().copied()),
-            eos: fields.token_ids("eos_token_id", vocab_size)?,
+            eos: fields.token_ids("eos_token_id", vocab_size, u64::MAX)?,
             do_sample: fields.flag("do_sample")?,
             temperature: number("temperature")?,
             top_p: number("top_p")?,
