@@ -92,9 +92,9 @@ fn a_field_that_is_wrong_is_named() {
         ("num_attention_heads", json!(5), "divide"),
         ("num_key_value_heads", json!(3), "divide"),
         ("head_dim", json!(7), "even"),
-        ("rms_norm_eps", json!(-1.0), "0..1"),
+        ("rms_norm_eps", json!(-1.0), "is not from 0 to 1"),
         ("rms_norm_eps", json!("small"), "a number"),
-        ("rope_theta", json!(0), "less than 1"),
+        ("rope_theta", json!(0), "is not from 1 to 1000000000000"),
         ("rope_scaling", json!("llama3"), "an object"),
         (
             "rope_scaling",

@@ -5,7 +5,7 @@
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use crate::Lookup;
-use crate::outcome::{FetchOutcome, KeepOutcome};
+use crate::outcome::{FetchOutcome, KeepOutcome, SwapOutcome};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
     Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult, Work, WorkerRef,
@@ -397,17 +397,6 @@ pub enum Drafting {
     NoTime,
     /// No row or block is left.
     NoRoom,
-}
-
-/// See [`Input::SwappedOut`] and [`Input::SwappedIn`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum SwapOutcome {
-    /// Every block was copied.
-    Copied,
-    /// Dropped before that.
-    Dropped,
-    /// The engine could not read or write one, or host memory ran out.
-    Broken,
 }
 
 /// Facts for metrics and logs. The simulator and the real worker count the same ones.

@@ -42,8 +42,6 @@ mod tier;
 
 pub use brain::Brain;
 pub use cleave_kv::{Condition, Place, Writer};
-pub use event::{
-    Drafting, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output, SwapOutcome,
-};
-pub use outcome::{FetchOutcome, KeepOutcome};
+pub use event::{Drafting, Export, ExportOutcome, ImportOutcome, Input, Limits, Note, Output};
+pub use outcome::{FetchOutcome, KeepOutcome, SwapOutcome};
 pub use speculate::Lookup;

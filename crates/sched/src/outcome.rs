@@ -1,9 +1,20 @@
-//! What became of copies to and from the places below the pool.
+//! Outcomes of copies between the pool and the places below it: host memory and the offload file.
 //!
 //! Owns: the answers, and whether a content is to blame. Never: an error for a client: what did not come is
 //! computed.
 
 use serde::{Deserialize, Serialize};
+
+/// See [`crate::Input::SwappedOut`] and [`crate::Input::SwappedIn`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SwapOutcome {
+    /// Every block was copied.
+    Copied,
+    /// Dropped before that.
+    Dropped,
+    /// The engine could not read or write one, or host memory ran out.
+    Broken,
+}
 
 /// See [`crate::Input::Shelved`] and [`crate::Input::WrittenOn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -5,20 +5,21 @@
 
 use super::facts::{flight_of, words};
 use super::flights::{End, Flights};
+use super::joining::warn_of;
 use super::lookout::{BlockSize, Lookout};
 use super::orders;
 use super::passes::Passes;
 use super::roster::Roster;
 use super::standby::Standby;
 use crate::clock::{Clock, reached};
-use crate::line::{Downward, Introduction, LinkState, WorkerLine};
+use crate::line::{Downward, LinkState, WorkerLine};
 use crate::scaling::Standing;
 use crate::tape::Recorder;
 use crate::telemetry::{PromiseMeters, RouterMeters, ScalingSeries};
 use cleave_api::WorkerState;
 use cleave_domain::{
-    DeviceId, FlightId, HandoffId, Order, Report, Request, Role, ScalingMode, SloPolicy, TapeLine,
-    TokenId, WorkerId, WorkerRef,
+    FlightId, HandoffId, Order, Report, Request, Role, ScalingMode, SloPolicy, TapeLine, TokenId,
+    WorkerId, WorkerRef,
 };
 use cleave_planner::scaling::Decision;
 use cleave_router::{
@@ -282,8 +283,8 @@ impl Driver {
         info!(%worker, name, %role, "worker joined");
         let serves = format!("serves {role}");
         self.hands.lookout.worker(("joined", &serves), name);
-        self.warn_of_stranger(&line.introduction);
-        self.warn_of_shared_gpu(&line.introduction);
+        let connected = self.workers.values().map(|other| &other.line.introduction);
+        warn_of(&line.introduction, connected);
         let activity = Arc::clone(&line.activity);
         self.hands.roster.join(&line.introduction, activity);
         let connected = Connected {
@@ -295,42 +296,6 @@ impl Driver {
             worker,
             description,
         });
-    }
-
-    /// Blocks go only between equal fingerprints. That is how a rolling upgrade never mixes two
-    /// revisions, and how a worker with the wrong weights would be of no use without a word.
-    fn warn_of_stranger(&self, introduction: &Introduction) {
-        let its = &introduction.description.fingerprint;
-        let mut others = self.workers.values().map(|other| {
-            let known = &other.line.introduction;
-            (&known.name, &known.description.fingerprint)
-        });
-        if others.clone().any(|(_, fingerprint)| fingerprint == its) {
-            return;
-        }
-        if let Some((other, theirs)) = others.next() {
-            let name = &introduction.name;
-            warn!(
-                name,
-                fingerprint = its.0,
-                other,
-                its_fingerprint = theirs.0,
-                "no worker has the fingerprint of the one that joins: none of them exchanges blocks with it"
-            );
-        }
-    }
-
-    /// Two processes on one GPU take turns on all of it, unless NVIDIA's Multi-Process Service runs.
-    fn warn_of_shared_gpu(&self, introduction: &Introduction) {
-        let mut known = self.workers.values().map(|other| &other.line.introduction);
-        if let Some(other) = known.find(|known| shares_gpu(introduction, known)) {
-            warn!(
-                name = introduction.name,
-                other = other.name,
-                "two processes compute on one GPU: without MPS they are time-sliced, and a prompt of one holds up decode steps of \
-                 the other; `cleave serve --device cuda --prefill 1 --decode 1` divides a GPU between legs of one process"
-            );
-        }
     }
 
     fn lose(&mut self, worker: WorkerRef, serial: u64) {
@@ -595,14 +560,4 @@ impl Driver {
 /// The last thing said on a line; a line that is full ends without it.
 fn tell_name_taken(line: &WorkerLine, data_address: String) {
     let _ = line.out.try_send(Downward::NameTaken { data_address });
-}
-
-/// Whether two workers of different processes have the whole of one GPU. Those of one process have no data address.
-fn shares_gpu(one: &Introduction, other: &Introduction) -> bool {
-    let gpu = |of: &Introduction| {
-        let device = of.description.device.clone();
-        device.filter(|DeviceId(name)| name.starts_with("gpu-"))
-    };
-    let is_apart = !one.data_address.is_empty() || !other.data_address.is_empty();
-    is_apart && gpu(one).is_some() && gpu(one) == gpu(other)
 }

@@ -9,6 +9,7 @@ mod facts;
 mod fellows;
 mod flights;
 mod frontend;
+mod joining;
 mod lookout;
 mod orders;
 mod passes;

@@ -12,8 +12,7 @@ pub(crate) use super::worker::Life;
 use super::worker::{self, Flaws, Worker};
 use super::{Device, Observer, Scenario, Starter};
 use cleave_domain::{
-    FlightId, HandoffId, LinkPrice, Order, Report, RouterId, SloPolicy, StepResult, Time, WorkerId,
-    WorkerRef,
+    FlightId, HandoffId, LinkPrice, Order, Report, RouterId, StepResult, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_router::Note;
@@ -118,19 +117,6 @@ pub(crate) struct World<'a> {
     pub(crate) ends_at: Option<Time>,
 }
 
-/// Without a starter the fleet's size is given: a router that went on asking for another would never let
-/// the simulation end.
-fn policy_of(scenario: &Scenario) -> Arc<SloPolicy> {
-    let policy = &scenario.router.policy;
-    if scenario.starter.is_some() || policy.scaling.is_none() {
-        return Arc::clone(policy);
-    }
-    Arc::new(SloPolicy {
-        scaling: None,
-        ..SloPolicy::clone(policy)
-    })
-}
-
 impl<'a> World<'a> {
     pub(crate) fn new(scenario: &'a Scenario) -> Self {
         let first = scenario
@@ -141,7 +127,7 @@ impl<'a> World<'a> {
         let router = |number: u32| Router {
             brain: cleave_router::Brain::new(cleave_router::Limits {
                 me: RouterId(u64::from(number) + 1),
-                policy: policy_of(scenario),
+                policy: scenario.policy(),
                 ..scenario.router.clone()
             }),
             id: RouterId(u64::from(number) + 1),

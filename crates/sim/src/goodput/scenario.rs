@@ -7,7 +7,7 @@ use super::Starter;
 use super::wire::whole_grains;
 use crate::dice::mix;
 use cleave_domain::{
-    Fingerprint, LinkPrice, Prices, Request, Sampling, Slo, StopRules, Time, TokenId,
+    Fingerprint, LinkPrice, Prices, Request, Sampling, Slo, SloPolicy, StopRules, Time, TokenId,
     WorkerDescription, WorkerRef,
 };
 use std::collections::BTreeMap;
@@ -113,6 +113,19 @@ impl Prompt {
 }
 
 impl Scenario {
+    /// The policy that the routers follow. Without a starter the fleet's size is given: a router that asked for
+    /// another one for ever would never let the simulation end.
+    pub(crate) fn policy(&self) -> Arc<SloPolicy> {
+        let policy = &self.router.policy;
+        if self.starter.is_some() || policy.scaling.is_none() {
+            return Arc::clone(policy);
+        }
+        Arc::new(SloPolicy {
+            scaling: None,
+            ..SloPolicy::clone(policy)
+        })
+    }
+
     /// When a timer set to this moment goes off.
     pub(crate) fn tick(&self, at: Time) -> Time {
         Time::ZERO + whole_grains(at.since(Time::ZERO), self.grain)
