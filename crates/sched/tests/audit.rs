@@ -70,7 +70,7 @@ fn blocks_of_sequences_that_generate_here_are_not_leased() {
 }
 
 #[test]
-fn quarantined_blocks_are_those_that_a_sender_may_still_write_to() {
+fn blocks_a_sender_may_still_write_to_are_quarantined() {
     let begin = "worker p prefill
         worker d decode onesided
         reserve 1 on d from p prompt=10
