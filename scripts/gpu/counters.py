@@ -83,7 +83,7 @@ def main() -> None:
             failures += 1
             record.put("skipped", system="ncu", model=kernel, shape="", why=why or "was not launched")
             print(f"{kernel}: {why}", file=sys.stderr)
-            # What it may not read once it may not read at all.
+            # A counter that is not permitted once is not permitted again.
             if failures == 3 and kernel == KERNELS[2]:
                 break
     if failures == len(KERNELS) or failures == 3 and not found:

@@ -24,7 +24,7 @@ LOGIT_TOLERANCE = 1e-3
 SHAPES = ["tiny-llama-64", "tiny-qwen3-128"]
 # Prompts of those: less than a tile, some tiles of rows, and more than a span of keys.
 LENGTHS = [5, 65, 700]
-# What two ways of rounding may differ by where both happen to be near, as a share of the largest logit.
+# The difference allowed between two ways of rounding where both happen to be near, as a share of the largest logit.
 LEAST_SHARE = 4e-3
 
 

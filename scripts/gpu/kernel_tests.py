@@ -87,7 +87,7 @@ def tell(outcome: Outcome) -> None:
     print(f"{outcome.status:12} {outcome.seconds:7.2f} s  {outcome.test.suite}: {outcome.test.name}", file=sys.stderr)
     if outcome.status not in ("ok", "skipped"):
         print(outcome.said[-4000:], file=sys.stderr)
-    # What a test found that is no failure, such as how many sums of wgmma differ.
+    # Findings of a test that are no failure, such as how many sums of wgmma differ.
     for found in re.finditer(r"(?:wgmma|multiprocessors): .*", outcome.said):
         print(found[0], file=sys.stderr)
         record.put("finding", test=outcome.test.name, text=found[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import record
 
-# What a decode step and a prompt are made of comes first: a run may be cut off.
+# The kernels of a decode step and of a prompt come first: a run may be cut off.
 IMPORTANCE = ["operations", "flashinfer", "matmul", "attend", "sample", "blocks", "norm", "rotate", "gate", "gather", "embed"]
 
 def run(program: Path, limit: float, size: str) -> bool:

@@ -28,7 +28,7 @@ import os
 import sys
 
 VARIABLE = "CLEAVE_GPU_RECORDS"
-# What a step exits with that had nothing to work with; the last line that it prints says what.
+# The exit status of a step that had nothing to work with; the last line that it prints says what.
 ABSENT = 75
 
 

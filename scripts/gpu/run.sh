@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a real GPU is needed for, in four calls of ten minutes each, on a machine with a driver of CUDA 13.
+# The checks that need a real GPU, in four calls of ten minutes each, on a machine with a driver of CUDA 13.
 # usage: run.sh --call first|roofline|system|again [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER]
 #               [--stand-in FOLDER]
 #
@@ -209,7 +209,7 @@ await_model 1b
 # shellcheck disable=SC2046
 stage first-engine 40 $(engine 1b "${shapes[1b]}" --rounds 1 --shapes "$few") "${more[@]}"
 
-# What the machine can do, and what kernels make of it.
+# The machine's ceilings, and the share of them that kernels reach.
 stage ceilings+ 60 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/ceilings"
 stage matmul+ 60 python3 "$here/ceilings.py"
 stage operations 80 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/labs/operations" "${size[@]}"

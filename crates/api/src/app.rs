@@ -302,7 +302,7 @@ impl App {
     }
 }
 
-/// What reading a body takes.
+/// The kind of work that a body asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Time in proportion to its length.

@@ -209,7 +209,7 @@ impl BodyMemory {
                 }
             };
             if let Err(error) = fits {
-                // What it held is for others while the rest of it is read and dropped.
+                // Its memory is for others while the rest of it is read and dropped.
                 drop(arriving);
                 drop(bytes);
                 discard(body).await;
@@ -391,7 +391,7 @@ impl GiveBack {
     }
 }
 
-/// What a body says.
+/// The checked JSON of a body.
 pub(crate) fn json(bytes: Vec<u8>) -> Result<Document, ApiError> {
     let text = String::from_utf8(bytes).map_err(|error| {
         let message = format!(

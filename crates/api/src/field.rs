@@ -94,7 +94,7 @@ const NAMES: &[&str] = &[
 pub(crate) struct Fields<'a> {
     document: &'a Document,
     members: Members<'a>,
-    /// Those of [`NAMES`].
+    /// The fields of [`NAMES`].
     known: Vec<(&'static str, Json<'a>)>,
     path: String,
 }

@@ -22,7 +22,7 @@ impl Document {
     /// Checks a text; builds nothing.
     ///
     /// # Errors
-    /// Those of the JSON library: not JSON, nested too deeply, or a number that is too large.
+    /// The JSON library's errors: not JSON, nested too deeply, or a number that is too large.
     pub(crate) fn check(text: String) -> Result<Self, serde_json::Error> {
         serde_json::from_str::<Checked>(&text)?;
         Ok(Self(Arc::new(text)))
@@ -105,7 +105,7 @@ pub(crate) enum Shape<'a> {
 }
 
 impl<'a> Json<'a> {
-    /// What it is.
+    /// Its type and the way into it.
     pub(crate) fn shape(self) -> Shape<'a> {
         match self.0.as_bytes()[0] {
             b'n' => Shape::Null,
@@ -142,7 +142,7 @@ impl<'a> Quoted<'a> {
         self.0.len() == 2
     }
 
-    /// What it says.
+    /// Its text, without quotes and escapes.
     pub(crate) fn get(self) -> Cow<'a, str> {
         let within = self.within();
         match within.contains('\\') {
@@ -193,7 +193,7 @@ impl<'a> Iterator for Members<'a> {
     }
 }
 
-/// What follows blanks, a comma or a colon.
+/// The rest of a text behind blanks, a comma or a colon.
 fn after_blanks(text: &str) -> &str {
     text.trim_start_matches([' ', '\t', '\n', '\r', ',', ':'])
 }
@@ -250,7 +250,7 @@ fn string_len(text: &[u8]) -> usize {
 }
 
 fn without_escapes(text: &str) -> String {
-    // What an escape stands for is shorter than the escape.
+    // A character is shorter than its escape.
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('\\') {
@@ -345,7 +345,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value};
 
-    /// What the library would have built.
+    /// The value that the library would have built.
     fn built(json: Json<'_>) -> Value {
         match json.shape() {
             Shape::Null => Value::Null,

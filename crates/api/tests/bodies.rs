@@ -66,7 +66,7 @@ const COPIED_BYTES_PER_BYTE: usize = 6;
 /// The limits of a template, which may write JSON out with any number of blanks, and keep a second copy.
 const TEMPLATE_BYTES: usize = 8 << 20;
 const TEMPLATE_BYTES_PER_BYTE: usize = 16;
-/// What a request takes besides: the server's own, and tokens of a prompt that fits the context.
+/// Memory that a request takes besides its body: the server's own, and tokens of a prompt that fits the context.
 const BESIDES: usize = 256 << 10;
 const BODY: usize = 512 << 10;
 
@@ -465,7 +465,7 @@ fn a_body_costs_four_times_its_bytes_at_most() {
                     "{model:8} {name:24} {:.2} bytes a byte, {left} left",
                     peak as f64 / body.len() as f64
                 );
-                // What a template makes of tools has a limit of its own.
+                // The text that a template makes of tools has a limit of its own.
                 let most = match name {
                     "arguments" | "a tool of numbers" | "a tool of arrays" => {
                         2 * (TEMPLATE_BYTES + TEMPLATE_BYTES_PER_BYTE * body.len())

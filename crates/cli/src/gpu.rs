@@ -13,7 +13,7 @@ use cleave_domain::Role;
 /// bound by arithmetic, and keep the rest. Computed, not measured.
 const DECODE_PERCENT: u32 = 40;
 
-/// Which multiprocessors an engine's work runs on, and before whose.
+/// The multiprocessors and the priority of an engine's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuPart {
     pub(crate) priority: Priority,
@@ -71,7 +71,7 @@ fn default_percent(device: &std::sync::Arc<Device>) -> Option<u32> {
     }
 }
 
-/// What is said at the start of a process with a single leg on a GPU; nothing where that is all right.
+/// The warning at the start of a process with a single leg on a GPU; nothing where that is all right.
 pub(crate) fn of_single_leg(
     role: Role,
     asked: Option<DecodeShare>,

@@ -54,7 +54,7 @@ impl Bench {
         }
     }
 
-    /// What lies in memory that begins at this address, whole.
+    /// The bytes in memory that begins at this address, whole.
     pub(crate) fn read(&self, address: Address) -> Vec<u8> {
         let memory = self.memory.borrow();
         let memory = memory.iter().find(|memory| memory.at(0) == address);

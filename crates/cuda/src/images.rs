@@ -120,7 +120,7 @@ fn compiled(device: &Arc<Device>, file: &str, source: &str) -> Result<Arc<Module
 /// Compiled kernels take some megabytes.
 const IMAGE_BYTES_MAX: u64 = 256 << 20;
 
-/// What the driver says of code that it cannot take.
+/// The driver's error for code that it cannot take.
 const REFUSALS: [&str; 4] = [
     "CUDA_ERROR_INVALID_IMAGE",
     "CUDA_ERROR_NO_BINARY_FOR_GPU",
@@ -128,7 +128,7 @@ const REFUSALS: [&str; 4] = [
     "CUDA_ERROR_INVALID_PTX",
 ];
 
-/// What an earlier start compiled. A file that is not what was written, or that the driver does not take, is deleted.
+/// Code that an earlier start compiled. A file that is not what was written, or that the driver does not take, is deleted.
 ///
 /// # Errors
 /// If the device fails.

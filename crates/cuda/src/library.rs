@@ -69,7 +69,7 @@ fn check(status: Option<c_int>, call: &'static str) -> Result<(), CudaError> {
         call,
         name: name.unwrap_or_else(|| format!("status {status:?}")),
         text,
-        // What a device failed with is told by the driver.
+        // The driver reports how the device failed.
         is_for_good: false,
     })
 }

@@ -45,7 +45,7 @@ pub(crate) fn load(
     Ok(Some(found.wide))
 }
 
-/// What the comparison found.
+/// The result of the comparison.
 pub(crate) struct Compared {
     wide: Kernel<MatmulArgs>,
     /// Sums whose bits differ, of so many.

@@ -34,7 +34,7 @@ impl Brain {
         refusal: Option<Refusal>,
     ) {
         let id = handoff.flight;
-        // What any other worker would say too: the answer, unless the request ran somewhere before.
+        // A refusal that any other worker would give too is the answer, unless the request ran somewhere before.
         let last_word = refusal.clone().filter(|refusal| match refusal {
             Refusal::TooLong { .. } | Refusal::OutOfVocabulary { .. } => true,
             Refusal::QueueFull { .. }

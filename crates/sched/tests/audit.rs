@@ -52,7 +52,7 @@ fn leased_blocks_are_those_of_prompts_for_other_workers() {
         ";
     // The first was alone in its step, and waits for its blocks to leave; the second runs.
     audited(&format!("{two} pool p"), [5, 0, 5, 0, 0, 0]);
-    // What landed, and generates here, is nobody else's.
+    // A sequence that landed and generates here belongs to this worker.
     audited(&format!("{two} run 15\n pool d"), [5, 0, 0, 0, 0, 0]);
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn hits(dice: &mut Dice, rate: u32) -> bool {
     rate > 0 && dice.range(0, 99_999) < u64::from(rate)
 }
 
-/// What arrives of a message of which a drawn bit was flipped: of its bytes, or of its checksum.
+/// The arrival of a message with one drawn bit flipped: of its bytes, or of its checksum.
 pub(crate) fn flip<M: Serialize + DeserializeOwned>(
     message: &M,
     dice: &mut Dice,

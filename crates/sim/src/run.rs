@@ -180,7 +180,7 @@ pub(crate) struct Run<'a> {
     pub(crate) net: Net,
     pub(crate) clients: Clients,
     pub(crate) dice: Dice,
-    /// Which messages are damaged, and where.
+    /// The messages that are damaged, and the bit of each.
     pub(crate) flips: Dice,
     checks: Checks,
     pub(crate) journal: Journal,
@@ -436,7 +436,7 @@ impl<'a> Run<'a> {
         Ok(Some(words))
     }
 
-    /// What arrives of a message, of so many in 100,000 of which one bit is flipped.
+    /// The arrival of a message; so many in 100,000 have one bit flipped.
     pub(crate) fn arrival<M>(&mut self, message: M, rate: u32) -> Arrival<M>
     where
         M: Serialize + DeserializeOwned,

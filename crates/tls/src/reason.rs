@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What a TLS error means at the end that dialled, and what to do about it; `None` of any other error.
+/// The meaning of a TLS error at the end that dialled, and what to do about it; `None` of any other error.
 fn reason(error: &io::Error) -> Option<String> {
     match error.get_ref()?.downcast_ref::<Error>()? {
         Error::AlertReceived(alert) if is_about_certificates(*alert) => Some(format!(

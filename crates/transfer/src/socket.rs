@@ -174,7 +174,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(())
     }
 
-    /// What the end of the stream is here: between two messages it is no damage.
+    /// The meaning of the stream's end here: between two messages it is no damage.
     fn ended(&self, missing: usize) -> SocketError {
         match self.body.is_empty() {
             true => SocketError::Closed,

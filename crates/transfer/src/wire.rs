@@ -655,7 +655,7 @@ mod tests {
         bytes.to_vec()
     }
 
-    /// What a link makes of the bytes up to a payload.
+    /// The message that a link reads from the bytes up to a payload.
     fn decoded(bytes: &[u8]) -> Result<Message, WireError> {
         match Header::of(bytes, 2000)? {
             Header { kind: FRAME, .. } => FrameHead::parse(bytes, 2000).map(Message::Frame),

@@ -100,7 +100,7 @@ fn logprobs(fields: &Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// What the template is given.
+/// The input of the chat template.
 pub(crate) fn conversation(fields: &Fields) -> Result<Conversation, ApiError> {
     let messages = super::message::messages(fields)?;
     let end = end(fields)?;

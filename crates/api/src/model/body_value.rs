@@ -72,7 +72,7 @@ pub(crate) struct List {
     item_of: fn(&Part, Json<'_>) -> Value,
 }
 
-/// Which items of an array a list has: a slice costs no memory for its items.
+/// The items of an array that a list has: a slice costs no memory for its items.
 #[derive(Clone, Copy, Debug)]
 struct View {
     first: usize,
@@ -120,7 +120,7 @@ pub(crate) struct SliceIndices {
     pub(crate) count: usize,
 }
 
-/// Which items Python's slice of a list of `len` items has.
+/// The items that Python's slice of a list of `len` items has.
 pub(crate) fn slice_indices(
     len: usize,
     start: Option<i64>,

@@ -12,7 +12,7 @@ thread_local! {
     static METER: Cell<Option<Meter>> = const { Cell::new(None) };
 }
 
-/// What is left to the rendering on this thread.
+/// The budget left to the rendering on this thread.
 #[derive(Clone, Copy, Debug)]
 struct Meter {
     bytes_left: usize,
@@ -20,7 +20,7 @@ struct Meter {
     spent: Option<Spent>,
 }
 
-/// What a rendering had too little of.
+/// The limit that a rendering reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spent {
     Bytes,

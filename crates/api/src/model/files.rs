@@ -57,7 +57,7 @@ pub enum ModelError {
         token: String,
         /// Its number.
         id: u32,
-        /// What config.json says.
+        /// The text of config.json.
         vocab_size: u32,
     },
     /// A file's content is not what it must be.

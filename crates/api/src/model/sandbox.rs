@@ -261,7 +261,7 @@ fn charge_repeat(a: &Value, b: &Value) -> Result<(), Error> {
     charge(size(b).saturating_mul(times(a)))
 }
 
-/// What a step made: a list where it is computed each time that it is read.
+/// The result of a step: a list where it is computed each time that it is read.
 fn made(value: Value) -> Result<Value, Error> {
     let lazy = value
         .as_object()

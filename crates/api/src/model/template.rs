@@ -378,7 +378,7 @@ fn check_source(source: &str, syntax: &SyntaxConfig) -> Result<(), String> {
         ));
     }
     let tokens = tokenize(source, false, syntax.clone());
-    // What is wrong with the others the compiler says.
+    // The compiler reports what is wrong with the others.
     let tokens: Vec<Token<'_>> = tokens.map_while(|token| Some(token.ok()?.0)).collect();
     let mut bytes: u64 = 0;
     for run in tokens.split(|token| !may_be_constant(token)) {

@@ -337,7 +337,7 @@ mod tests {
         ModelConfig::from_object(Path::new("config.json"), config)
     }
 
-    /// What no writer means.
+    /// Values that no writer of a config means.
     fn absurd() -> impl Strategy<Value = Value> {
         let numbers = prop::sample::select(vec![
             json!(0),

@@ -235,7 +235,7 @@ async fn receive(
     Ok(())
 }
 
-/// What a message says that is neither a beat nor a batch.
+/// The content of a message that is neither a beat nor a batch.
 fn word(message: proto::Upward) -> Result<Upward, StreamError> {
     use proto::upward::Kind;
     match message.kind {

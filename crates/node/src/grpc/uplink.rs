@@ -388,7 +388,7 @@ async fn handle(word: Downward, call: &Call) -> Result<(), StreamError> {
     }
 }
 
-/// What a message says that is neither a beat nor a batch.
+/// The content of a message that is neither a beat nor a batch.
 fn word(message: proto::Downward) -> Result<Downward, StreamError> {
     use proto::downward::Kind;
     match message.kind {

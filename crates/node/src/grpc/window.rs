@@ -24,7 +24,7 @@ const CONFIRM_EVERY: u64 = 8;
 /// Messages that travel as one, at most.
 const BATCH_ITEMS_MAX: usize = 1024;
 
-/// What one end of a stream counts of both directions, shared by its sending and its receiving half.
+/// One end's counts of messages in both directions of a stream, shared by its sending and its receiving half.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     sent: watch::Sender<u64>,

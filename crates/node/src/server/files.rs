@@ -22,7 +22,7 @@ pub(crate) fn fit(limits: HttpLimits) -> HttpLimits {
     let Some(connections_max) = fewer(limits, files) else {
         return limits;
     };
-    // Who asked for no number gets what there is: nothing is wrong then.
+    // Without a number from the operator the system's limit decides, and nothing is wrong.
     match is_asked_for(limits) {
         true => warn!(
             files,

@@ -66,7 +66,7 @@ impl From<CheckError> for Status {
     }
 }
 
-/// What is known of a kind of message before it is decoded.
+/// Limits of a kind of message, known before it is decoded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     /// For people.

@@ -353,7 +353,7 @@ async fn lesson_07_what_one_tenant_sent_showed_in_anothers_cached_tokens() {
     running.drain(PATIENCE).await;
 }
 
-/// What was logged on this thread, a line for each event.
+/// The log of this thread, a line for each event.
 #[derive(Clone, Default)]
 struct Logged(Arc<Mutex<Vec<String>>>);
 

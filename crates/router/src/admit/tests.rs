@@ -1,4 +1,4 @@
-//! What admission makes of a policy and of a request, below what scenario scripts show.
+//! Admission's reading of a policy and of a request, below what scenario scripts show.
 
 use super::*;
 use crate::event::{Input, Limits};
@@ -152,7 +152,7 @@ fn a_need_counts_what_was_promised_and_what_answers_are_like() {
     }
     let need = brain.need(&flight).unwrap();
     assert_eq!((need.output, need.output_long), (25, 31));
-    // What its client has is not to come any more, and nothing can be refused.
+    // Tokens that its client has are not expected again, and nothing can be refused.
     let mut given = flight.clone();
     given.request = Arc::new(Request {
         generated: (0..20).collect(),

@@ -1,4 +1,4 @@
-//! What filters and methods of chat templates make at most.
+//! Upper bounds of the memory that filters and methods of chat templates take.
 //!
 //! Owns: the cost of each by its arguments, whether they stand in order or are named. Never: runs one before its
 //! cost is charged.

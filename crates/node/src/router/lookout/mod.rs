@@ -197,7 +197,7 @@ impl Lookout {
         if !course.step(step) {
             return None;
         }
-        // What was drawn last is nobody's KV yet.
+        // The token that was drawn last has no KV yet.
         let output_tokens = u64::from(given(handoff.flight).saturating_sub(1));
         let tokens = course.prompt_tokens + output_tokens;
         let sent = tokens.div_ceil(u64::from(blocks.tokens.max(1)));

@@ -295,7 +295,7 @@ impl Slab {
     }
 }
 
-/// What a file's first bytes tell of it.
+/// The state of a file by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
     /// It was made and never written to: empty, or all zeros after a crash.
